@@ -1,0 +1,161 @@
+"""`draftree inspect`: what a model file holds and which machines it fits, without loading it."""
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from draftree.errors import DraftreeError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from draftree.core import ModelFacts
+    from draftree.weights.checkpoint import Checkpoint
+
+_GIB: Final = 1024**3
+_CARD_SIZES: Final = (8, 12, 16, 24)
+_CARD_RESERVE: Final = _GIB  # the driver's own, and recorded graphs
+_CONTEXTS: Final = (2048, 8192, 32768, 131072)
+_NO_LIMIT: Final = 2**63
+_DRAFT_ARCHITECTURE: Final = "dflash"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Somewhere a model could live."""
+
+    name: str
+    num_bytes: int
+
+
+def inspect(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="A GGUF file, a draft folder or a model's name.")
+    ],
+) -> None:
+    """Show what a model file holds, and where it fits."""
+    from rich.console import Console
+
+    from draftree.models.facts import read_facts
+    from draftree.weights import hub
+    from draftree.weights.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(hub.resolve(file))
+    console = Console(highlight=False, soft_wrap=True)
+    for label, value in describe(checkpoint):
+        console.print(f"{label:<15}{value}", markup=False)
+    console.print()
+    console.print(tensor_table(checkpoint))
+    console.print()
+    if checkpoint.architecture == _DRAFT_ARCHITECTURE:
+        console.print("This is a draft; its memory is planned together with its target's.")
+        return
+    try:
+        facts = read_facts(checkpoint)
+    except DraftreeError as error:
+        console.print(f"Memory is not known: {error}", markup=False)
+        return
+    console.print(memory_table(facts, list_places()))
+
+
+def describe(checkpoint: "Checkpoint") -> list[tuple[str, str]]:
+    metadata, architecture = checkpoint.metadata, checkpoint.architecture
+    num_parameters = sum(prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    weight_bytes = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+    bits = 8 * weight_bytes / num_parameters if num_parameters else 0
+    kinds = [metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")]
+    tokens = metadata.get("tokenizer.ggml.tokens") or ()
+    tokenizer = " / ".join(str(kind) for kind in kinds if kind is not None) or "none"
+    return [
+        ("file", str(checkpoint.path)),
+        ("name", _shorten(metadata.get("general.name") or "-")),
+        ("architecture", _shorten(architecture)),
+        ("parameters", f"{format_count(num_parameters)} ({bits:.2f} bits each)"),
+        ("weights", f"{format_bytes(weight_bytes)} in {len(checkpoint.tensors)} tensors"),
+        ("layers", _shorten(metadata.get(f"{architecture}.block_count", "-"))),
+        ("context", _shorten(metadata.get(f"{architecture}.context_length", "-"))),
+        ("tokenizer", f"{_shorten(tokenizer)}, {len(tokens)} tokens" if tokens else tokenizer),
+        ("chat template", "yes" if metadata.get("tokenizer.chat_template") else "no"),
+    ]
+
+
+def tensor_table(checkpoint: "Checkpoint") -> "Table":
+    """Tensors by number format, the largest share first."""
+    from rich.table import Table
+
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for tensor in checkpoint.tensors.values():
+        counts[tensor.qtype.name] += 1
+        sizes[tensor.qtype.name] += tensor.nbytes
+    table = Table("type", box=None, pad_edge=False)
+    table.add_column("tensors", justify="right")
+    table.add_column("size", justify="right")
+    for name, size in sizes.most_common():
+        table.add_row(name, str(counts[name]), format_bytes(size))
+    return table
+
+
+def memory_table(facts: "ModelFacts", places: list[Place]) -> "Table":
+    """What the engine would plan for several context lengths, and which KV types fit where."""
+    from rich.table import Table
+
+    steps = [*(step for step in _CONTEXTS if step < facts.context_length), facts.context_length]
+    table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
+    table.title = "memory by context length and KV type; fits here, fits a card of"
+    for heading in ("context", "f16", "f32", *(place.name for place in places)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for num_tokens in steps:
+        half, full = (plan_bytes(facts, num_tokens, kv_type) for kv_type in ("f16", "f32"))
+        fits = (fit_word(half, full, place.num_bytes) for place in places)
+        table.add_row(str(num_tokens), format_bytes(half), format_bytes(full), *fits)
+    return table
+
+
+def plan_bytes(facts: "ModelFacts", num_tokens: int, kv_type: str) -> int:
+    from draftree.config import EngineConfig, resolve
+
+    config = EngineConfig(max_ctx=num_tokens, kv_type=kv_type)
+    return resolve(config, facts, memory_limit=_NO_LIMIT).memory.total
+
+
+def fit_word(half_bytes: int, full_bytes: int, room: int) -> str:
+    """Which KV types fit into the room."""
+    if full_bytes <= room:
+        return "yes"
+    return "f16" if half_bytes <= room else "no"
+
+
+def list_places() -> list[Place]:
+    from draftree.config import machine_memory
+
+    ram = machine_memory()
+    cards = [Place(f"{size} GB", size * _GIB - _CARD_RESERVE) for size in _CARD_SIZES]
+    return [Place("here", ram), *cards]
+
+
+def format_bytes(num_bytes: int) -> str:
+    size = float(num_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def format_count(count: int) -> str:
+    for divisor, unit in ((10**9, "billion"), (10**6, "million")):
+        if count >= divisor:
+            return f"{count / divisor:.2f} {unit}"
+    return str(count)
+
+
+def _shorten(value: object) -> str:
+    """One short line of a value that a stranger wrote."""
+    from draftree.cli.printer import show_controls
+
+    text = show_controls(" ".join(str(value).split()))
+    return text if len(text) <= 80 else f"{text[:77]}..."

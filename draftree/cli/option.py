@@ -1,0 +1,165 @@
+"""The options that `run` and `chat` share, and what is made of them.
+
+In: what the user typed. Out: SamplingParams, EngineConfig, an open Engine. A value out of range
+becomes a usage error; what "auto" means is not decided here.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
+
+import typer
+
+from draftree.core import SamplingParams
+
+if TYPE_CHECKING:
+    from draftree.chat import Engine
+
+DEFAULT_MODEL: Final = "smollm2-135m"
+MAX_TOKENS: Final = 512
+_SAMPLING: Final = SamplingParams()
+
+
+def _sampling(help_text: str, **details: Any) -> Any:
+    return typer.Option(help=help_text, rich_help_panel="Sampling", **details)
+
+
+def _engine(help_text: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel="Engine", show_default=False)
+
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL",
+        help=f"A name (see `draftree models`) or a GGUF file; {DEFAULT_MODEL} if not given.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user typed, field by option; None is "not given"."""
+
+    model_option: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="The same as MODEL, as an option.", show_default=False),
+    ] = None
+    system: Annotated[str | None, typer.Option(help="System message.", show_default=False)] = None
+    n_gen: Annotated[
+        int, typer.Option("--n-gen", "-n", min=1, help="Most tokens to generate in a reply.")
+    ] = MAX_TOKENS
+
+    temperature: Annotated[float, _sampling("0 is greedy.")] = _SAMPLING.temperature
+    top_k: Annotated[int, _sampling("Keep the k likeliest tokens; 0 is off.")] = _SAMPLING.top_k
+    top_p: Annotated[
+        float, _sampling("Keep the likeliest tokens up to this probability; 1 is off.")
+    ] = _SAMPLING.top_p
+    min_p: Annotated[
+        float, _sampling("Drop tokens below this share of the likeliest one; 0 is off.")
+    ] = _SAMPLING.min_p
+    repetition_penalty: Annotated[
+        float, _sampling("Weaken every token seen so far by this factor; 1 is off.")
+    ] = _SAMPLING.repetition_penalty
+    presence_penalty: Annotated[
+        float, _sampling("Subtract this once from the logit of a token seen; 0 is off.")
+    ] = _SAMPLING.presence_penalty
+    frequency_penalty: Annotated[
+        float, _sampling("Subtract this for each time that a token was seen; 0 is off.")
+    ] = _SAMPLING.frequency_penalty
+    seed: Annotated[
+        int, _sampling("The same seed gives the same text, with or without a draft.")
+    ] = _SAMPLING.seed
+    stop: Annotated[
+        list[str] | None,
+        _sampling("End before this text; may be given several times.", show_default=False),
+    ] = None
+
+    draft: Annotated[
+        str | None, _engine("Draft: a file, a folder or a name; `none` decodes plainly.")
+    ] = None
+    budget: Annotated[
+        str | None, _engine("Most nodes of a draft tree besides its root: a number or `auto`.")
+    ] = None
+    ngram: Annotated[
+        Literal["auto", "on", "off"] | None,
+        _engine("Also look drafts up in the text so far."),
+    ] = None
+    block: Annotated[int | None, _engine("Tokens that the draft fills in one pass.")] = None
+    max_ctx: Annotated[int | None, _engine("Longest sequence, prompt and reply together.")] = None
+    math: Annotated[
+        Literal["auto", "exact"] | None,
+        _engine("`exact` computes in float32 on decoded weights; `auto` is faster."),
+    ] = None
+    kv_type: Annotated[
+        Literal["f32", "f16"] | None, _engine("Number format of the KV cache.", "--kv")
+    ] = None
+    threads: Annotated[int | None, _engine("CPU threads.")] = None
+
+    def choose_model(self, argument: str | None) -> str:
+        if argument and self.model_option and argument != self.model_option:
+            raise typer.BadParameter(
+                f"MODEL is {argument}, but --model is {self.model_option}; give one of them."
+            )
+        return argument or self.model_option or DEFAULT_MODEL
+
+    def read_sampling(self) -> SamplingParams:
+        names = (field.name for field in fields(SamplingParams))
+        try:
+            return SamplingParams(**{name: getattr(self, name) for name in names})
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    def open_engine(self, model: str) -> "Engine":
+        """Load a model; what was not given is left to the engine."""
+        from draftree.config import EngineConfig
+
+        names = ("draft", "ngram", "block", "max_ctx", "math", "kv_type", "threads")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        given["budget"] = _read_budget(self.budget)
+        try:
+            config = EngineConfig(**{name: v for name, v in given.items() if v is not None})
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        from draftree.chat import Engine
+
+        return Engine.open(model, config)
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, which takes `settings`, an option for every field of Settings."""
+    hints = get_type_hints(Settings, include_extras=True)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    shared = [
+        inspect.Parameter(field.name, keyword, default=field.default, annotation=hints[field.name])
+        for field in fields(Settings)
+    ]
+    own = [
+        parameter.replace(kind=keyword)
+        for parameter in inspect.signature(command).parameters.values()
+        if parameter.name != "settings"
+    ]
+
+    @functools.wraps(command)
+    def wrapper(**values: Any) -> None:
+        settings = Settings(**{parameter.name: values.pop(parameter.name) for parameter in shared})
+        command(settings=settings, **values)
+
+    # typer reads the signature and the annotations, and both must show the added options.
+    del wrapper.__wrapped__
+    wrapper.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {
+        parameter.name: parameter.annotation for parameter in (*own, *shared)
+    }
+    return wrapper
+
+
+def _read_budget(text: str | None) -> int | str | None:
+    if text is None or text == "auto":
+        return text
+    if not (text.isascii() and text.isdecimal()):
+        raise typer.BadParameter(f"--budget is {text!r}; it must be a number or `auto`.")
+    return int(text)

@@ -1,0 +1,97 @@
+"""Text of a reply on its way to stdout, plain or coloured by who proposed each token.
+
+In: deltas. Out: characters. On a terminal control characters are shown instead of obeyed, since a
+model may emit any.
+"""
+
+import sys
+from typing import TYPE_CHECKING, Final, Protocol
+
+from draftree.core import TokenSource
+
+if TYPE_CHECKING:
+    from draftree.chat import Delta
+
+_HARMLESS: Final = frozenset("\n\t")
+SOURCE_STYLES: Final = (
+    (TokenSource.PLAIN, "default"),
+    (TokenSource.CHAIN, "green"),
+    (TokenSource.SIBLING, "cyan"),
+    (TokenSource.NGRAM, "magenta"),
+    (TokenSource.BONUS, "yellow"),
+)
+
+
+class Printer(Protocol):
+    def write(self, delta: "Delta") -> None: ...
+
+    def end(self) -> None:
+        """Finish the last line."""
+        ...
+
+
+class PlainPrinter:
+    """The text and nothing else."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._last = "\n"
+
+    def write(self, delta: "Delta") -> None:
+        self.write_text(delta.text)
+
+    def write_text(self, text: str, before: str = "", after: str = "") -> None:
+        """before and after are terminal codes around the text, left out of files and pipes."""
+        if not text:
+            return
+        shown = f"{before}{show_controls(text)}{after}" if self._is_terminal else text
+        sys.stdout.write(shown)
+        sys.stdout.flush()
+        self._last = text[-1]
+
+    def end(self) -> None:
+        if self._last != "\n":
+            sys.stdout.write("\n")
+        sys.stdout.flush()
+        self._last = "\n"
+
+
+class TreePrinter:
+    """Colours by source, and a bar between rounds."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._round: int | None = None
+
+    def write(self, delta: "Delta") -> None:
+        from rich.text import Text
+
+        if self._round is not None and delta.round_index != self._round:
+            self._console.print(Text("|", style="dim"), end="")
+        self._round = delta.round_index
+        style = next(style for source, style in SOURCE_STYLES if source == delta.source)
+        self._console.print(Text(show_controls(delta.text), style=style), end="")
+
+    def end(self) -> None:
+        from rich.text import Text
+
+        legend = Text("\n")
+        for source, style in SOURCE_STYLES:
+            legend.append(f"{source} ", style=style)
+        self._console.print(legend.append("| between rounds", style="dim"))
+
+
+def show_controls(text: str) -> str:
+    """Control characters as their visible pictures, so that text cannot steer the terminal."""
+    if text.isprintable():
+        return text
+    return "".join(map(_show_character, text))
+
+
+def _show_character(character: str) -> str:
+    code = ord(character)
+    if code < 32 and character not in _HARMLESS:
+        return chr(0x2400 + code)
+    return "\ufffd" if 127 <= code < 160 else character

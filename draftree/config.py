@@ -1,0 +1,136 @@
+"""EngineConfig is what was asked for; Plan is what will be done. The only place where "auto" is decided.
+
+The plan's memory is arithmetic on the model's facts, done before anything is loaded; what does not fit is refused
+here, with the numbers.
+"""
+
+import os
+from dataclasses import dataclass
+
+from draftree.core import ModelFacts
+from draftree.errors import CapacityError
+
+KV_BYTES = {"f32": 4, "f16": 2}
+_DEFAULT_CTX = 8192
+_MAX_BUDGET = 64
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Options of an engine. 0 or "auto" leaves the choice to the plan."""
+
+    draft: str = "auto"  # a name, a path, "auto" (the one that belongs to the model) or "none"
+    budget: int | str = "auto"  # most nodes besides the root; "auto" chooses each round
+    block: int = 0  # positions that the draft fills; 0: as trained
+    ngram: str = "auto"  # look drafts up in the text: "on", "off" or "auto"
+    max_ctx: int = 0
+    math: str = "auto"  # "exact": float32 arithmetic on dequantised weights
+    kv_type: str = "auto"  # "f32" or "f16"
+    threads: int = 0
+    chunk: int = 0  # tokens of one prefill pass
+    features_len: int = 0  # positions whose features are kept for the draft
+
+    def __post_init__(self) -> None:
+        budget = self.budget
+        checks = (
+            (self.math in ("auto", "exact"), "math must be auto or exact"),
+            (self.kv_type in ("auto", *KV_BYTES), f"kv type must be auto or {', '.join(KV_BYTES)}"),
+            (self.ngram in ("auto", "on", "off"), "ngram must be auto, on or off"),
+            (
+                budget == "auto" or (isinstance(budget, int) and 0 <= budget <= 1024),
+                "budget must be auto or a number of nodes from 0 to 1024",
+            ),
+            (0 <= self.block <= 64, "block must be between 2 and 64, or 0 for the trained one"),
+            (self.max_ctx >= 0, "max ctx must be positive, or 0 for the default"),
+            (0 <= self.threads <= 512, "threads must be between 1 and 512, or 0 for all cores"),
+            (0 <= self.chunk <= 4096, "chunk must be between 1 and 4096, or 0 for the default"),
+            (self.features_len >= 0, "features length must be positive, or 0 for the default"),
+        )
+        for is_valid, sentence in checks:
+            if not is_valid:
+                raise ValueError(sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by purpose."""
+
+    weights: int
+    kv: int
+    recurrent: int
+    scratch: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv + self.recurrent + self.scratch
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    threads: int
+    max_ctx: int
+    chunk: int
+    max_nodes: int
+    is_exact: bool
+    kv_type: str
+    features_len: int
+    memory: MemoryPlan
+
+
+def plan_memory(
+    facts: ModelFacts, max_ctx: int, kv_type: str, *, exact: bool, chunk: int, max_nodes: int
+) -> MemoryPlan:
+    """What the target needs: upper bounds, since untouched context costs nothing until it is used."""
+    weights = 4 * facts.num_parameters if exact else facts.weight_bytes
+    kv = facts.num_kv_layers * facts.kv_width * KV_BYTES[kv_type] * (max_ctx + max_nodes)
+    rows = chunk * (6 * facts.hidden_size + 3 * facts.ffn_size)
+    logits = max_nodes * (facts.vocab_size + facts.stash_width)
+    return MemoryPlan(weights, kv, facts.recurrent_bytes, 4 * (rows + logits))
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def machine_memory() -> int:
+    """Bytes of main memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def resolve(config: EngineConfig, facts: ModelFacts, memory_limit: int | None = None) -> Plan:
+    """Decide every "auto" and refuse what does not fit."""
+    is_exact = config.math == "exact"
+    max_ctx = config.max_ctx or min(facts.context_length, _DEFAULT_CTX)
+    if max_ctx > facts.context_length:
+        raise CapacityError(
+            f"A context of {max_ctx} tokens was asked for, but {facts.name} was trained for "
+            f"{facts.context_length}."
+        )
+    kv_type = config.kv_type
+    if kv_type == "auto":
+        kv_type = "f16" if facts.is_quantized and not is_exact else "f32"
+    budget = _MAX_BUDGET if config.budget == "auto" else int(config.budget)
+    chunk = max(config.chunk or 256, budget + 1)
+    max_nodes = budget + 1
+    memory = plan_memory(facts, max_ctx, kv_type, exact=is_exact, chunk=chunk, max_nodes=max_nodes)
+    limit = memory_limit if memory_limit is not None else machine_memory()
+    if memory.total > limit:
+        raise CapacityError(
+            f"{facts.name} needs {memory.total / _GIB:.1f} GiB (weights {memory.weights / _GIB:.1f}, "
+            f"context of {max_ctx} tokens {memory.kv / _GIB:.1f}), but the machine has "
+            f"{limit / _GIB:.1f} GiB; try a smaller --max-ctx or a smaller model."
+        )
+    return Plan(
+        threads=config.threads or usable_cores(),
+        max_ctx=max_ctx,
+        chunk=chunk,
+        max_nodes=max_nodes,
+        is_exact=is_exact,
+        kv_type=kv_type,
+        features_len=config.features_len or 4096,
+        memory=memory,
+    )

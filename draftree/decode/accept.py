@@ -1,0 +1,44 @@
+"""The accept walk: follow the target's own choices through the tree for as long as it holds them.
+
+Each choice is the one that plain decoding would make at that position, so the tree decides how many tokens a round
+yields, never which.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from draftree.core import DraftTree
+from draftree.decode.sample import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """path: nodes to commit, root first. bonus: the target's token after them, the next anchor."""
+
+    path: tuple[int, ...]
+    bonus: int
+
+
+def accept(
+    tree: DraftTree,
+    logits: np.ndarray,  # [num_nodes, vocab_size]
+    sampler: Sampler,
+    position: int,  # absolute position of the root
+    max_tokens: int,
+    stop_ids: frozenset[int] = frozenset(),
+) -> Accepted:
+    """The sampler is advanced over every token of the round, bonus included."""
+    children = {
+        (parent, token): node
+        for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
+        if parent >= 0
+    }
+    path = [0]
+    while True:
+        token = sampler.choose(logits[path[-1]], position + len(path))
+        sampler.accept(token)
+        node = children.get((path[-1], token))
+        if node is None or len(path) >= max_tokens or token in stop_ids:
+            return Accepted(tuple(path), token)
+        path.append(node)

@@ -1,0 +1,89 @@
+"""The draft at work: keeps its context in step with the target and proposes a block after the anchor."""
+
+from typing import Protocol
+
+import numpy as np
+
+from draftree.decode.sample import Sampler
+from draftree.decode.tree import DraftBlock
+from draftree.kernels.ops import Ops
+from draftree.models.dflash import Draft
+from draftree.models.model import Model
+from draftree.state.features import FeatureRing
+
+
+class Drafter(Protocol):
+    """Observes features of committed tokens; proposes candidates for the positions after the anchor."""
+
+    def reset(self) -> None: ...
+    def observe(self, features: np.ndarray) -> None: ...
+    def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock: ...
+
+
+class BlockDrafter:
+    """A DFlash draft bound to its target. Positions are its own: rotary positions are relative."""
+
+    def __init__(
+        self, draft: Draft, target: Model, ops: Ops, *, block_len: int = 0, features_len: int = 4096
+    ) -> None:
+        self.block_len = block_len or draft.facts.block_size
+        self._mask = draft.facts.mask_token
+        self._ops = ops
+        self._context_len = 0  # positions whose keys and values are cached
+        width = len(draft.facts.feature_layers) * draft.facts.hidden_size
+        self._ring = FeatureRing(features_len, width)
+        self._offset = 0  # absolute position of the first cached one
+        states = draft.new_state(ops)
+        self._input = ops.new_rows(width)
+        with ops.scope(), ops.capture() as self._context_program:
+            draft.record_context(ops, self._input, states)
+        with ops.scope():
+            with ops.capture() as self._block_program:
+                hidden = draft.record_block(ops, target, states)
+            with ops.capture() as self._head_program:
+                self._logits = draft.record_head(ops, target, hidden)
+        self.hidden = hidden
+
+    def reset(self) -> None:
+        self._context_len = self._offset = 0
+        self._ring.reset()
+
+    def observe(self, features: np.ndarray) -> None:
+        """Features of tokens that were just committed, in order: float32 [count, width]."""
+        chunk_len = min(len(self._input), self._ring.capacity)
+        for start in range(0, len(features), chunk_len):
+            self._ring.append(features[start : start + chunk_len])
+            if self._ring.end - self._offset - self._context_len > self._ring.capacity - chunk_len:
+                self._catch_up()
+
+    def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock:
+        """Candidates for the block_len - 1 positions after the anchor."""
+        logits = self.block_logits(anchor)
+        first = self._offset + self._context_len + 1
+        return sampler.rank(logits, first, num_candidates)
+
+    def block_logits(self, anchor: int) -> np.ndarray:
+        """float32 [block_len - 1, vocab_size]; row i is for the position i + 1 after the anchor."""
+        self._catch_up()
+        block = np.full(self.block_len, self._mask, dtype=np.int64)
+        block[0] = anchor
+        self._ops.step.set_chain(block, self._context_len)
+        self._block_program.run()
+        self._ops.step.set_rows(np.arange(1, self.block_len))
+        self._head_program.run()
+        logits: np.ndarray = self._logits[: self.block_len - 1]
+        return logits
+
+    def _catch_up(self) -> None:
+        """Cache keys and values for the features that arrived since the last block."""
+        ring, first = self._ring, self._offset + self._context_len
+        if first < ring.start:  # too far behind: begin again at the oldest features at hand
+            self._offset, self._context_len, first = ring.start, 0, ring.start
+        while first < ring.end:
+            last = min(first + len(self._input), ring.end)
+            count = last - first
+            self._input[:count] = ring.read(first, last)
+            self._ops.step.set_chain(np.zeros(count, dtype=np.int64), self._context_len)
+            self._context_program.run()
+            self._context_len += count
+            first = last

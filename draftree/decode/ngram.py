@@ -1,0 +1,32 @@
+"""Prompt lookup: text that repeats is its own draft.
+
+Remembers where every short run of tokens last occurred; proposes what followed it there. Knows nothing of models.
+"""
+
+from collections.abc import Iterable
+
+_MIN_MATCH, _MAX_MATCH = 3, 6
+
+
+class NgramIndex:
+    """The text so far, and the newest position after each run of 3 to 6 tokens."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """A run is entered when the token after it arrives, so that it never finds itself."""
+        for token in tokens:
+            end = len(self._tokens)
+            for length in range(_MIN_MATCH, min(_MAX_MATCH, end) + 1):
+                self._after[tuple(self._tokens[end - length :])] = end
+            self._tokens.append(token)
+
+    def propose(self, max_tokens: int) -> tuple[tuple[int, ...], int]:
+        """What followed the longest matching end of the text, and the length of that match (0: none)."""
+        for length in range(min(_MAX_MATCH, len(self._tokens)), _MIN_MATCH - 1, -1):
+            start = self._after.get(tuple(self._tokens[-length:]))
+            if start is not None:
+                return tuple(self._tokens[start : start + max_tokens]), length
+        return (), 0

@@ -1,0 +1,180 @@
+"""One round: draft, tree, verify, accept, commit. The only file that knows the order.
+
+The text is that of plain decoding with the same sampler, whatever is drafted. With a fixed budget every round
+drafts; with an automatic one, rounds that do not pay are plain steps, and drafting is tried again after a while.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import exp
+
+from draftree.core import DraftTree, RoundStats, TokenSource
+from draftree.decode.accept import Accepted, accept
+from draftree.decode.budget import Calibration, CostModel, best_budget, path_probabilities
+from draftree.decode.draft import Drafter
+from draftree.decode.ngram import NgramIndex
+from draftree.decode.sample import Sampler
+from draftree.decode.step import Emitted
+from draftree.decode.tree import DraftBlock, RankedTree, build_tree
+from draftree.models.target import Target, Verified
+
+_MAX_PAUSE = 64
+_LOOKUP_LEN = 10
+_LONG_MATCH = 4  # a match this long joins a draft's tree
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    max_budget: int
+    is_auto: bool
+    use_ngram: bool
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One finished round, for whoever wants to watch."""
+
+    tree: DraftTree
+    path: tuple[int, ...]
+    bonus: int
+
+
+class SpeculativeDecoder:
+    def __init__(
+        self,
+        target: Target,
+        sampler: Sampler,
+        drafter: Drafter | None,
+        options: SpeculationOptions,
+        cost: CostModel | None = None,
+        watch: Callable[[Round], None] | None = None,
+    ) -> None:
+        self.stats = RoundStats()
+        self._target, self._sampler, self._drafter = target, sampler, drafter
+        self._options, self._watch = options, watch
+        self._cost = cost or CostModel()
+        self._calibration = Calibration(64)
+        self._ngram = NgramIndex()
+        self._anchor = -1
+        self._pause = 0  # plain steps before drafting is tried again
+        self._last_pause = 0
+        self._gain = 1.5  # running mean of (tokens per ms) / (plain tokens per ms)
+
+    def start(self, anchor: int) -> None:
+        """The prompt before the anchor is committed, and the drafter has seen its features."""
+        self._anchor = anchor
+        self._ngram.extend((*self._target.state.tokens, anchor))
+
+    def step(self, max_tokens: int) -> list[Emitted]:
+        start = time.perf_counter()
+        ranked, drafted_ms = self._draft(max_tokens)
+        chosen = self._choose_nodes(ranked)
+        tree = chosen.tree
+        self.stats.tree_ms += (time.perf_counter() - start) * 1000 - drafted_ms
+        position = self._target.state.committed
+        verified = self._verify(tree)
+        accept_start = time.perf_counter()
+        accepted = accept(
+            tree, verified.logits, self._sampler, position, max_tokens, self._options.stop_ids
+        )
+        commit_start = time.perf_counter()
+        self._commit(tree, accepted, verified)
+        end = time.perf_counter()
+        self.stats.accept_ms += (commit_start - accept_start) * 1000
+        self.stats.commit_ms += (end - commit_start) * 1000
+        was_drafted = ranked.tree.num_nodes > 1
+        self._learn(chosen, accepted.path, (end - start) * 1000 if was_drafted else None)
+        if self._watch:
+            self._watch(Round(tree, accepted.path, accepted.bonus))
+        emitted = [Emitted(tree.tokens[n], tree.sources[n]) for n in accepted.path[1:]]
+        last = TokenSource.BONUS if tree.num_nodes > 1 else TokenSource.PLAIN
+        emitted.append(Emitted(accepted.bonus, last))
+        self._ngram.extend(e.token for e in emitted)
+        self._anchor = accepted.bonus
+        return emitted
+
+    def _draft(self, max_tokens: int) -> tuple[RankedTree, float]:
+        """Candidates in a tree as large as the options allow, and the milliseconds that the draft took."""
+        state, options = self._target.state, self._options
+        room = min(max_tokens, state.max_ctx - state.committed) - 1
+        if room < 1 or options.max_budget == 0 or self._pause > 0:
+            self._pause = max(self._pause - 1, 0)
+            return build_tree(self._anchor, None, 0), 0.0
+        lookup: tuple[int, ...] = ()
+        if options.use_ngram:
+            lookup, match_len = self._ngram.propose(min(_LOOKUP_LEN, room))
+            if self._drafter is not None and match_len < _LONG_MATCH:
+                lookup = ()
+        block, drafted_ms = None, 0.0
+        if self._drafter is not None:
+            start = time.perf_counter()
+            proposed = self._drafter.propose(self._anchor, self._sampler, options.max_budget)
+            block = DraftBlock(proposed.tokens[:room], proposed.log_probs[:room])
+            drafted_ms = (time.perf_counter() - start) * 1000
+            self._cost.observe_draft(drafted_ms)
+            self.stats.draft_ms += drafted_ms
+        return build_tree(self._anchor, block, options.max_budget, lookup=lookup), drafted_ms
+
+    def _choose_nodes(self, ranked: RankedTree) -> RankedTree:
+        """All nodes under a fixed budget; those that pay under an automatic one."""
+        tree = ranked.tree
+        if not self._options.is_auto or tree.num_nodes == 1:
+            return ranked
+        chances = path_probabilities(
+            tree.parents, tree.depths, ranked.path_log_probs, self._calibration
+        )
+        order = sorted(range(len(chances)), key=lambda i: -chances[i])
+        count = best_budget([chances[i] for i in order], self._cost)
+        return ranked.select((0, *(i + 1 for i in sorted(order[:count]))))
+
+    def _verify(self, tree: DraftTree) -> Verified:
+        start = time.perf_counter()
+        self._target.state.begin(tree, certain=tree.num_nodes == 1)
+        verified = self._target.forward(rows=range(tree.num_nodes))
+        verify_ms = (time.perf_counter() - start) * 1000
+        self._cost.observe_verify(tree.num_nodes, verify_ms)
+        self.stats.verify_ms += verify_ms
+        return verified
+
+    def _commit(self, tree: DraftTree, accepted: Accepted, verified: Verified) -> None:
+        self._target.state.commit(accepted.path)
+        if self._drafter is not None and verified.features is not None:
+            self._drafter.observe(verified.features[list(accepted.path)])
+
+    def _learn(self, chosen: RankedTree, path: tuple[int, ...], round_ms: float | None) -> None:
+        """Statistics, calibration, and whether drafting is worth going on with (round_ms: if it was done)."""
+        stats, num_accepted = self.stats, len(path) - 1
+        stats.num_rounds += 1
+        stats.num_drafted += chosen.tree.num_nodes - 1
+        stats.num_accepted += num_accepted
+        _count_depths(stats.verified_by_depth, max(chosen.tree.depths))
+        _count_depths(stats.accepted_by_depth, num_accepted)
+        if round_ms is None:
+            return
+        self._calibration.observe(_predicted_masses(chosen, path), num_accepted)
+        gain = len(path) * self._cost.verify_ms(1) / round_ms
+        self._gain += 0.2 * (gain - self._gain)
+        if self._options.is_auto and self._gain < 1.0:
+            self._last_pause = min(max(2 * self._last_pause, 4), _MAX_PAUSE)
+            self._pause = self._last_pause
+            self._gain = 1.1  # the next try starts with a little credit
+        elif self._gain > 1.2:
+            self._last_pause = 0
+
+
+def _count_depths(counts: list[int], depth: int) -> None:
+    counts.extend([0] * (depth - len(counts)))
+    for i in range(depth):
+        counts[i] += 1
+
+
+def _predicted_masses(chosen: RankedTree, path: tuple[int, ...]) -> list[float]:
+    """For each node of the path: the draft's own probability that one of its children in the tree is right."""
+    logs = (0.0, *chosen.path_log_probs)
+    masses = dict.fromkeys(path, 0.0)
+    for node, parent in enumerate(chosen.tree.parents):
+        if parent in masses:
+            masses[parent] += exp(logs[node] - logs[parent])
+    return [min(mass, 1.0) for mass in masses.values() if mass > 0.0]

@@ -1,0 +1,25 @@
+"""What plain and speculative decoding have in common: one step of one sequence."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from draftree.core import RoundStats, TokenSource
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """A token that is now part of the text."""
+
+    token: int
+    source: TokenSource
+
+
+class Decoder(Protocol):
+    """start once with the last prompt token as the anchor; then each step commits one or more tokens."""
+
+    stats: RoundStats
+
+    def start(self, anchor: int) -> None: ...
+    def step(self, max_tokens: int) -> list[Emitted]:
+        """At least one token, at most max_tokens."""
+        ...

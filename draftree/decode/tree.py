@@ -1,0 +1,124 @@
+"""Draft trees (DDTree): the most probable nodes first, as if block positions were independent.
+
+In: per block position, candidate tokens with log-probabilities, best first. Out: a DraftTree whose nodes come
+in the order in which they were added. A pure function; how many nodes pay is decided elsewhere.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from draftree.core import DraftTree, TokenSource
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBlock:
+    """What a draft proposes after the anchor. Row d holds the candidates at depth d + 1."""
+
+    tokens: np.ndarray  # int64 [num_positions, num_candidates]
+    log_probs: np.ndarray  # float [num_positions, num_candidates], falling along a row
+
+
+@dataclass(frozen=True, slots=True)
+class RankedTree:
+    """A tree and, for each node but the root, the log-probability of its path (in the tree's order)."""
+
+    tree: DraftTree
+    path_log_probs: tuple[float, ...]
+
+    def select(self, nodes: Sequence[int]) -> "RankedTree":
+        """Those nodes only; the root and every parent of a node must be among them."""
+        tree = self.tree
+        place = {node: i for i, node in enumerate(nodes)}
+        selected = DraftTree(
+            tuple(tree.tokens[n] for n in nodes),
+            tuple(place[tree.parents[n]] if n else -1 for n in nodes),
+            tuple(tree.depths[n] for n in nodes),
+            tuple(tree.sources[n] for n in nodes),
+        )
+        return RankedTree(selected, tuple(self.path_log_probs[n - 1] for n in nodes if n))
+
+
+class _Growth:
+    """A tree under construction."""
+
+    def __init__(self, anchor: int) -> None:
+        self.tokens, self.parents, self.depths = [anchor], [-1], [0]
+        self.sources = [TokenSource.BONUS]
+        self.path_log_probs: list[float] = []
+        self._children: dict[tuple[int, int], int] = {}
+
+    def child(self, parent: int, token: int) -> int | None:
+        return self._children.get((parent, token))
+
+    def add(self, parent: int, token: int, source: TokenSource, log_prob: float) -> int:
+        node = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.sources.append(source)
+        self.path_log_probs.append(log_prob)
+        self._children[parent, token] = node
+        return node
+
+    def finish(self) -> RankedTree:
+        tree = DraftTree(
+            tuple(self.tokens), tuple(self.parents), tuple(self.depths), tuple(self.sources)
+        )
+        return RankedTree(tree, tuple(self.path_log_probs))
+
+
+def build_tree(
+    anchor: int,
+    block: DraftBlock | None,
+    budget: int,
+    *,
+    seed_chain: bool = True,
+    lookup: Sequence[int] = (),
+    lookup_log_prob: float = -0.1,
+) -> RankedTree:
+    """At most budget nodes besides the root: looked-up text first, then the top-1 chain, then best first.
+
+    lookup is a continuation found in the text so far; lookup_log_prob is the trust in each of its tokens.
+    """
+    growth = _Growth(anchor)
+    node, log_prob = 0, 0.0
+    for token in lookup[:budget]:
+        log_prob += lookup_log_prob
+        node = growth.add(node, int(token), TokenSource.NGRAM, log_prob)
+    if block is not None:
+        _grow(growth, block, budget, seed_chain=seed_chain)
+    return growth.finish()
+
+
+def _grow(growth: _Growth, block: DraftBlock, budget: int, *, seed_chain: bool) -> None:
+    tokens, log_probs = block.tokens.tolist(), block.log_probs.tolist()
+    num_positions, num_candidates = len(tokens), min(budget, len(tokens[0]) if tokens else 0)
+    if seed_chain:
+        node, total = 0, 0.0
+        for depth in range(num_positions):
+            if len(growth.path_log_probs) >= budget:
+                return
+            total += log_probs[depth][0]
+            token = tokens[depth][0]
+            known = growth.child(node, token)
+            node = growth.add(node, token, TokenSource.CHAIN, total) if known is None else known
+    if num_candidates == 0:
+        return
+    # (cost, ranks on the way from the root, parent node, cost of the parent's path)
+    heap = [(-log_probs[0][0], (0,), 0, 0.0)]
+    while heap and len(growth.path_log_probs) < budget:
+        cost, ranks, parent, parent_cost = heapq.heappop(heap)
+        depth, rank = len(ranks) - 1, ranks[-1]
+        token = tokens[depth][rank]
+        node = growth.child(parent, token)
+        if node is None:
+            source = TokenSource.CHAIN if not any(ranks) else TokenSource.SIBLING
+            node = growth.add(parent, token, source, -cost)
+        if rank + 1 < num_candidates:
+            sibling = parent_cost - log_probs[depth][rank + 1]
+            heapq.heappush(heap, (sibling, (*ranks[:-1], rank + 1), parent, parent_cost))
+        if depth + 1 < num_positions:
+            heapq.heappush(heap, (cost - log_probs[depth + 1][0], (*ranks, 0), node, cost))

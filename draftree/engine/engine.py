@@ -1,0 +1,197 @@
+"""Token ids in, TokenEvents out: one model, one sequence at a time, on one device.
+
+Opens a checkpoint and its draft as the plan says, prefills what is new of a prompt, and decodes. Knows no text.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from draftree.config import EngineConfig, Plan, resolve
+from draftree.core import FinishReason, ModelFacts, Request, TokenEvent, Usage
+from draftree.decode.budget import CostModel
+from draftree.decode.draft import BlockDrafter
+from draftree.decode.plain import PlainDecoder
+from draftree.decode.sample import Sampler
+from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
+from draftree.decode.step import Decoder
+from draftree.engine.cost import measure_cost
+from draftree.errors import CapacityError
+from draftree.kernels.cpu.ops import CpuOps
+from draftree.kernels.cpu.team import Team
+from draftree.models.dflash import check_fit, load_draft, read_draft_facts
+from draftree.models.facts import read_facts
+from draftree.models.load import load_model
+from draftree.models.target import Target
+from draftree.prefill.chunked import prefill
+from draftree.weights.checkpoint import Checkpoint, open_checkpoint
+
+_log = logging.getLogger("draftree")
+
+
+class TokenStream:
+    """The events of one request. Closing it (or leaving the loop) cancels; then usage and finish_reason are set."""
+
+    def __init__(self, events: Iterator[TokenEvent], usage: Usage) -> None:
+        self._events = events
+        self.usage = usage
+        self.finish_reason: FinishReason | None = None
+
+    def __iter__(self) -> "TokenStream":
+        return self
+
+    def __next__(self) -> TokenEvent:
+        return next(self._events)
+
+    def close(self) -> None:
+        self._events.close()  # type: ignore[attr-defined]
+        if self.finish_reason is None:
+            self.finish_reason = FinishReason.CANCELLED
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What this engine can draft with."""
+
+    drafter: BlockDrafter | None
+    cost: CostModel
+    off_reason: str | None
+
+
+class TokenEngine:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: EngineConfig,
+        draft_checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self.facts: ModelFacts = read_facts(checkpoint)
+        self.config = config
+        self.plan: Plan = resolve(config, self.facts)
+        self.watch: Callable[[Round], None] | None = None
+        self._lock = threading.Lock()
+        self._team = Team(self.plan.threads)
+        ops = self._new_ops()
+        model = load_model(checkpoint, ops)
+        feature_layers: tuple[int, ...] = ()
+        if draft_checkpoint is not None:
+            draft_facts = read_draft_facts(draft_checkpoint)
+            check_fit(draft_facts, str(draft_checkpoint.path), model, self.facts.name)
+            feature_layers = draft_facts.feature_layers
+        self.target = Target(model, ops, self.plan.max_ctx, feature_layers)
+        self.drafter: BlockDrafter | None = None
+        if draft_checkpoint is not None:
+            draft_ops = self._new_ops()
+            self.drafter = BlockDrafter(
+                load_draft(draft_checkpoint, draft_ops),
+                model,
+                draft_ops,
+                block_len=config.block,
+                features_len=self.plan.features_len,
+            )
+        self._cost = CostModel()
+
+    @classmethod
+    def open(
+        cls, path: Path, config: EngineConfig | None = None, draft: Path | None = None
+    ) -> "TokenEngine":
+        """draft is a path that the caller has resolved; config says how to use it."""
+        checkpoint = open_checkpoint(path)
+        draft_checkpoint = open_checkpoint(draft) if draft is not None else None
+        return cls(checkpoint, config or EngineConfig(), draft_checkpoint)
+
+    def close(self) -> None:
+        self._team.close()
+
+    def generate(self, request: Request) -> TokenStream:
+        """Continue the prompt. One request at a time: another one waits."""
+        self._check(request)
+        stream = TokenStream(iter(()), Usage(prompt_tokens=len(request.prompt_ids)))
+        stream._events = self._run(request, stream)
+        return stream
+
+    def _check(self, request: Request) -> None:
+        length, max_ctx = len(request.prompt_ids), self.plan.max_ctx
+        if length == 0:
+            raise ValueError("the prompt is empty")
+        if request.max_tokens < 1:
+            raise ValueError("max_tokens must be at least 1")
+        if length >= max_ctx:
+            raise CapacityError(
+                f"The prompt has {length} tokens, but the context was planned for {max_ctx}; "
+                "start with a larger --max-ctx or shorten the prompt."
+            )
+        bad = next((t for t in request.prompt_ids if not 0 <= t < self.facts.vocab_size), None)
+        if bad is not None:
+            raise ValueError(f"token {bad} is not in the vocabulary of {self.facts.vocab_size}")
+
+    def _run(self, request: Request, stream: TokenStream) -> Iterator[TokenEvent]:
+        usage = stream.usage
+        with self._lock:
+            start = time.perf_counter()
+            usage.cached_tokens = self._prefill(request.prompt_ids)
+            usage.prefill_ms = (time.perf_counter() - start) * 1000
+            decoder = self._decoder(request)
+            usage.rounds = decoder.stats
+            decoder.start(request.prompt_ids[-1])
+            decode_start = time.perf_counter()
+            position = len(request.prompt_ids)
+            end = min(position + request.max_tokens, self.plan.max_ctx)
+            while position < end:
+                for emitted in decoder.step(end - position):
+                    usage.decode_ms = (time.perf_counter() - decode_start) * 1000
+                    if usage.completion_tokens == 0:
+                        usage.first_token_ms = usage.prefill_ms + usage.decode_ms
+                    usage.completion_tokens += 1
+                    if emitted.token in request.stop_ids:
+                        stream.finish_reason = FinishReason.STOP
+                        return
+                    yield TokenEvent(
+                        emitted.token, position, emitted.source, decoder.stats.num_rounds
+                    )
+                    position += 1
+            stream.finish_reason = FinishReason.LENGTH
+
+    def _prefill(self, prompt: tuple[int, ...]) -> int:
+        """Run all but the last token, which is the anchor; return how many were there already."""
+        state, body = self.target.state, prompt[:-1]
+        state.rollback()
+        if tuple(state.tokens) != body[: state.committed]:
+            state.reset()
+            if self.drafter:
+                self.drafter.reset()
+        cached = state.committed
+        observe = self.drafter.observe if self.drafter else None
+        prefill(self.target, body[cached:], self.plan.chunk, observe)
+        return cached
+
+    def _decoder(self, request: Request) -> Decoder:
+        sampler = Sampler(request.sampling, self.facts.vocab_size, request.prompt_ids)
+        budget = self.plan.max_nodes - 1
+        is_auto = self.config.budget == "auto"
+        use_ngram = self.config.ngram == "on" or (self.config.ngram == "auto" and is_auto)
+        if budget == 0:
+            return PlainDecoder(self.target, sampler, "the budget is 0")
+        if self.drafter is None and not use_ngram:
+            return PlainDecoder(self.target, sampler, "there is no draft for this model")
+        if is_auto and not self._cost.is_measured:
+            measure_cost(self._cost, self.target, self.plan.max_nodes)
+        options = SpeculationOptions(budget, is_auto, use_ngram, request.stop_ids)
+        return SpeculativeDecoder(
+            self.target, sampler, self.drafter, options, self._cost, self.watch
+        )
+
+    def _new_ops(self) -> CpuOps:
+        return CpuOps(
+            self._team,
+            max_tokens=self.plan.chunk,
+            max_nodes=self.plan.max_nodes,
+            max_ctx=self.plan.max_ctx,
+            exact=self.plan.is_exact,
+            kv_dtype=np.float16 if self.plan.kv_type == "f16" else np.float32,
+        )

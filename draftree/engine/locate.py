@@ -1,0 +1,26 @@
+"""Names to open checkpoints: the model that was asked for, and the draft that goes with it."""
+
+from dataclasses import dataclass
+
+from draftree.errors import ModelError
+from draftree.weights.checkpoint import Checkpoint, open_checkpoint
+from draftree.weights.hub import draft_for, resolve
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    checkpoint: Checkpoint
+    draft_checkpoint: Checkpoint | None
+
+
+def locate(model: str, draft: str) -> Located:
+    """draft: a name or path, "none", or "auto" for the one that the catalogue pairs with the model, if downloaded."""
+    checkpoint = open_checkpoint(resolve(model))
+    if checkpoint.architecture == "dflash":
+        raise ModelError(
+            f"{checkpoint.path} is a draft; give its target as the model and this as --draft."
+        )
+    if draft == "none":
+        return Located(checkpoint, None)
+    path = draft_for(model) if draft == "auto" else resolve(draft)
+    return Located(checkpoint, open_checkpoint(path) if path is not None else None)

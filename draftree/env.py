@@ -1,0 +1,23 @@
+"""The few environment variables that draftree reads, typed. Nothing else reads the environment."""
+
+import os
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """Where downloaded models and compiled kernels live: DRAFTREE_CACHE, or the user's cache folder."""
+    explicit = os.environ.get("DRAFTREE_CACHE")
+    if explicit:
+        return Path(explicit).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "draftree"
+
+
+def hub_token() -> str | None:
+    """HF_TOKEN, for gated repositories."""
+    return os.environ.get("HF_TOKEN") or None
+
+
+def forced_isa() -> str | None:
+    """DRAFTREE_ISA: use this CPU kernel variant instead of the best one (tests, bug reports)."""
+    return os.environ.get("DRAFTREE_ISA") or None

@@ -1,0 +1,258 @@
+"""The integer tile: packed weights times int8 activations with the CPU's dot-product instructions.
+
+Sums of products are exact integers within a group of columns; groups are then added as float32 in the order of the
+columns. So a token's result depends on nothing but its own row, and all instruction sets give the same bits.
+"""
+
+# ruff: noqa: ANN001, ANN202  (numba's and llvmlite's types)
+from llvmlite import ir
+from numba.core import cgutils
+
+from draftree.kernels.cpu.floating import fused, splat
+from draftree.kernels.cpu.form import BLOCK_COLS, GROUP_COLS, quant_bytes, scale_bytes
+from draftree.kernels.cpu.isa import AVX2, AVX512_VNNI, AVX_VNNI, NEON_DOTPROD, NEON_I8MM
+from draftree.kernels.cpu.quantize import (
+    HALF_SUMS_AT,
+    NEGATED_HALF_SUMS_AT,
+    NEGATED_SUM_AT,
+    RECORD_BYTES,
+    SCALE_AT,
+    SUM_AT,
+)
+
+_I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_F32 = ir.FloatType()
+_UNITS = 8  # of 4 columns, in a group
+_GROUPS = BLOCK_COLS // GROUP_COLS  # in a nested block
+
+
+def wants_signed_bytes(isa) -> bool:
+    """Whether 8-bit weights are kept as int8 (zero 0) and not as uint8 (zero 128)."""
+    return isa not in (AVX512_VNNI, AVX_VNNI)
+
+
+def _offset(builder, address, count, size):
+    """address + count * size, the size being a constant."""
+    return builder.add(address, builder.mul(count, ir.Constant(_I64, size)))
+
+
+def _load(builder, address, offset, element, align):
+    address = builder.add(address, ir.Constant(_I64, offset))
+    value = builder.load(builder.inttoptr(address, element.as_pointer()))
+    value.align = align
+    return value
+
+
+def _call(builder, name, result, args):
+    function_type = ir.FunctionType(result, [a.type for a in args])
+    function = cgutils.get_or_insert_function(builder.module, function_type, name)
+    return builder.call(function, args)
+
+
+def _bytes_of(builder, words):
+    return builder.bitcast(words, ir.VectorType(_I8, 4 * words.type.count))
+
+
+def _unpack_units(builder, form, lanes, address):
+    """The eight units of a group as vectors of bytes in int32 lanes, one lane per row."""
+    vector = ir.VectorType(_I32, lanes)
+
+    def constant(byte):
+        return ir.Constant(vector, [byte * 0x01010101] * lanes)
+
+    def shifted(value, amount):
+        """Left by amount, or right if negative."""
+        if amount == 0:
+            return value
+        distance = ir.Constant(vector, [abs(amount)] * lanes)
+        return builder.shl(value, distance) if amount > 0 else builder.lshr(value, distance)
+
+    words = [_load(builder, address, 4 * lanes * i, vector, 4) for i in range(form.bits)]
+    if form.bits == 8:
+        return words
+    low = constant(0x0F)
+    units = [builder.and_(word, low) for word in words[:4]]
+    units += [builder.and_(shifted(word, -4), low) for word in words[:4]]
+    for unit in range(_UNITS):
+        if form.bits == 5:
+            high = builder.and_(shifted(words[4], 4 - unit), constant(0x10))
+        elif form.bits == 6:
+            plane, place = words[4 + unit // 4], unit % 4
+            high = builder.and_(shifted(plane, 4 - 2 * place), constant(0x30))
+        else:
+            continue
+        units[unit] = builder.or_(units[unit], high)
+    return units
+
+
+def _broadcast_units(builder, isa, record):
+    """The 4 activations of each unit in every lane."""
+    if isa in (NEON_DOTPROD, NEON_I8MM):
+        vector = ir.VectorType(_I8, 16)
+        halves = [_load(builder, record, 16 * i, vector, 4) for i in range(2)]
+        units = []
+        for unit in range(_UNITS):
+            lanes = [4 * (unit % 4) + i % 4 for i in range(16)]
+            mask = ir.Constant(ir.VectorType(_I32, 16), lanes)
+            units.append(builder.shuffle_vector(halves[unit // 4], halves[unit // 4], mask))
+        return units
+    words = [_load(builder, record, 4 * unit, _I32, 4) for unit in range(_UNITS)]
+    return [splat(builder, word, isa.rows) for word in words]
+
+
+def _chain_avx2(builder, form, units, activations, start):
+    """Pairs are added in int16; as many as cannot overflow, before they are widened."""
+    i8x32, i16x16 = ir.VectorType(_I8, 32), ir.VectorType(_I16, 16)
+    ones = ir.Constant(i16x16, [1] * 16)
+    num_pairs = {4: 8, 5: 4, 6: 2, 8: 1}[form.bits]
+    total, pairs = start, None
+    for i, (unit, activation) in enumerate(zip(units, activations, strict=True)):
+        weights, values = _bytes_of(builder, unit), _bytes_of(builder, activation)
+        if form.bits == 8:  # |w| * (x with the sign of w)
+            values = _call(builder, "llvm.x86.avx2.psign.b", i8x32, [values, weights])
+            no_poison = ir.Constant(ir.IntType(1), 0)
+            weights = _call(builder, "llvm.abs.v32i8", i8x32, [weights, no_poison])
+        product = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", i16x16, [weights, values])
+        pairs = product if pairs is None else builder.add(pairs, product)
+        if (i + 1) % num_pairs == 0 or i + 1 == len(units):
+            wide = _call(builder, "llvm.x86.avx2.pmadd.wd", start.type, [pairs, ones])
+            total, pairs = builder.add(total, wide), None
+    return total
+
+
+def _chain_portable(builder, form, units, activations, start):
+    lanes = start.type.count
+    wide = ir.VectorType(_I16, 4 * lanes)
+    total = start
+    for unit, activation in zip(units, activations, strict=True):
+        product = builder.mul(
+            builder.sext(_bytes_of(builder, unit), wide),
+            builder.sext(_bytes_of(builder, activation), wide),
+        )
+        for i in range(4):
+            mask = ir.Constant(start.type, [4 * lane + i for lane in range(lanes)])
+            part = builder.shuffle_vector(product, product, mask)
+            total = builder.add(total, builder.sext(part, start.type))
+    return total
+
+
+def _chain(builder, isa, form, units, activations, start):
+    """start + the products of these units, exact in int32 lanes."""
+    if isa == AVX2:
+        return _chain_avx2(builder, form, units, activations, start)
+    if isa in (AVX512_VNNI, AVX_VNNI):
+        name = f"llvm.x86.avx512.vpdpbusd.{32 * isa.rows}"
+        for unit, activation in zip(units, activations, strict=True):
+            start = _call(builder, name, start.type, [start, unit, activation])
+        return start
+    if isa in (NEON_DOTPROD, NEON_I8MM):
+        for unit, activation in zip(units, activations, strict=True):
+            args = [start, _bytes_of(builder, unit), activation]
+            start = _call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", start.type, args)
+        return start
+    return _chain_portable(builder, form, units, activations, start)
+
+
+class _Scales:
+    """Scales and mins of the rows of a strip, as float32 lanes."""
+
+    def __init__(self, builder, form, lanes):
+        self._builder, self._form, self._lanes = builder, form, lanes
+        self._floats = ir.VectorType(_F32, lanes)
+
+    def load_halves(self, address):
+        """The float16 scale and min of a group or block; None without min."""
+        halves = ir.VectorType(ir.HalfType(), self._lanes)
+        offsets = (0, 2 * self._lanes) if self._form.has_min else (0,)
+        loaded = [_load(self._builder, address, offset, halves, 2) for offset in offsets]
+        wide = [self._builder.fpext(value, self._floats) for value in loaded]
+        return wide if self._form.has_min else [wide[0], None]
+
+    def load_group(self, address, halves, group):
+        """Scale and min of one group of a nested block; group is a run-time number."""
+        num_groups = BLOCK_COLS // self._form.group_len
+        first = 2 * self._lanes * (2 if self._form.has_min else 1)
+        found = []
+        for i, half in enumerate(halves):
+            if half is None:
+                found.append(None)
+                continue
+            place = _offset(self._builder, address, group, self._lanes)
+            at = first + i * num_groups * self._lanes
+            small = _load(self._builder, place, at, ir.VectorType(_I8, self._lanes), 1)
+            wide = self._builder.sext(small, ir.VectorType(_I32, self._lanes))
+            found.append(self._builder.fmul(half, self._builder.sitofp(wide, self._floats)))
+        return found
+
+
+def _emit_group(builder, form, isa, weights, scales, records, sums):
+    """Add one group of 32 columns to the sums of all tokens. scales: (scale, min) for each sub-group."""
+    lanes = isa.rows
+    integers, floats = ir.VectorType(_I32, lanes), ir.VectorType(_F32, lanes)
+    units = _unpack_units(builder, form, lanes, weights)
+    num_parts = len(scales)
+    per_part = _UNITS // num_parts
+    zero = 0 if form.bits == 8 and wants_signed_bytes(isa) else form.zero
+    sums_at, negated_at = (SUM_AT, NEGATED_SUM_AT)
+    if num_parts == 2:
+        sums_at, negated_at = HALF_SUMS_AT, NEGATED_HALF_SUMS_AT
+    for record, cell in zip(records, sums, strict=True):
+        activations = _broadcast_units(builder, isa, record)
+        products = []
+        for part in range(num_parts):
+            start = ir.Constant(integers, [0] * lanes)
+            if zero:
+                negated = _load(builder, record, negated_at + 4 * part, _I32, 4)
+                shift = ir.Constant(integers, [zero.bit_length() - 1] * lanes)
+                start = builder.shl(splat(builder, negated, lanes), shift)
+            span = slice(part * per_part, (part + 1) * per_part)
+            total = _chain(builder, isa, form, units[span], activations[span], start)
+            products.append(builder.sitofp(total, floats))
+        x_scale = splat(builder, _load(builder, record, SCALE_AT, _F32, 4), lanes)
+        total = builder.load(cell)
+        if num_parts == 1:
+            total = fused(builder, products[0], builder.fmul(scales[0][0], x_scale), total)
+        else:
+            inner = builder.fmul(products[0], scales[0][0])
+            inner = fused(builder, products[1], scales[1][0], inner)
+            total = fused(builder, inner, x_scale, total)
+        for part, (_, least) in enumerate(scales):
+            if least is not None:
+                x_sum = splat(builder, _load(builder, record, sums_at + 4 * part, _F32, 4), lanes)
+                total = fused(builder, least, x_sum, total)
+        builder.store(total, cell)
+
+
+def emit_dot_tile(builder, form, isa, tile, weights, x, x_stride, cols):
+    """One vector of sums per token; x are the records of quantize.py."""
+    lanes = isa.rows
+    zeros = ir.Constant(ir.VectorType(_F32, lanes), [0.0] * lanes)
+    sums = [cgutils.alloca_once_value(builder, zeros) for _ in range(tile)]
+    rows = [builder.add(x, builder.mul(x_stride, ir.Constant(_I64, i))) for i in range(tile)]
+    num_groups = builder.udiv(cols, ir.Constant(_I64, GROUP_COLS))
+    group_bytes = quant_bytes(form, lanes, GROUP_COLS)
+    first_scale = builder.add(weights, builder.mul(num_groups, ir.Constant(_I64, group_bytes)))
+    reader = _Scales(builder, form, lanes)
+
+    def emit(group, scales):
+        address = _offset(builder, weights, group, group_bytes)
+        records = [_offset(builder, row, group, RECORD_BYTES) for row in rows]
+        _emit_group(builder, form, isa, address, scales, records, sums)
+
+    if not form.is_nested:
+        with cgutils.for_range(builder, num_groups, intp=_I64) as loop:
+            halves = _offset(builder, first_scale, loop.index, scale_bytes(form, lanes))
+            emit(loop.index, [reader.load_halves(halves)])
+        return [builder.load(cell) for cell in sums]
+    num_blocks = builder.udiv(num_groups, ir.Constant(_I64, _GROUPS))
+    with cgutils.for_range(builder, num_blocks, intp=_I64) as outer:
+        block = _offset(builder, first_scale, outer.index, scale_bytes(form, lanes))
+        halves = reader.load_halves(block)
+        with cgutils.for_range(builder, ir.Constant(_I64, _GROUPS), intp=_I64) as inner:
+            parts = GROUP_COLS // form.group_len
+            scales = []
+            for part in range(parts):
+                place = _offset(builder, ir.Constant(_I64, part), inner.index, parts)
+                scales.append(reader.load_group(block, halves, place))
+            emit(_offset(builder, inner.index, outer.index, _GROUPS), scales)
+    return [builder.load(cell) for cell in sums]

@@ -1,0 +1,135 @@
+"""The matrix product of the CPU path: out = x @ weight.T (+ bias), recorded into a program.
+
+A token's result is the same bits whatever the number of tokens in the pass and of threads in the team.
+"""
+
+# ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures; types are numba's)
+from functools import cache
+
+import numpy as np
+from numba import njit
+
+from draftree.kernels.cpu.atomic import atomic_add
+from draftree.kernels.cpu.form import ALL_FORMS
+from draftree.kernels.cpu.isa import ALL_ISAS
+from draftree.kernels.cpu.kernel import Kernel, kernel
+from draftree.kernels.cpu.pack import Weight
+from draftree.kernels.cpu.program import Program
+from draftree.kernels.cpu.quantize import QuantizedRows, record_quantize
+from draftree.kernels.cpu.simd import load_f32, load_i64, store_f32
+from draftree.kernels.cpu.step import NUM_TOKENS, Step
+from draftree.kernels.cpu.tile import multiply_tile
+from draftree.kernels.cpu.word import stack_bytes
+
+_ITEMS_PER_THREAD = 4  # how finely the strips are shared out
+_TOKEN_BLOCK_BYTES = 1 << 20  # of x, to stay in a core's cache while all strips pass by
+
+
+@cache
+def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
+    """args: control word, strips, strip bytes, number of strips, x, x stride, cols, out, rows, bias,
+    accumulate, tokens per block. Work is handed out as (block of tokens, a few strips)."""
+
+    @kernel
+    def _linear(args, ticket, thread, num_threads):
+        num_tokens, num_strips, token_block = load_i64(args[0]), args[3], args[11]
+        cols, x_stride, out_stride = args[6], args[5], 4 * args[8]
+        edge = stack_bytes(1024)
+        chunk = max(1, num_strips // (_ITEMS_PER_THREAD * num_threads))
+        num_chunks = (num_strips + chunk - 1) // chunk
+        num_blocks = (num_tokens + token_block - 1) // token_block
+        item = atomic_add(ticket, 1)
+        while item < num_chunks * num_blocks:
+            first_token = item // num_chunks * token_block
+            last_token = min(first_token + token_block, num_tokens)
+            first_strip = item % num_chunks * chunk
+            for strip in range(first_strip, min(first_strip + chunk, num_strips)):
+                weights = args[1] + strip * args[2]
+                bias = args[9] + 4 * strip * lanes if args[9] != 0 else 0
+                width = min(lanes, args[8] - strip * lanes)
+                token = first_token
+                while token < last_token:
+                    left = last_token - token
+                    tile = 8 if left >= 8 else 4 if left >= 4 else 2 if left >= 2 else 1
+                    x = args[4] + token * x_stride
+                    out = args[7] + token * out_stride + 4 * strip * lanes
+                    target, stride = out, out_stride
+                    if width < lanes:
+                        target, stride = edge, 64
+                        if args[10] != 0:
+                            _copy_rows(out, out_stride, edge, 64, tile, width)
+                    add = args[10]
+                    if tile == 8:
+                        multiply_tile(
+                            form, isa, 8, weights, x, x_stride, cols, target, stride, bias, add
+                        )
+                    elif tile == 4:
+                        multiply_tile(
+                            form, isa, 4, weights, x, x_stride, cols, target, stride, bias, add
+                        )
+                    elif tile == 2:
+                        multiply_tile(
+                            form, isa, 2, weights, x, x_stride, cols, target, stride, bias, add
+                        )
+                    else:
+                        multiply_tile(
+                            form, isa, 1, weights, x, x_stride, cols, target, stride, bias, add
+                        )
+                    if width < lanes:
+                        _copy_rows(edge, 64, out, out_stride, tile, width)
+                    token += tile
+            item = atomic_add(ticket, 1)
+
+    return _linear
+
+
+@njit
+def _copy_rows(source, source_stride, target, target_stride, num_rows, width):
+    for row in range(num_rows):
+        for i in range(width):
+            value = load_f32(source + row * source_stride + 4 * i)
+            store_f32(target + row * target_stride + 4 * i, value)
+
+
+def _token_block(row_bytes: int) -> int:
+    """Tokens whose x fits the cache, a multiple of sixteen."""
+    return max(16, _TOKEN_BLOCK_BYTES // row_bytes // 16 * 16)
+
+
+def record_linear(
+    program: Program,
+    step: Step,
+    x: np.ndarray | QuantizedRows,
+    weight: Weight,
+    out: np.ndarray,
+    *,
+    bias: np.ndarray | None = None,
+    accumulate: bool = False,
+    rows_word: int = NUM_TOKENS,
+    buffer: np.ndarray | None = None,
+) -> None:
+    """out[i] (+)= x[i] @ weight.T (+ bias) for the rows counted by a control word.
+
+    x float32 [max_tokens, cols], or what record_quantize made of it; out float32 [max_tokens, rows];
+    bias float32 [rows]. buffer: see record_quantize, which this calls if it has to.
+    """
+    assert out.dtype == np.float32 and out.flags.c_contiguous and out.shape[1] == weight.rows
+    if not weight.form.is_float and isinstance(x, np.ndarray):
+        x = record_quantize(program, step, x, buffer=buffer, rows_word=rows_word)
+    source = x.source if isinstance(x, QuantizedRows) else x
+    assert source.dtype == np.float32 and source.flags.c_contiguous
+    assert source.shape[1] == weight.cols, f"x has {source.shape[1]} columns, not {weight.cols}"
+    rows = source if weight.form.is_float or isinstance(x, np.ndarray) else x.records
+    num_strips, strip_bytes = weight.data.shape
+    offsets: np.ndarray | int = 0
+    if bias is not None:
+        offsets = np.zeros(num_strips * weight.strip_rows, dtype=np.float32)
+        offsets[: weight.rows] = bias
+    words = (
+        *(step.control[rows_word:], weight.data, strip_bytes, num_strips, rows, rows.strides[0]),
+        *(weight.cols, out, weight.rows, offsets, int(accumulate), _token_block(rows.strides[0])),
+    )
+    form, isa = ALL_FORMS.index(weight.form), ALL_ISAS.index(weight.isa)
+    multiply = _linear_kernel(form, isa, weight.strip_rows)
+    reads = (rows, out) if accumulate else (rows,)
+    program.add(multiply, *words, reads=reads, writes=(out,))

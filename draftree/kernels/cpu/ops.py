@@ -1,0 +1,263 @@
+"""The CPU's side of `Ops`: records numba kernels into programs and hands out the arrays they work on."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import numpy as np
+
+from draftree.kernels.cpu import attention as attend
+from draftree.kernels.cpu import conv, elementwise, gated_delta, norm, rope
+from draftree.kernels.cpu.conv import ConvState
+from draftree.kernels.cpu.embed import record_embed
+from draftree.kernels.cpu.gated_delta import DeltaState
+from draftree.kernels.cpu.kv_cache import KvCache
+from draftree.kernels.cpu.linear import record_linear
+from draftree.kernels.cpu.pack import Weight, pack
+from draftree.kernels.cpu.program import Program
+from draftree.kernels.cpu.simd import LANES
+from draftree.kernels.cpu.step import NUM_ROWS, Step
+from draftree.kernels.cpu.team import Team
+from draftree.kernels.quant.formats import QuantType
+
+_ALIGN = 64
+Store = KvCache | ConvState | DeltaState
+
+
+def _aligned(num_floats: int) -> np.ndarray:
+    """Zeroed lazily by the operating system, so that untouched pages cost nothing."""
+    block = np.zeros(num_floats * 4 + _ALIGN, dtype=np.uint8)
+    start = -block.ctypes.data % _ALIGN
+    return block[start : start + num_floats * 4].view(np.float32)
+
+
+class Scratch:
+    """A stack of float32 memory for activations: scopes give back what was taken inside them."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._blocks: list[np.ndarray] = []
+        self._used = 0
+
+    def take(self, width: int, num_rows: int | None = None) -> np.ndarray:
+        size = (num_rows or self._max_tokens) * width
+        for i in range(self._used, len(self._blocks)):
+            if self._blocks[i].size >= size:
+                blocks = self._blocks
+                blocks[self._used], blocks[i] = blocks[i], blocks[self._used]
+                break
+        else:
+            self._blocks.insert(self._used, _aligned(size))
+        self._used += 1
+        return self._blocks[self._used - 1][:size].reshape(-1, width)
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        before = self._used
+        try:
+            yield
+        finally:
+            self._used = before
+
+
+class CpuOps:
+    """Operations for passes of at most max_tokens rows (trees: max_nodes) over max_ctx positions."""
+
+    def __init__(
+        self,
+        team: Team,
+        *,
+        max_tokens: int,
+        max_nodes: int,
+        max_ctx: int,
+        exact: bool = False,
+        kv_dtype: type[np.floating] = np.float32,
+    ) -> None:
+        self.team = team
+        self.step = Step(max_tokens, max_nodes)
+        self.max_ctx = max_ctx
+        self._exact = exact
+        self._kv_dtype = kv_dtype
+        self._scratch = Scratch(max_tokens)
+        self._program: Program | None = None
+
+    @contextmanager
+    def capture(self) -> Iterator[Program]:
+        """Operations called inside are recorded into the program that this yields."""
+        assert self._program is None, "captures do not nest"
+        self._program = Program(self.team)
+        try:
+            yield self._program
+        finally:
+            self._program = None
+
+    def scope(self) -> AbstractContextManager[None]:
+        return self._scratch.scope()
+
+    def pack(self, raw: np.ndarray, qtype: QuantType) -> Weight:
+        return pack(raw, qtype, exact=self._exact, team=self.team)
+
+    def constant(self, values: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(values, dtype=np.float32)
+
+    def rope_table(self, inv_freq: np.ndarray) -> np.ndarray:
+        return rope.rope_table(inv_freq, self.max_ctx + self.step.max_tokens)
+
+    def new_kv(self, num_kv_heads: int, head_dim: int) -> KvCache:
+        capacity = self.max_ctx + self.step.max_tokens
+        return KvCache(num_kv_heads, head_dim, capacity, self._kv_dtype)
+
+    def new_conv(self, channels: int, kernel_len: int) -> ConvState:
+        return ConvState(channels, kernel_len, self.step.max_nodes)
+
+    def new_delta(self, key_heads: int, value_heads: int, head_dim: int) -> DeltaState:
+        return DeltaState(key_heads, value_heads, head_dim, self.step.max_nodes)
+
+    def new_rows(self, width: int) -> np.ndarray:
+        return _aligned(self.step.max_tokens * width).reshape(-1, width)
+
+    def embed(self, raw: np.ndarray, qtype: QuantType) -> np.ndarray:
+        width = raw.shape[1] // qtype.block_bytes * qtype.block_len
+        out = self._scratch.take(width)
+        record_embed(self._recording, self.step, raw, qtype, self.step.tokens, out)
+        return out
+
+    def linear(
+        self,
+        x: np.ndarray,
+        weight: Weight,
+        *,
+        bias: np.ndarray | None = None,
+        add_to: np.ndarray | None = None,
+    ) -> np.ndarray:
+        out = self._scratch.take(weight.rows) if add_to is None else add_to
+        record_linear(
+            self._recording, self.step, x, weight, out, bias=bias, accumulate=add_to is not None
+        )
+        return out
+
+    def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+        out = self._scratch.take(x.shape[1])
+        norm.record_rms_norm(self._recording, self.step, x, weight, eps, out)
+        return out
+
+    def head_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> None:
+        head_dim = len(weight)
+        heads = x.shape[1] // head_dim
+        norm.record_head_norm(self._recording, self.step, x, heads, head_dim, weight, eps)
+
+    def rope(self, x: np.ndarray, head_dim: int, table: np.ndarray, *, interleaved: bool) -> None:
+        heads, rotary_dim = x.shape[1] // head_dim, 2 * table.shape[2]
+        rope.record_rope(
+            self._recording, self.step, x, heads, head_dim, rotary_dim, table, interleaved
+        )
+
+    def kv_write(self, k: np.ndarray, v: np.ndarray, cache: KvCache) -> None:
+        attend.record_kv_write(self._recording, self.step, k, v, cache)
+
+    def attention(
+        self, q: np.ndarray, cache: KvCache, *, window: int = 0, bidirectional: bool = False
+    ) -> np.ndarray:
+        heads = q.shape[1] // cache.head_dim
+        out = self._scratch.take(q.shape[1])
+        length = attend.attention_scratch_len(self.step, cache, heads, self.team.num_threads)
+        attend.record_attention(
+            self._recording,
+            self.step,
+            q,
+            cache,
+            heads,
+            cache.head_dim**-0.5,
+            out,
+            self._scratch.take(length, num_rows=1)[0],
+            window=window,
+            bidirectional=bidirectional,
+        )
+        return out
+
+    def silu_mul(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+        elementwise.record_silu_mul(self._recording, self.step, gate, up, gate)
+        return gate
+
+    def sigmoid_mul(self, x: np.ndarray, gate: np.ndarray) -> None:
+        elementwise.record_sigmoid_mul(self._recording, self.step, x, gate)
+
+    def conv(self, x: np.ndarray, weight: np.ndarray, state: ConvState) -> np.ndarray:
+        out = self._scratch.take(x.shape[1])
+        conv.record_conv(self._recording, self.step, x, weight, state, out)
+        return out
+
+    def gated_delta(
+        self,
+        qkv: np.ndarray,
+        alpha: np.ndarray,
+        beta: np.ndarray,
+        decay: np.ndarray,
+        decay_bias: np.ndarray,
+        state: DeltaState,
+    ) -> np.ndarray:
+        out = self._scratch.take(state.value_heads * state.head_dim)
+        length = gated_delta.delta_scratch_len(
+            self.step, state.key_heads, state.value_heads, state.head_dim, self.team.num_threads
+        )
+        gated_delta.record_gated_delta(
+            self._recording,
+            self.step,
+            *(qkv, alpha, beta, decay, decay_bias, state, out),
+            self._scratch.take(length, num_rows=1)[0],
+        )
+        return out
+
+    def gated_norm(
+        self, x: np.ndarray, z: np.ndarray, weight: np.ndarray, eps: float
+    ) -> np.ndarray:
+        head_dim = len(weight)
+        heads = x.shape[1] // head_dim
+        out = self._scratch.take(x.shape[1])
+        norm.record_gated_norm(
+            self._recording, self.step, x, z, weight, eps, heads, head_dim, out
+        )
+        return out
+
+    def head(self, x: np.ndarray, norm_weight: np.ndarray, eps: float, weight: Weight) -> np.ndarray:
+        rows = self.step.max_nodes
+        gathered = self._scratch.take(x.shape[1], rows)
+        elementwise.record_gather_rows(self._recording, self.step, x, self.step.rows, gathered)
+        norm.record_rms_norm(
+            self._recording, self.step, gathered, norm_weight, eps, gathered, NUM_ROWS
+        )
+        logits = _aligned(rows * weight.rows).reshape(rows, weight.rows)
+        record_linear(
+            self._recording, self.step, gathered, weight, logits, rows_word=NUM_ROWS
+        )
+        return logits
+
+    def copy_columns(self, x: np.ndarray, into: np.ndarray, column: int) -> None:
+        elementwise.record_copy_columns(self._recording, self.step, x, into, column)
+
+    def commit(self, store: Store) -> None:
+        if isinstance(store, KvCache):
+            attend.record_kv_commit(self._recording, self.step, store)
+        elif isinstance(store, ConvState):
+            conv.record_conv_commit(self._recording, self.step, store)
+        else:
+            gated_delta.record_delta_commit(self._recording, self.step, store)
+
+    def snapshot(self, store: Store, length: int) -> tuple[np.ndarray, ...]:
+        if isinstance(store, KvCache):
+            num_tiles = -(-length // LANES)
+            return store.keys[:, :num_tiles].copy(), store.values[:, :length].copy()
+        return (store.window.copy(),) if isinstance(store, ConvState) else (store.state.copy(),)
+
+    def restore(self, store: Store, parts: tuple[np.ndarray, ...]) -> None:
+        if isinstance(store, KvCache):
+            if parts:
+                store.keys[:, : parts[0].shape[1]] = parts[0]
+                store.values[:, : parts[1].shape[1]] = parts[1]
+            return
+        array = store.window if isinstance(store, ConvState) else store.state
+        array[...] = parts[0] if parts else 0.0
+
+    @property
+    def _recording(self) -> Program:
+        assert self._program is not None, "operations are called inside capture()"
+        return self._program

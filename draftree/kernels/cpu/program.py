@@ -1,0 +1,90 @@
+"""A program: operations recorded once and run for every token, as a CUDA graph is on a GPU.
+
+Recording notes what each operation reads and writes, and puts a barrier only where a later operation depends on
+an earlier one. Sizes that change from step to step (number of tokens, committed length) are read from a control
+array at run time, so one program serves them all.
+"""
+
+import struct
+
+import numpy as np
+
+from draftree.kernels.cpu.kernel import Kernel
+from draftree.kernels.cpu.team import RECORD_WORDS, Team
+
+Argument = int | float | np.ndarray
+_Span = tuple[int, int]
+
+
+def _span(array: np.ndarray) -> _Span:
+    """First and one past the last byte that the array can touch."""
+    low, high = np.lib.array_utils.byte_bounds(array)
+    return low, high
+
+
+def _overlap(spans: list[_Span], others: list[_Span]) -> bool:
+    return any(a < d and c < b for a, b in spans for c, d in others)
+
+
+class Program:
+    """Operations for one team. Arrays given as arguments are kept alive and must not move."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._rows: list[list[int]] = []
+        self._names: list[str] = []
+        self._alive: list[np.ndarray] = []
+        self._reads: list[_Span] = []
+        self._writes: list[_Span] = []
+        self._records: np.ndarray | None = None
+
+    def add(
+        self,
+        kernel: Kernel,
+        *args: Argument,
+        reads: tuple[np.ndarray, ...] = (),
+        writes: tuple[np.ndarray, ...] = (),
+    ) -> None:
+        """Record one operation. Integers go as they are, floats as the bits of a float64, arrays as addresses."""
+        words = [kernel.address, int(self._needs_barrier(reads, writes))]
+        for arg in args:
+            if isinstance(arg, np.ndarray):
+                self._alive.append(arg)
+                words.append(arg.ctypes.data)
+            elif isinstance(arg, float):
+                words.append(struct.unpack("<q", struct.pack("<d", arg))[0])
+            else:
+                words.append(int(arg))
+        assert len(words) <= RECORD_WORDS, f"{kernel.name} has too many arguments"
+        self._rows.append(words + [0] * (RECORD_WORDS - len(words)))
+        self._names.append(kernel.name)
+        self._records = None
+
+    def run(self) -> None:
+        if self._records is None:
+            self._records = np.array(self._rows, dtype=np.int64).reshape(-1, RECORD_WORDS)
+            self._tickets = np.zeros(len(self._rows), dtype=np.int64)
+        self._team.run(self._records, self._tickets)
+
+    @property
+    def num_ops(self) -> int:
+        return len(self._rows)
+
+    @property
+    def num_barriers(self) -> int:
+        return sum(row[1] for row in self._rows)
+
+    def _needs_barrier(
+        self, reads: tuple[np.ndarray, ...], writes: tuple[np.ndarray, ...]
+    ) -> bool:
+        read_spans, write_spans = [_span(a) for a in reads], [_span(a) for a in writes]
+        hazard = _overlap(read_spans + write_spans, self._writes) or _overlap(
+            write_spans, self._reads
+        )
+        if hazard:
+            self._reads, self._writes = [], []
+        self._reads += read_spans
+        self._writes += write_spans
+        return hazard
+
+

@@ -1,0 +1,122 @@
+"""A team of threads that run a recorded program together, one operation after the other.
+
+Threads are Python threads that spend their lives in compiled code without the interpreter lock. They spin for
+about a millisecond after a run, since the next token is usually near, and then sleep.
+"""
+
+import threading
+
+import numpy as np
+
+from draftree.kernels.cpu.atomic import (
+    atomic_load,
+    atomic_store,
+    barrier,
+    call_operation,
+    pause,
+)
+from draftree.kernels.cpu.kernel import cached_njit
+from draftree.kernels.cpu.simd import load_i64
+
+RECORD_WORDS = 32  # function, needs a barrier before it, then the arguments
+FIRST_ARG = 2
+_WORD = 8
+_LINE = 64  # one cache line per shared word
+_GENERATION, _PROGRAM, _NUM_OPS, _TICKETS, _STOP, _COUNT, _BARRIER = (i * _LINE for i in range(7))
+_ASLEEP = 7 * _LINE
+_IDLE_SPINS = 10_000
+
+
+@cached_njit
+def _run(control: int, thread: int, team: int) -> None:
+    program = load_i64(control + _PROGRAM)
+    tickets = load_i64(control + _TICKETS)
+    for i in range(load_i64(control + _NUM_OPS)):
+        record = program + i * RECORD_WORDS * _WORD
+        if load_i64(record + _WORD) != 0:
+            barrier(control + _COUNT, control + _BARRIER, team)
+        args = record + FIRST_ARG * _WORD
+        call_operation(load_i64(record), args, tickets + i * _WORD, thread, team)
+    barrier(control + _COUNT, control + _BARRIER, team)
+
+
+@cached_njit
+def _serve(control: int, thread: int, team: int, seen: int) -> int:
+    """Run programs as they are published; return after a while without one."""
+    idle = 0
+    while idle < _IDLE_SPINS:
+        generation = atomic_load(control + _GENERATION)
+        if generation == seen:
+            idle += 1
+            pause()
+            continue
+        seen = generation
+        if atomic_load(control + _STOP) != 0:
+            break
+        idle = 0
+        _run(control, thread, team)
+    return seen
+
+
+@cached_njit
+def _publish(control: int, program: int, num_ops: int, tickets: int) -> None:
+    atomic_store(control + _PROGRAM, program)
+    atomic_store(control + _NUM_OPS, num_ops)
+    atomic_store(control + _TICKETS, tickets)
+    atomic_store(control + _GENERATION, atomic_load(control + _GENERATION) + 1)
+
+
+@cached_njit
+def _set_word(address: int, value: int) -> None:
+    atomic_store(address, value)
+
+
+@cached_njit
+def _get_word(address: int) -> int:
+    return atomic_load(address)
+
+
+class Team:
+    """num_threads threads, the caller being one of them. `run` returns when all are done."""
+
+    def __init__(self, num_threads: int) -> None:
+        assert num_threads >= 1
+        self.num_threads = num_threads
+        words = (7 + num_threads) * _LINE // _WORD
+        self._control = np.zeros(words + _LINE // _WORD, dtype=np.int64)
+        start = self._control.ctypes.data
+        self._address = start + (-start) % _LINE
+        self._lock = threading.Lock()
+        self._wake = [threading.Semaphore(0) for _ in range(num_threads)]
+        for thread in range(1, num_threads):
+            name = f"draftree-{thread}"
+            threading.Thread(target=self._work, args=(thread,), name=name, daemon=True).start()
+
+    def run(self, records: np.ndarray, tickets: np.ndarray) -> None:
+        """records int64 [num_ops, RECORD_WORDS]; tickets int64 [num_ops], set to zero here."""
+        with self._lock:
+            tickets[:] = 0
+            _publish(self._address, records.ctypes.data, len(records), tickets.ctypes.data)
+            for thread in range(1, self.num_threads):
+                if _get_word(self._address + _ASLEEP + thread * _LINE):
+                    self._wake[thread].release()
+            _run(self._address, 0, self.num_threads)
+
+    def close(self) -> None:
+        with self._lock:
+            _set_word(self._address + _STOP, 1)
+            _publish(self._address, 0, 0, 0)
+            for semaphore in self._wake:
+                semaphore.release()
+
+    def _work(self, thread: int) -> None:
+        seen = 0
+        asleep = self._address + _ASLEEP + thread * _LINE
+        while True:
+            seen = _serve(self._address, thread, self.num_threads, seen)
+            if _get_word(self._address + _STOP):
+                return
+            _set_word(asleep, 1)
+            if _get_word(self._address + _GENERATION) == seen:
+                self._wake[thread].acquire()
+            _set_word(asleep, 0)

@@ -1,0 +1,70 @@
+"""One tile of a matrix product: a strip of weight rows times a few tokens, as LLVM code.
+
+Lanes are weight rows; a token's result is a chain of operations over the columns that does not depend on the
+other tokens of the tile. Here the sums start and end (bias, adding to what is there); the products are
+in floating.py and dot.py.
+"""
+
+# ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures; types are numba's)
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from draftree.kernels.cpu.dot import emit_dot_tile
+from draftree.kernels.cpu.floating import emit_float_tile
+from draftree.kernels.cpu.form import ALL_FORMS
+from draftree.kernels.cpu.isa import ALL_ISAS
+
+_I64 = ir.IntType(64)
+
+
+def _at(builder, address, offset, vector):
+    return builder.inttoptr(builder.add(address, offset), vector.as_pointer())
+
+
+def _finish(builder, sums, out, out_stride, bias, accumulate):
+    """out[token] = (out[token] if accumulate) + (sum + bias)."""
+    vector = sums[0].type
+    zero = ir.Constant(_I64, 0)
+    cells = [cgutils.alloca_once_value(builder, value) for value in sums]
+    with builder.if_then(builder.icmp_signed("!=", bias, zero)):
+        offsets = builder.load(_at(builder, bias, zero, vector))
+        offsets.align = 4
+        for cell in cells:
+            builder.store(builder.fadd(builder.load(cell), offsets), cell)
+    targets = [
+        _at(builder, out, builder.mul(out_stride, ir.Constant(_I64, token)), vector)
+        for token in range(len(sums))
+    ]
+    with builder.if_then(builder.icmp_signed("!=", accumulate, zero)):
+        for cell, target in zip(cells, targets, strict=True):
+            before = builder.load(target)
+            before.align = 4
+            builder.store(builder.fadd(before, builder.load(cell)), cell)
+    for cell, target in zip(cells, targets, strict=True):
+        builder.store(builder.load(cell), target).align = 4
+
+
+@intrinsic(prefer_literal=True)
+def multiply_tile(
+    typingctx, form, isa, tile, weights, x, x_stride, cols, out, out_stride, bias, accumulate
+):
+    """Multiply a strip at `weights` with `tile` rows of x; form and isa (their places in ALL_FORMS, ALL_ISAS)
+    and tile are constants.
+
+    All else are int64: byte addresses, strides in bytes, the number of columns, a flag. bias 0 means none.
+    """
+
+    def codegen(context, builder, signature, args):
+        weights, x, x_stride, cols, out, out_stride, bias, accumulate = args[3:]
+        kind, variant = ALL_FORMS[form.literal_value], ALL_ISAS[isa.literal_value]
+        num_tokens = tile.literal_value
+        if kind.is_float:
+            sums = emit_float_tile(builder, kind, num_tokens, weights, x, x_stride, cols)
+        else:
+            sums = emit_dot_tile(builder, kind, variant, num_tokens, weights, x, x_stride, cols)
+        _finish(builder, sums, out, out_stride, bias, accumulate)
+        return context.get_dummy_value()
+
+    return types.void(form, isa, tile, *[types.int64] * 8), codegen

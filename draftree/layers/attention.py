@@ -1,0 +1,68 @@
+"""Grouped-query attention, with optional biases, per-head norms and an output gate."""
+
+from dataclasses import dataclass
+
+from draftree.kernels.ops import Array, KvState, Ops, Weight
+from draftree.layers.rotary import Rotary
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """x @ weight.T + bias."""
+
+    weight: Weight
+    bias: Array | None = None
+
+    def __call__(self, ops: Ops, x: Array, *, add_to: Array | None = None) -> Array:
+        return ops.linear(x, self.weight, bias=self.bias, add_to=add_to)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """RMS norm of every head's query or key."""
+
+    weight: Array
+    eps: float
+
+    def __call__(self, ops: Ops, x: Array) -> None:
+        ops.head_norm(x, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """The keys and values of a pass go into the cache first; then every row attends to what it may see."""
+
+    query: Projection
+    key: Projection
+    value: Projection
+    output: Projection
+    rotary: Rotary
+    num_kv_heads: int
+    head_dim: int
+    query_norm: HeadNorm | None = None
+    key_norm: HeadNorm | None = None
+    gate: Projection | None = None
+    window: int = 0
+    bidirectional: bool = False
+
+    def new_state(self, ops: Ops) -> KvState:
+        return ops.new_kv(self.num_kv_heads, self.head_dim)
+
+    def write_keys(self, ops: Ops, x: Array, cache: KvState) -> None:
+        """Keys and values of x's rows, at the rows' positions."""
+        k, v = self.key(ops, x), self.value(ops, x)
+        if self.key_norm:
+            self.key_norm(ops, k)
+        self.rotary(ops, k)
+        ops.kv_write(k, v, cache)
+
+    def __call__(self, ops: Ops, x: Array, cache: KvState, *, add_to: Array) -> None:
+        q = self.query(ops, x)
+        if self.query_norm:
+            self.query_norm(ops, q)
+        self.rotary(ops, q)
+        self.write_keys(ops, x, cache)
+        out = ops.attention(q, cache, window=self.window, bidirectional=self.bidirectional)
+        if self.gate:
+            ops.sigmoid_mul(out, self.gate(ops, x))
+        self.output(ops, out, add_to=add_to)

@@ -1,0 +1,149 @@
+"""DFlash: a small block-diffusion draft that reads the target's hidden states and fills a block in one pass.
+
+It shares the target's embedding and head. Its keys and values for the context come from the target's features alone,
+so they are computed once per committed token; those of the block are thrown away after the pass.
+"""
+
+from dataclasses import dataclass
+
+from draftree.errors import CheckpointError, ModelError
+from draftree.kernels.ops import Array, Ops
+from draftree.layers.attention import Attention, Projection
+from draftree.layers.block import Block, LayerState
+from draftree.models.metadata import Metadata
+from draftree.models.model import Model
+from draftree.models.parts import read_attention, read_feed_forward, read_rotary
+from draftree.models.source import TensorSource
+from draftree.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFacts:
+    """What a draft says about the target it was trained for."""
+
+    hidden_size: int
+    block_size: int
+    feature_layers: tuple[int, ...]  # the target's hidden state after each of these layers
+    mask_token: int
+    vocab_size: int | None  # where the file carries the target's vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    facts: DraftFacts
+    fuse: Projection
+    context_norm: Array
+    blocks: tuple[Block, ...]
+    output_norm: Array
+    eps: float
+
+    def new_state(self, ops: Ops) -> tuple[LayerState, ...]:
+        return tuple(block.mixer.new_state(ops) for block in self.blocks)
+
+    def record_context(self, ops: Ops, features: Array, states: tuple[LayerState, ...]) -> None:
+        """Keys and values of committed positions, the same fused vector for every layer."""
+        fused = ops.rms_norm(self.fuse(ops, features), self.context_norm, self.eps)
+        for block, state in zip(self.blocks, states, strict=True):
+            assert isinstance(block.mixer, Attention)
+            with ops.scope():
+                block.mixer.write_keys(ops, fused, state)  # type: ignore[arg-type]
+
+    def record_block(self, ops: Ops, target: Model, states: tuple[LayerState, ...]) -> Array:
+        """The block's hidden states before the final norm."""
+        x = target.embedding(ops)
+        for block, state in zip(self.blocks, states, strict=True):
+            block(ops, x, state)
+        return x
+
+    def record_head(self, ops: Ops, target: Model, x: Array) -> Array:
+        return ops.head(x, self.output_norm, self.eps, target.head)
+
+
+def read_draft_facts(checkpoint: Checkpoint) -> DraftFacts:
+    if checkpoint.architecture != "dflash":
+        raise ModelError(
+            f"{checkpoint.path} is a '{checkpoint.architecture}' model, not a DFlash draft."
+        )
+    metadata = Metadata(checkpoint)
+    layers = metadata.optional("target_layers")
+    mask = checkpoint.metadata.get("tokenizer.ggml.mask_token_id")
+    if not isinstance(layers, list) or not layers or not all(isinstance(i, int) for i in layers):
+        raise CheckpointError(f"{checkpoint.path} does not list the target layers it reads.")
+    if not isinstance(mask, int):
+        raise CheckpointError(f"{checkpoint.path} does not name its mask token.")
+    tokens = checkpoint.metadata.get("tokenizer.ggml.tokens")
+    return DraftFacts(
+        hidden_size=metadata.count("embedding_length"),
+        block_size=metadata.count("block_size"),
+        feature_layers=tuple(i - 1 for i in layers),  # the file counts inputs of the next layer
+        mask_token=mask,
+        vocab_size=len(tokens) if isinstance(tokens, list) else None,
+    )
+
+
+def check_fit(facts: DraftFacts, draft_name: str, target: Model, target_name: str) -> None:
+    """Refuse a draft that was made for another target."""
+    reason = ""
+    if facts.hidden_size != target.hidden_size:
+        reason = f"it expects hidden size {facts.hidden_size}, the target has {target.hidden_size}"
+    elif not all(0 <= i < target.num_layers for i in facts.feature_layers):
+        reason = (
+            f"it reads layers {list(facts.feature_layers)}, the target has {target.num_layers}"
+        )
+    elif not 0 <= facts.mask_token < target.vocab_size:
+        reason = (
+            f"its mask token {facts.mask_token} is outside the target's vocabulary "
+            f"of {target.vocab_size}"
+        )
+    elif facts.vocab_size is not None and facts.vocab_size > target.vocab_size:
+        reason = (
+            f"it was trained on a vocabulary of {facts.vocab_size}, "
+            f"the target has {target.vocab_size}"
+        )
+    if reason:
+        raise ModelError(f"The draft {draft_name} does not fit the target {target_name}: {reason}.")
+
+
+def _windows(metadata: Metadata, num_layers: int) -> list[int]:
+    """Per layer the sliding window, 0 for full attention."""
+    window = metadata.optional("attention.sliding_window")
+    pattern = metadata.optional("attention.sliding_window_pattern")
+    if not window or not isinstance(pattern, list) or len(pattern) != num_layers:
+        return [0] * num_layers
+    return [int(window) if is_sliding else 0 for is_sliding in pattern]
+
+
+def load_draft(checkpoint: Checkpoint, ops: Ops) -> Draft:
+    facts = read_draft_facts(checkpoint)
+    metadata, source = Metadata(checkpoint), TensorSource(checkpoint, ops)
+    hidden, num_layers = facts.hidden_size, metadata.count("block_count")
+    eps = metadata.number("attention.layer_norm_rms_epsilon")
+    head_dim = metadata.count("attention.key_length")
+    rotary = read_rotary(ops, metadata, source, head_dim, interleaved=False)
+    blocks = []
+    for i, window in enumerate(_windows(metadata, num_layers)):
+        prefix = f"blk.{i}"
+        blocks.append(
+            Block(
+                mixer_norm=source.vector(f"{prefix}.attn_norm.weight", hidden),
+                mixer=read_attention(
+                    source,
+                    prefix,
+                    metadata,
+                    rotary,
+                    has_head_norms=True,
+                    window=window,
+                    bidirectional=True,
+                ),
+                ffn_norm=source.vector(f"{prefix}.ffn_norm.weight", hidden),
+                ffn=read_feed_forward(
+                    source, prefix, hidden, metadata.count("feed_forward_length")
+                ),
+                eps=eps,
+            )
+        )
+    fuse = source.projection("fc.weight", hidden, len(facts.feature_layers) * hidden)
+    context_norm = source.vector("enc.output_norm.weight", hidden)
+    output_norm = source.vector("output_norm.weight", hidden)
+    source.finish()
+    return Draft(facts, fuse, context_norm, tuple(blocks), output_norm, eps)

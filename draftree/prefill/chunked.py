@@ -1,0 +1,24 @@
+"""Prefill: the prompt as certain chains of at most chunk_len tokens, without logits."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from draftree.core import DraftTree
+from draftree.models.target import Target
+
+
+def prefill(
+    target: Target,
+    tokens: Sequence[int],
+    chunk_len: int,
+    observe: Callable[[np.ndarray], None] | None = None,
+) -> None:
+    """Run the tokens and keep them. observe gets each chunk's features, where the target captures any."""
+    for start in range(0, len(tokens), chunk_len):
+        chunk = DraftTree.chain(tuple(tokens[start : start + chunk_len]))
+        target.state.begin(chunk, certain=True)
+        features = target.forward(rows=()).features
+        target.state.commit(range(chunk.num_nodes))
+        if observe is not None and features is not None:
+            observe(features[: chunk.num_nodes])

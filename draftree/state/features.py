@@ -1,0 +1,34 @@
+"""A ring of the target's hidden states for the newest positions, which a draft reads as its context."""
+
+import numpy as np
+
+
+class FeatureRing:
+    """Rows [width] for positions start … end-1; older ones are overwritten."""
+
+    def __init__(self, capacity: int, width: int) -> None:
+        self._rows = np.zeros((capacity, width), dtype=np.float32)
+        self.end = 0
+        self.start = 0
+
+    @property
+    def capacity(self) -> int:
+        return len(self._rows)
+
+    def append(self, rows: np.ndarray) -> None:
+        """Rows of the positions that were just committed, in order: float32 [count, width]."""
+        capacity = self.capacity
+        kept = rows[-capacity:]
+        first = self.end + len(rows) - len(kept)
+        self._rows[(first + np.arange(len(kept))) % capacity] = kept
+        self.end += len(rows)
+        self.start = max(self.start, self.end - capacity)
+
+    def read(self, first: int, last: int) -> np.ndarray:
+        """Rows of positions first … last-1: float32 [count, width]."""
+        assert self.start <= first <= last <= self.end
+        return self._rows[np.arange(first, last) % self.capacity]
+
+    def reset(self, position: int = 0) -> None:
+        """Empty, the next row being that of `position`."""
+        self.start = self.end = position

@@ -1,0 +1,111 @@
+"""What a sequence remembers between passes, and the only verbs that change it.
+
+begin(tree) opens a pass, commit(path) keeps the nodes on the path, rollback() forgets the pass. After commit the
+state equals, bit for bit, the one reached by running those tokens one at a time. A certain pass (prefill, plain
+decoding) is a chain that will be kept whole: recurrent state then advances during the pass itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from draftree.core import DraftTree
+from draftree.errors import CapacityError
+from draftree.kernels.ops import LayerStore, Ops, Runnable
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A copy of a committed state, in host memory."""
+
+    tokens: tuple[int, ...]
+    parts: tuple[tuple[np.ndarray, ...], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for part in self.parts for array in part)
+
+
+class SequenceState:
+    """tokens: what the target has read. A tree's root is the next position, so the anchor is not in it yet."""
+
+    def __init__(self, ops: Ops, stores: tuple[LayerStore, ...], max_ctx: int) -> None:
+        self.tokens: list[int] = []
+        self.max_ctx = max_ctx
+        self._ops = ops
+        self._stores = stores
+        self._tree: DraftTree | None = None
+        self._is_certain = False
+        self._commit_program: Runnable | None = None
+
+    @property
+    def committed(self) -> int:
+        return len(self.tokens)
+
+    def begin(self, tree: DraftTree, *, certain: bool = False) -> None:
+        """Open a pass over the tree. It is an error to begin twice, or beyond the context."""
+        assert self._tree is None, "the last pass was neither committed nor rolled back"
+        length = self.committed + max(tree.depths) + 1
+        if length > self.max_ctx:
+            raise CapacityError(
+                f"The text has reached {length} tokens, but the context was planned for {self.max_ctx}; "
+                "start again with a larger --max-ctx."
+            )
+        tokens = np.asarray(tree.tokens, dtype=np.int64)
+        if certain:
+            assert tree.is_chain
+            self._ops.step.set_chain(tokens, self.committed)
+        else:
+            parents = np.asarray(tree.parents, dtype=np.int64)
+            depths = np.asarray(tree.depths, dtype=np.int64)
+            self._ops.step.set_tree(tokens, parents, depths, self.committed)
+        self._tree, self._is_certain = tree, certain
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the nodes on the path (root first, each the child of the one before)."""
+        tree = self._tree
+        assert tree is not None, "commit without begin"
+        assert _is_path(tree, path), "a path goes from the root down, parent to child"
+        if self._is_certain:
+            assert len(path) == tree.num_nodes, "a certain pass is kept whole"
+        else:
+            self._ops.step.set_path(np.asarray(path, dtype=np.int64))
+            self._commit().run()
+        self.tokens.extend(tree.tokens[node] for node in path)
+        self._tree = None
+
+    def rollback(self) -> None:
+        """Forget the pass; only a tentative one can be forgotten."""
+        assert self._tree is None or not self._is_certain, "a certain pass cannot be forgotten"
+        self._tree = None
+
+    def reset(self) -> None:
+        """Back to the empty sequence."""
+        self.restore(Snapshot((), ()))
+
+    def snapshot(self) -> Snapshot:
+        assert self._tree is None, "a snapshot is taken between passes"
+        length = self.committed
+        return Snapshot(tuple(self.tokens), tuple(self._ops.snapshot(s, length) for s in self._stores))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot of this same sequence kind, whatever happened since."""
+        self._tree = None
+        self.tokens = list(snapshot.tokens)
+        for i, store in enumerate(self._stores):
+            self._ops.restore(store, snapshot.parts[i] if snapshot.parts else ())
+
+    def _commit(self) -> Runnable:
+        if self._commit_program is None:
+            with self._ops.capture() as program:
+                for store in self._stores:
+                    self._ops.commit(store)
+            self._commit_program = program
+        return self._commit_program
+
+
+def _is_path(tree: DraftTree, path: Sequence[int]) -> bool:
+    return len(path) > 0 and all(
+        tree.parents[node] == before for before, node in zip((-1, *path), path, strict=False)
+    )

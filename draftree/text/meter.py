@@ -1,0 +1,88 @@
+"""What one rendering of a chat template may use: how much it makes, and how long it takes.
+
+Everything a template makes is charged before or as it is made, and never given back, so memory is
+bounded too. It does not know about Jinja.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from time import monotonic
+from typing import Any
+
+from draftree.errors import TokenizerError
+
+_MAX_INTEGER_BITS = 4096
+_WIDE_FORMAT = re.compile(r"\d{4}|\*|\{[^{}]*\{")
+
+
+class Meter:
+    """Charges sizes in characters and list items against a limit, and watches the clock."""
+
+    def __init__(self, size_limit: int, time_limit_s: float) -> None:
+        self._limit = size_limit
+        self._left = size_limit
+        self._deadline = monotonic() + time_limit_s
+        # Weights by identity, with the value kept alive: templates cannot change lists in place.
+        self._weights: dict[int, tuple[object, int]] = {}
+
+    def charge(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise TokenizerError("The chat template makes too much text; use another template.")
+        if monotonic() > self._deadline:
+            raise TokenizerError("The chat template takes too long; use another template.")
+
+    def charge_value(self, value: object) -> None:
+        if isinstance(value, str | list | tuple | dict):
+            self.charge(len(value))
+
+    def weigh(self, value: object) -> int:
+        """How large the value is when written out; something shared counts each time."""
+        if isinstance(value, str):
+            return len(value) + 2
+        if not isinstance(value, list | tuple | Mapping):
+            if type(value).__name__ == "Namespace":
+                raise TokenizerError("The chat template uses a namespace as a value.")
+            return 8
+        known = self._weights.get(id(value))
+        if known is not None:
+            return known[1]
+        parts: Iterable[object] = value
+        if isinstance(value, Mapping):
+            parts = (part for pair in value.items() for part in pair)
+        weight = 2 + sum(map(self.weigh, parts))
+        if weight > self._limit:
+            raise TokenizerError("The chat template makes too large a list; use another template.")
+        self._weights[id(value)] = (value, weight)
+        return weight
+
+    def charge_operator(self, operator: str, left: Any, right: Any) -> None:
+        """Before `left operator right` is computed."""
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() + right.bit_length()
+            if operator == "**":
+                bits = left.bit_length() * abs(right)
+            if bits > _MAX_INTEGER_BITS:
+                raise TokenizerError("The chat template computes with too large numbers.")
+            self.charge(1)
+        elif operator == "*":
+            text, count = (right, left) if isinstance(left, int) else (left, right)
+            repeated = self.weigh(text) * max(count, 0) if isinstance(count, int) else 1
+            self.charge(repeated)
+        elif operator == "%" and isinstance(left, str):
+            self.charge_format(left, right)
+        else:
+            self.charge(sum(len(v) for v in (left, right) if isinstance(v, str | list | tuple)))
+
+    def charge_format(self, template: str, *values: object) -> None:
+        """Before values are written into a template with % or {} places."""
+        if _WIDE_FORMAT.search(template):
+            raise TokenizerError("The chat template asks for a width that is not allowed.")
+        places = template.count("%") + template.count("{")
+        self.charge(len(template) + 1000 * places + places * sum(map(self.weigh, values)))
+
+    def charge_join(self, separator: str, items: list[Any]) -> None:
+        self.charge(len(separator) * len(items) + sum(map(self.weigh, items)))
+
+    def charge_replace(self, text: str, old: str, new: str) -> None:
+        self.charge(len(text) + text.count(old) * len(new))

@@ -1,0 +1,199 @@
+"""Strings <-> token ids, as the model's own file describes them.
+
+In: GGUF metadata. Out: a Tokenizer; ids are those that llama.cpp gives for the same file. Special
+tokens are cut out of the text first, longest first; the rest goes to the vocabulary's own scheme.
+It does not know about chat: see template.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol, Self
+
+from draftree.errors import TokenizerError
+from draftree.text.bpe import ByteLevelBpe
+from draftree.text.pretokenize import find_pretokenizer
+from draftree.text.spm import SentencePiece
+from draftree.text.vocabulary import (
+    MARKED_TYPES,
+    SPECIAL_TYPES,
+    TokenType,
+    Vocabulary,
+    read_flag,
+    read_id,
+    read_numbers,
+    read_strings,
+    read_text,
+    read_vocabulary,
+)
+
+# What a file of each kind means where it names no special ids.
+_DEFAULT_IDS = {
+    "llama": {
+        "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+}
+
+
+class Scheme(Protocol):
+    """How text without special tokens becomes tokens and back."""
+
+    prefixes_space: bool  # a space is put before text that follows nothing or a special token
+
+    def encode(self, text: str, starts_text: bool) -> list[int]: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+
+class Tokenizer:
+    """One model's vocabulary, ready for use; immutable as far as callers can see."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        scheme: Scheme,
+        *,
+        adds_bos: bool,
+        adds_eos: bool,
+        chat_template: str | None,
+    ) -> None:
+        self.vocab_size = len(vocabulary.tokens)
+        self.bos_id = vocabulary.bos_id
+        self.eos_id = vocabulary.eos_id
+        self.mask_id = vocabulary.mask_id
+        self.stop_ids = vocabulary.stop_ids
+        self.chat_template = chat_template
+        self._vocabulary = vocabulary
+        self._scheme = scheme
+        self._prefix = _present(self.bos_id, adds_bos)
+        self._suffix = _present(self.eos_id, adds_eos)
+        marked = (i for i, kind in vocabulary.types.items() if kind in MARKED_TYPES)
+        tokens = vocabulary.tokens
+        # Longest first, so that no token hides inside another.
+        self._marked = sorted(marked, key=lambda i: len(tokens[i].encode()), reverse=True)
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
+        model = read_text(metadata, "tokenizer.ggml.model")
+        if model is None:
+            raise TokenizerError("The model file has no tokenizer (tokenizer.ggml.model).")
+        vocabulary = read_vocabulary({**_DEFAULT_IDS.get(model, {}), **metadata})
+        scheme: Scheme
+        if model == "gpt2":
+            name = read_text(metadata, "tokenizer.ggml.pre") or "default"
+            pretokenizer = find_pretokenizer(name)
+            scheme = ByteLevelBpe(vocabulary, read_strings(metadata, "merges"), pretokenizer)
+            adds_bos = pretokenizer.adds_bos
+        elif model == "llama":
+            scores = read_numbers(metadata, "scores", len(vocabulary.tokens))
+            if scores is None:
+                raise TokenizerError("The model file has no tokenizer.ggml.scores.")
+            prefixes_space = read_flag(metadata, "add_space_prefix", True)
+            scheme = SentencePiece(vocabulary, scores, prefixes_space)
+            adds_bos = True
+        else:
+            raise TokenizerError(
+                f"The model's tokenizer is of the kind {model!r}, which is not supported; "
+                "supported are gpt2 (byte-level BPE) and llama (SentencePiece)."
+            )
+        read_id(metadata, "padding", len(vocabulary.tokens))  # unused, but a bad one is damage
+        return cls(
+            vocabulary,
+            scheme,
+            adds_bos=read_flag(metadata, "add_bos_token", adds_bos),
+            adds_eos=read_flag(metadata, "add_eos_token", False),
+            chat_template=read_text(metadata, "tokenizer.chat_template"),
+        )
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """add_special: begin and end as the model wants it. parse_special: control tokens that are
+        spelled out in the text become those tokens (user-defined tokens always do)."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # halves of surrogate pairs, from JSON escapes
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        ids = list(self._prefix) if add_special else []
+        starts_text = True
+        for fragment in self._cut_marked(text, parse_special):
+            if isinstance(fragment, int):
+                ids.append(fragment)
+            else:
+                ids += self._scheme.encode(fragment, starts_text)
+            starts_text = isinstance(fragment, int)
+        return ids + list(self._suffix) if add_special else ids
+
+    def encode_chat(self, text: str) -> list[int]:
+        """A rendered chat template, which may or may not spell out the first token itself."""
+        ids = self.encode(text, add_special=False)
+        return ids if tuple(ids[: len(self._prefix)]) == self._prefix else [*self._prefix, *ids]
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """The text of a whole sequence. Bytes that are not UTF-8 become U+FFFD."""
+        pieces = []
+        starts_text = True
+        for token_id in ids:
+            pieces.append(self.piece(token_id, starts_text=starts_text, skip_special=skip_special))
+            starts_text = self.is_marked(token_id)
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def piece(self, token_id: int, *, starts_text: bool, skip_special: bool) -> bytes:
+        """What one token adds to a text; starts_text: it follows nothing, or a marked token."""
+        if skip_special and self.is_special(token_id):
+            return b""
+        piece = self.token_bytes(token_id)
+        if starts_text and self._scheme.prefixes_space and not self.is_marked(token_id):
+            return piece.removeprefix(b" ")  # the one that encode put there
+        return piece
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The raw bytes of one token; special tokens give their own text."""
+        self._check(token_id)
+        kind = self._vocabulary.type_of(token_id)
+        if kind in MARKED_TYPES:
+            return self._vocabulary.tokens[token_id].encode()
+        if kind is TokenType.UNUSED:
+            return b""
+        return self._scheme.token_bytes(token_id)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token steers the model and is not part of the text it writes."""
+        self._check(token_id)
+        return self._vocabulary.type_of(token_id) in SPECIAL_TYPES
+
+    def is_marked(self, token_id: int) -> bool:
+        """Whether encode finds the token's text as a whole: special and user-defined tokens."""
+        self._check(token_id)
+        return self._vocabulary.type_of(token_id) in MARKED_TYPES
+
+    def find(self, text: str) -> int | None:
+        """The id of the token that is spelled so in the vocabulary."""
+        return self._vocabulary.ids.get(text)
+
+    def _cut_marked(self, text: str, parse_special: bool) -> list[str | int]:
+        fragments: list[str | int] = [text] if text else []
+        for token_id in self._marked:
+            token = self._vocabulary.tokens[token_id]
+            if token not in text or (self.is_special(token_id) and not parse_special):
+                continue
+            cut: list[str | int] = []
+            for fragment in fragments:
+                if isinstance(fragment, int):
+                    cut.append(fragment)
+                    continue
+                for index, part in enumerate(fragment.split(token)):
+                    cut += [token_id] if index else []
+                    cut += [part] if part else []
+            fragments = cut
+        return fragments
+
+    def _check(self, token_id: int) -> None:
+        if not 0 <= token_id < self.vocab_size:
+            raise TokenizerError(
+                f"There is no token {token_id}; the vocabulary has {self.vocab_size} tokens."
+            )
+
+
+def _present(token_id: int | None, is_added: bool) -> tuple[int, ...]:
+    return (token_id,) if is_added and token_id is not None else ()

@@ -1,0 +1,154 @@
+"""What a model file says about its tokens, checked: texts, kinds, special ids, end-of-turn ids.
+
+In: GGUF metadata. Out: a Vocabulary that later code can index without further checks.
+It does not know how text is split into tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from draftree.errors import TokenizerError
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+# Special tokens are hidden from readers; marked ones are found in text before it is split further.
+SPECIAL_TYPES = frozenset((TokenType.UNKNOWN, TokenType.CONTROL))
+MARKED_TYPES = SPECIAL_TYPES | {TokenType.USER_DEFINED}
+
+END_OF_TURN = (
+    *("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>"),
+    *("<|return|>", "<|call|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "[EOT]", "</s>"),
+    "<｜end▁of▁sentence｜>",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Token texts as the file spells them, and what is known about single tokens."""
+
+    tokens: list[str]
+    ids: dict[str, int]  # the inverse of tokens
+    types: dict[int, TokenType]  # only the tokens that are not NORMAL
+    bos_id: int | None
+    eos_id: int | None
+    unknown_id: int | None
+    mask_id: int | None
+    stop_ids: frozenset[int]
+
+    def type_of(self, token_id: int) -> TokenType:
+        return self.types.get(token_id, TokenType.NORMAL)
+
+
+def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+    tokens = read_strings(metadata, "tokens")
+    if not tokens:
+        raise TokenizerError("The model file's vocabulary (tokenizer.ggml.tokens) is empty.")
+    if "" in tokens:
+        tokens = [text or f"[EMPTY_{token_id}]" for token_id, text in enumerate(tokens)]
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(ids) != len(tokens):
+        twice = next(text for token_id, text in enumerate(tokens) if ids[text] != token_id)
+        raise TokenizerError(f"The model file's vocabulary holds the token {twice!r} twice.")
+    types = _read_types(metadata, len(tokens))
+    eos_id = read_id(metadata, "eos", len(tokens))
+    ends = (eos_id, read_id(metadata, "eot", len(tokens)), read_id(metadata, "eom", len(tokens)))
+    stop_ids = {token_id for token_id in ends if token_id is not None}
+    shown = {TokenType.NORMAL, TokenType.BYTE, TokenType.UNUSED}
+    for text in END_OF_TURN:
+        # Plain tokens that merely look like an end, such as markup's "</s>", are ordinary text.
+        if text in ids and types.get(ids[text], TokenType.NORMAL) not in shown:
+            stop_ids.add(ids[text])
+    return Vocabulary(
+        tokens=tokens,
+        ids=ids,
+        types=types,
+        bos_id=read_id(metadata, "bos", len(tokens)),
+        eos_id=eos_id,
+        unknown_id=read_id(metadata, "unknown", len(tokens)),
+        mask_id=read_id(metadata, "mask", len(tokens)),
+        stop_ids=frozenset(stop_ids),
+    )
+
+
+def read_strings(metadata: Mapping[str, Any], name: str) -> list[str]:
+    """A list of strings that must be there."""
+    values = metadata.get(f"tokenizer.ggml.{name}")
+    if values is None:
+        raise TokenizerError(f"The model file has no tokenizer.ggml.{name}; it is incomplete.")
+    is_list = isinstance(values, Sequence) and not isinstance(values, str)
+    if not is_list or not set(map(type, values)) <= {str}:
+        raise TokenizerError(f"tokenizer.ggml.{name} in the model file is not a list of strings.")
+    return list(values)
+
+
+def read_numbers(metadata: Mapping[str, Any], name: str, length: int) -> list[Any] | None:
+    """A list with one number a token, or None where the file has none."""
+    values = metadata.get(f"tokenizer.ggml.{name}")
+    if values is None:
+        return None
+    try:
+        numbers = list(values)
+        is_valid = set(map(type, numbers)) <= {int, float}
+    except TypeError:
+        is_valid = False
+    if not is_valid:
+        raise TokenizerError(f"tokenizer.ggml.{name} in the model file is not a list of numbers.")
+    if len(numbers) != length:
+        raise TokenizerError(
+            f"tokenizer.ggml.{name} in the model file has {len(numbers)} entries "
+            f"for {length} tokens; the file is damaged."
+        )
+    return numbers
+
+
+def read_flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, bool):
+        raise TokenizerError(f"tokenizer.ggml.{name} in the model file is {value!r}, not a flag.")
+    return value
+
+
+def read_text(metadata: Mapping[str, Any], key: str) -> str | None:
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise TokenizerError(f"{key} in the model file is not text.")
+    return value
+
+
+def read_id(metadata: Mapping[str, Any], name: str, num_tokens: int) -> int | None:
+    """One special token's id, or None where the file names none."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    value = metadata.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TokenizerError(f"{key} in the model file is {value!r}, not a token id.")
+    if not 0 <= value < num_tokens:
+        raise TokenizerError(
+            f"{key} in the model file is {value}, but there are only {num_tokens} tokens."
+        )
+    return value
+
+
+def _read_types(metadata: Mapping[str, Any], num_tokens: int) -> dict[int, TokenType]:
+    numbers = read_numbers(metadata, "token_type", num_tokens)
+    if numbers is None:
+        return {}
+    known = {int(kind) for kind in TokenType}
+    others = [(token_id, kind) for token_id, kind in enumerate(numbers) if kind != TokenType.NORMAL]
+    return {
+        token_id: TokenType(kind) if kind in known else TokenType.UNUSED
+        for token_id, kind in others
+    }

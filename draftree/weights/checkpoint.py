@@ -1,0 +1,98 @@
+"""A checkpoint: named raw tensors and metadata, whatever kind of file they come from.
+
+In: a path. Out: a Checkpoint with the names and metadata keys that GGUF files use. It does not know
+what the tensors mean, and decodes none of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from draftree.errors import CheckpointError
+from draftree.kernels.quant.formats import QuantType
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What a checkpoint says about one tensor. shape is row-major: (rows, cols)."""
+
+    name: str
+    shape: tuple[int, ...]
+    qtype: QuantType
+    nbytes: int
+
+
+class Checkpoint(Protocol):
+    """Tensors and metadata of one model."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def architecture(self) -> str: ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Values are str, int, float, bool or lists of them."""
+        ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+    def raw(self, name: str) -> np.ndarray:
+        """The tensor's bytes, a read-only view of the file: uint8 [rows, row_bytes].
+
+        Leading dimensions are folded into rows; a vector is one row. The view outlives close.
+        """
+        ...
+
+    def close(self) -> None:
+        """Forget the file. Views that were handed out keep their part of it mapped."""
+        ...
+
+
+class MappedCheckpoint:
+    """The one kind of Checkpoint: views into memory-mapped files."""
+
+    def __init__(
+        self,
+        path: Path,
+        metadata: Mapping[str, Any],
+        tensors: Mapping[str, TensorInfo],
+        views: Mapping[str, np.ndarray],
+    ) -> None:
+        """metadata names the architecture; views holds uint8 [rows, row_bytes] per tensor."""
+        self.path = path
+        self.architecture: str = metadata["general.architecture"]
+        self.metadata: Mapping[str, Any] = MappingProxyType(dict(metadata))
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(dict(tensors))
+        self._views = dict(views)
+
+    def raw(self, name: str) -> np.ndarray:
+        if name in self._views:
+            return self._views[name]
+        if name in self.tensors:
+            raise CheckpointError(f"{self.path} was closed before tensor {name!r} was read.")
+        raise CheckpointError(f"{self.path} has no tensor {name!r}.")
+
+    def close(self) -> None:
+        self._views.clear()
+
+
+def open_checkpoint(path: Path | str) -> Checkpoint:
+    """Open a GGUF file, the first part of a split GGUF, or a DFlash folder."""
+    from draftree.weights.dflash import OTHER_ARCHITECTURES, rename_gguf
+    from draftree.weights.gguf import open_gguf
+    from draftree.weights.safetensors import open_dflash_folder
+
+    path = Path(path)
+    if path.is_dir():
+        return open_dflash_folder(path)
+    checkpoint = open_gguf(path)
+    if checkpoint.architecture in OTHER_ARCHITECTURES:
+        return rename_gguf(checkpoint)
+    return checkpoint

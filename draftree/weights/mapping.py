@@ -1,0 +1,33 @@
+"""A file as read-only bytes in memory, without reading it. Knows no file format."""
+
+import mmap
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+
+from draftree.errors import CheckpointError
+
+
+def map_file(path: Path) -> np.ndarray:
+    """The whole file as a read-only uint8 [size] view, unmapped when its last view is gone."""
+    try:
+        # Non-blocking, so that a named pipe is refused below instead of waited for.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} does not exist.") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be opened: {error}.") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise CheckpointError(f"{path} is not an ordinary file.")
+        if status.st_size == 0:
+            raise CheckpointError(f"{path} is empty; download it again.")
+        data = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be mapped into memory: {error}.") from None
+    finally:
+        os.close(descriptor)
+    return np.frombuffer(data, dtype=np.uint8)

@@ -1,0 +1,79 @@
+"""`draftree inspect` on real files: what it says must be what the files hold."""
+
+import pytest
+
+from draftree.cli.inspect import Place, fit_word, format_bytes, format_count, memory_table
+from draftree.models.facts import read_facts
+from draftree.weights.checkpoint import open_checkpoint
+from tests.golden import golden
+from tests.weights.gguf_bytes import small_file
+
+
+def test_real_model(draftree, smollm2_path):
+    result = draftree("inspect", str(smollm2_path))
+    assert result.exit_code == 0, result.stderr
+    rows = [line.split() for line in result.stdout.splitlines() if line]
+    lines = {row[0]: row for row in rows}
+    assert lines["architecture"] == ["architecture", "llama"]
+    assert lines["parameters"][1:3] == ["134.52", "million"]
+    assert ["context", "8192"] in rows
+    assert lines["tokenizer"][1:] == ["gpt2", "/", "smollm,", "49152", "tokens"]
+    assert lines["Q4_1"] == ["Q4_1", "210", "63.3", "MiB"]
+    assert lines["8192"][-5:] == ["yes"] * 5
+
+
+def test_hybrid_model(draftree):
+    result = draftree("inspect", str(golden("qwen35/tiny-qwen35-A-Q4_K_M.gguf")))
+    assert result.exit_code == 0, result.stderr
+    assert "qwen35" in result.stdout
+    assert "Q6_K        9" in result.stdout
+
+
+def test_draft(draftree):
+    result = draftree("inspect", str(golden("dflash/tiny-dflash-A-F16.gguf")))
+    assert result.exit_code == 0, result.stderr
+    assert "This is a draft" in result.stdout
+
+
+def test_file_that_cannot_be_run_is_described_all_the_same(draftree, tmp_path):
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(small_file().build())
+    result = draftree("inspect", str(path))
+    assert result.exit_code == 0, result.stderr
+    assert "Memory is not known: " in result.stdout
+
+
+def test_memory_grows_with_context_and_number_format(smollm2_path):
+    facts = read_facts(open_checkpoint(smollm2_path))
+    table = memory_table(facts, [Place("tiny", 0), Place("huge", 2**40)])
+    columns = [list(column.cells) for column in table.columns]
+    assert columns[0] == ["2048", "8192"]
+    half, full = columns[1:3]
+    # One token holds 30 layers of 3 heads of 64 keys and as many values.
+    growth = float(half[1].split()[0]) - float(half[0].split()[0])
+    assert growth == pytest.approx(6144 * 30 * 3 * 64 * 2 * 2 / 2**20, abs=0.2)
+    assert float(full[1].split()[0]) > float(half[1].split()[0])
+    assert columns[3] == ["no", "no"]
+    assert columns[4] == ["yes", "yes"]
+
+
+@pytest.mark.parametrize(
+    ("half", "full", "room", "word"), [(1, 2, 2, "yes"), (1, 2, 1, "f16"), (2, 3, 1, "no")]
+)
+def test_fit_word(half, full, room, word):
+    assert fit_word(half, full, room) == word
+
+
+def test_formats():
+    assert [format_bytes(n) for n in (0, 1023, 1024, 3 * 2**20, 5 * 2**30)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "3.0 MiB",
+        "5.00 GiB",
+    ]
+    assert [format_count(n) for n in (7, 1_500_000, 27_000_000_000)] == [
+        "7",
+        "1.50 million",
+        "27.00 billion",
+    ]

@@ -1,0 +1,128 @@
+"""`draftree run` with a fake engine: what is asked of it, what is printed, how it ends."""
+
+import json
+
+import pytest
+
+from draftree.core import SamplingParams, TokenSource
+
+
+def test_streams_text_and_ends_with_one_line_on_stderr(draftree, engine):
+    result = draftree("run", "--prompt", "Say hello")
+    assert result.exit_code == 0
+    assert result.stdout == "Hello there\n"
+    (line,) = result.stderr.splitlines()
+    assert line == ("2 tokens in 0.02 s (100.0 tokens per second); prompt of 3 tokens in 0.10 s")
+
+
+def test_asks_the_engine_for_what_was_typed(draftree, engine):
+    options = "--temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1"
+    options += " --presence-penalty 0.2 --frequency-penalty 0.3 --seed 7 --stop END --stop Q -n 9"
+    result = draftree("run", "some-model", "-p", "x", *options.split())
+    assert result.exit_code == 0, result.stderr
+    (request,) = engine.requests
+    assert request == {
+        "prompt": "x",
+        "max_tokens": 9,
+        "sampling": SamplingParams(0.5, 4, 0.9, 0.1, 1.1, 0.2, 0.3, 7),
+        "stop": ("END", "Q"),
+        "system": None,
+        "chat": False,
+    }
+    assert engine.opened[0][0] == "some-model"
+
+
+def test_engine_options_reach_the_config(draftree, engine):
+    options = "--draft none --budget 22 --block 8 --max-ctx 512 --math exact --kv f16 --threads 2"
+    result = draftree("run", "-p", "x", *options.split(), "--ngram", "off")
+    assert result.exit_code == 0, result.stderr
+    config = engine.opened[0][1]
+    assert (config.draft, config.budget, config.block, config.max_ctx) == ("none", 22, 8, 512)
+    assert (config.math, config.kv_type, config.threads) == ("exact", "f16", 2)
+    assert config.ngram == "off"
+
+
+def test_options_not_given_are_left_to_the_engine(draftree, engine):
+    from draftree.config import EngineConfig
+
+    draftree("run", "-p", "x")
+    assert engine.opened == [("smollm2-135m", EngineConfig())]
+    assert engine.requests[0]["sampling"] == SamplingParams()
+
+
+def test_prompt_comes_from_stdin(draftree, engine):
+    assert draftree("run", stdin="two\nlines\n").exit_code == 0
+    assert engine.requests[0]["prompt"] == "two\nlines"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_chat"),
+    [((), False), (("--raw",), False), (("--chat",), True), (("--system", "Be kind."), True)],
+)
+def test_chat_template_is_used_when_asked_for(draftree, engine, arguments, is_chat):
+    assert draftree("run", "-p", "x", *arguments).exit_code == 0
+    assert engine.requests[0]["chat"] is is_chat
+
+
+def test_json_is_the_last_line(draftree, engine):
+    result = draftree("run", "-p", "x", "--json")
+    assert result.stderr == ""
+    text, line = result.stdout.splitlines()
+    record = json.loads(line)
+    assert text == record["text"] == "Hello there"
+    assert record["finish_reason"] == "stop"
+    assert record["usage"]["completion_tokens"] == 2
+    assert record["tokens_per_second"] == 100.0
+
+
+def test_show_tree_marks_rounds_and_names_sources(draftree, engine):
+    engine.words = ["a", "b", "c", "d"]
+    engine.sources = [TokenSource.CHAIN, TokenSource.SIBLING, TokenSource.BONUS, TokenSource.NGRAM]
+    result = draftree("run", "-p", "x", "--show-tree")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines()[0] == "a|bc|d"
+    assert "sibling" in result.stdout
+    assert "AL 1.00" in result.stderr
+    assert "nodes accepted" in result.stderr
+
+
+def test_interrupt_stops_between_tokens(draftree, engine):
+    engine.words = ["Hello", "<ctrl-c>", " never"]
+    result = draftree("run", "-p", "x")
+    assert result.exit_code == 130
+    assert result.stdout == "Hello cut\n"
+    assert "2 tokens" in result.stderr
+    assert engine.generations[0].is_closed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--temperature", "-1"), "temperature must be between"),
+        (("--top-p", "0"), "top_p must be"),
+        (("--seed", "-1"), "seed must be"),
+        (("--n-gen", "0"), "--n-gen"),
+        (("--budget", "many"), "--budget is 'many'"),
+        (("--budget", "-3"), "--budget is '-3'"),
+        (("--threads", "100000"), "threads must be"),
+        (("--math", "fast"), "fast"),
+        (("--raw", "--system", "x"), "--raw"),
+        (("a-model", "--model", "b-model"), "give one of them"),
+        (("--no-such-option",), "--no-such-option"),
+    ],
+)
+def test_misuse_is_one_sentence_and_loads_nothing(draftree, engine, arguments, words):
+    result = draftree("run", "-p", "x", *arguments)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert words in line
+    assert result.stdout == ""
+    assert not engine.opened
+
+
+@pytest.mark.parametrize("stdin", [b"", b"\n", b"\xff\xfe not text"])
+def test_bad_stdin_is_refused(draftree, engine, stdin):
+    result = draftree("run", stdin=stdin)
+    assert result.exit_code == 2
+    assert len(result.stderr.splitlines()) == 1

@@ -1,0 +1,47 @@
+"""The README's promises: it is short, its links lead somewhere, its Python runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_is_short():
+    assert len(README.splitlines()) <= 200
+
+
+def test_links_lead_somewhere():
+    targets = re.findall(r"\]\(([^)#]+)\)", README)
+    assert targets
+    missing = [t for t in targets if not t.startswith("http") and not (ROOT / t).exists()]
+    assert not missing
+
+
+def test_names_every_command():
+    from draftree.cli.app import app
+
+    names = [command.name for command in app.registered_commands]
+    assert names
+    assert [name for name in names if f"draftree {name}" not in README] == []
+
+
+def test_names_every_architecture():
+    from draftree.models.registry import READERS
+
+    assert [name for name in READERS if f"| `{name}` |" not in README] == []
+
+
+@pytest.mark.parametrize("index", range(len(SNIPPETS)))
+def test_python_snippet_runs(index, smollm2_path, capsys):
+    exec(compile(SNIPPETS[index], f"README.md, snippet {index}", "exec"), {})
+    text = capsys.readouterr().out
+    assert "return" in text
+    assert re.search(r"(stop|length) \d+ \d", text)
+
+
+def test_there_is_a_snippet():
+    assert SNIPPETS
