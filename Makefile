@@ -14,7 +14,7 @@ help: ## Show this list
 	grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 run: model ## Complete a prompt with the default model: make run PROMPT='...'
-	$(BIN)/draftree run $(MODEL) --prompt '$(subst ','\'',$(PROMPT))'
+	$(BIN)/draftree run $(MODEL) --n-gen 128 --prompt '$(subst ','\'',$(PROMPT))'
 
 chat: model ## Talk to the default model
 	$(BIN)/draftree chat $(MODEL)
@@ -53,5 +53,5 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	  "error: $(PYTHON) is Python " + v + ", draftree needs 3.11 or newer; name one: make PYTHON=python3.12")'
 	$(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo 'setting up .venv (once, a few minutes)' >&2; '$(PYTHON)' -m venv --clear .venv; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@

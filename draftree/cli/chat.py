@@ -50,12 +50,12 @@ def answer(conversation: Conversation, line: str) -> bool:
     printer = PlainPrinter()
     try:
         conversation.say(line, printer.write, consume)
-    except CapacityError as error:
+    except (CapacityError, KeyboardInterrupt) as error:
         printer.end()
-        print(f"{error} /clear starts anew.", file=sys.stderr)
-    except KeyboardInterrupt:
-        printer.end()
-        print("The reply was dropped.", file=sys.stderr)
+        print(
+            f"{error} /clear starts anew." if str(error) else "The reply was dropped.",
+            file=sys.stderr,
+        )
     printer.end()
     return True
 

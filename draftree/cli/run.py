@@ -58,8 +58,10 @@ def run(
         printer: Printer = TreePrinter() if show_tree else PlainPrinter()
         if isinstance(printer, PlainPrinter) and sys.stdout.isatty() and not is_message:
             printer.write_text(text, _DIM, _NORMAL)
-        was_interrupted = consume(generation, printer.write)
-        printer.end()
+        try:
+            was_interrupted = consume(generation, printer.write)
+        finally:
+            printer.end()
         if use_json:
             reason = generation.finish_reason
             print(json_line(engine.name, generation.text, reason, generation.usage))

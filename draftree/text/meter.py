@@ -5,14 +5,15 @@ bounded too. It does not know about Jinja.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MappingView
 from time import monotonic
 from typing import Any
 
 from draftree.errors import TokenizerError
 
+_ITEM_SIZE = 16  # of anything that is not text, in characters
 _MAX_INTEGER_BITS = 4096
-_WIDE_FORMAT = re.compile(r"\d{4}|\*|\{[^{}]*\{")
+_WIDE_FORMAT = re.compile(r"%[^%a-zA-Z]*(\d{4}|\*)|\{[^{}]*(\d{4}|\{)")
 
 
 class Meter:
@@ -32,25 +33,30 @@ class Meter:
         if monotonic() > self._deadline:
             raise TokenizerError("The chat template takes too long; use another template.")
 
-    def charge_value(self, value: object) -> None:
-        if isinstance(value, str | list | tuple | dict):
-            self.charge(len(value))
+    def charge_value(self, *values: object) -> None:
+        """For a copy of each text, list or dict, but not of what is in it."""
+        self.charge(
+            sum(len(v) for v in values if isinstance(v, str))
+            + sum(_ITEM_SIZE * len(v) for v in values if isinstance(v, list | tuple | dict))
+        )
 
     def weigh(self, value: object) -> int:
         """How large the value is when written out; something shared counts each time."""
         if isinstance(value, str):
             return len(value) + 2
+        if isinstance(value, MappingView):
+            value = tuple(value)  # type: ignore[arg-type]
         if not isinstance(value, list | tuple | Mapping):
             if type(value).__name__ == "Namespace":
                 raise TokenizerError("The chat template uses a namespace as a value.")
-            return 8
+            return _ITEM_SIZE
         known = self._weights.get(id(value))
         if known is not None:
             return known[1]
         parts: Iterable[object] = value
         if isinstance(value, Mapping):
             parts = (part for pair in value.items() for part in pair)
-        weight = 2 + sum(map(self.weigh, parts))
+        weight = _ITEM_SIZE + sum(map(self.weigh, parts))
         if weight > self._limit:
             raise TokenizerError("The chat template makes too large a list; use another template.")
         self._weights[id(value)] = (value, weight)
@@ -66,17 +72,17 @@ class Meter:
                 raise TokenizerError("The chat template computes with too large numbers.")
             self.charge(1)
         elif operator == "*":
-            text, count = (right, left) if isinstance(left, int) else (left, right)
-            repeated = self.weigh(text) * max(count, 0) if isinstance(count, int) else 1
-            self.charge(repeated)
+            value, count = (right, left) if isinstance(left, int) else (left, right)
+            is_repeated = isinstance(value, str | list | tuple) and isinstance(count, int)
+            self.charge(self.weigh(value) * max(count, 0) if is_repeated else 1)
         elif operator == "%" and isinstance(left, str):
             self.charge_format(left, right)
         else:
-            self.charge(sum(len(v) for v in (left, right) if isinstance(v, str | list | tuple)))
+            self.charge_value(left, right)
 
     def charge_format(self, template: str, *values: object) -> None:
         """Before values are written into a template with % or {} places."""
-        if _WIDE_FORMAT.search(template):
+        if _WIDE_FORMAT.search(template.replace("{{", "").replace("}}", "")):
             raise TokenizerError("The chat template asks for a width that is not allowed.")
         places = template.count("%") + template.count("{")
         self.charge(len(template) + 1000 * places + places * sum(map(self.weigh, values)))

@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import wraps
 from json import dumps
 from types import CodeType
-from typing import Any
+from typing import Any, NoReturn
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
@@ -29,7 +29,10 @@ _FILTERS = (
     *("select", "selectattr", "sort", "string", "title", "trim", "truncate", "unique", "upper"),
     "wordcount",
 )
-_PADDING_METHODS = frozenset(("center", "expandtabs", "ljust", "rjust", "translate", "zfill"))
+# These make long texts of short ones, or bytes, which nothing here measures.
+_REFUSED_METHODS = frozenset(
+    ("center", "encode", "expandtabs", "format_map", "ljust", "rjust", "translate", "zfill")
+)
 _MAX_NUMBER = 10_000
 _MAX_JSON_INDENT = 16
 
@@ -76,9 +79,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def weigh_literal(self, value: Any) -> Any:
         """A list, tuple or dict that the template writes out."""
-        self.meter.charge(len(value))
+        self.meter.charge_value(value)
         self.meter.weigh(value)
         return value
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        raise SecurityError(f"it may not use {attribute!r} (of {type(obj).__name__})")
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         self.meter.charge_operator(operator, left, right)
@@ -100,16 +106,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         meter = __self.meter
-        text, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
-        if isinstance(text, str):
-            if name in _PADDING_METHODS:
-                raise SecurityError(f"the method {name} of strings is not allowed")
-            if name == "join" and args:
-                args = (list(args[0]), *args[1:])
-                meter.charge_join(text, args[0])
-            if name == "replace" and len(args) > 1:
-                meter.charge_replace(text, args[0], args[1])
-        elif __obj in (__self.globals["dict"], __self.globals["namespace"]):
+        owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
+        if isinstance(owner, int | float | bytes) or name in _REFUSED_METHODS:
+            raise SecurityError(f"the method {name} is not allowed")
+        if isinstance(owner, str) and name == "join" and args:
+            args = (list(args[0]), *args[1:])
+            meter.charge_join(owner, args[0])
+        elif isinstance(owner, str) and name == "replace" and len(args) > 1:
+            meter.charge_replace(owner, args[0], args[1])
+        elif __obj is dict or __obj is __self.globals["namespace"]:
             for value in (*args, *kwargs.values()):
                 meter.weigh(value)
         result = super().call(__context, __obj, *args, **kwargs)
@@ -122,12 +127,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         @wraps(function)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             own, (value, *others) = args[:skipped], args[skipped:]
+            for argument in (value, *others, *kwargs.values()):
+                self.meter.weigh(argument)
             numbers = [v for v in (*others, *kwargs.values()) if isinstance(v, int)]
             if any(abs(number) > _MAX_NUMBER for number in numbers):
                 raise SecurityError(f"the filter {name} was given too large a number")
             if name == "join":
                 value = list(value)
-                self.meter.charge_join(str(others[0]) if others else "", value)
+                separator = kwargs.get("d", others[0] if others else "")
+                self.meter.charge_join(str(separator), value)
             elif name == "format":
                 self.meter.charge_format(str(value), *others, *kwargs.values())
             elif name == "replace" and len(others) > 1:
@@ -136,8 +144,6 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 width = kwargs.get("width", others[0] if others else 4)
                 widest = width if isinstance(width, int) else len(str(width))
                 self.meter.charge(str(value).count("\n") * widest)
-            elif name in ("string", "upper", "lower", "title", "capitalize", "trim"):
-                self.meter.weigh(value)  # these write lists out
             result = function(*own, value, *others, **kwargs)
             self.meter.charge_value(result)
             return result

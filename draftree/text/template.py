@@ -19,7 +19,7 @@ CHATML = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
 """
 
-_MAX_SOURCE_LENGTH = 1_000_000
+_MAX_SOURCE_LENGTH = 100_000
 _BASE_SIZE = 32_000_000  # characters and list items that any template may make
 _SIZE_PER_INPUT = 32  # and more for long conversations, a multiple of their size
 _TIME_LIMIT_S = 5.0
@@ -35,7 +35,7 @@ class ChatTemplate:
 
         source = source or CHATML
         if len(source) > _MAX_SOURCE_LENGTH:
-            raise TokenizerError("The chat template is longer than a million characters.")
+            raise TokenizerError("The chat template is longer than 100,000 characters.")
         self._time_limit_s = time_limit_s
         self._special = {"bos_token": bos, "eos_token": eos}
         with _Explained("The chat template cannot be used"):

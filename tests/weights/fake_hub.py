@@ -15,12 +15,14 @@ class FakeHub:
     files: dict[str, bytes] = field(default_factory=dict)
     gated: set[str] = field(default_factory=set)
     token: str = "right-token"
-    cut_at: int | None = None  # break the connection after this many bytes, once
+    cut_at: int | None = None  # break the connection at this byte, once
+    stop_at: int | None = None  # never send more than this many bytes
     ranges: list[str] = field(default_factory=list)
     endpoint: str = ""
 
     def respond(self, handler: BaseHTTPRequestHandler, has_body: bool) -> None:
-        repo, _, name = handler.path.lstrip("/").partition("/resolve/main/")
+        repo, _, rest = handler.path.lstrip("/").partition("/resolve/")
+        name = rest.partition("/")[2]  # after the revision
         known = {path.rsplit("/", 1)[0] for path in self.files} | self.gated
         authorised = handler.headers.get("Authorization") == f"Bearer {self.token}"
         if repo in self.gated and not authorised:
@@ -42,9 +44,8 @@ class FakeHub:
             handler.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
         handler.end_headers()
         if has_body:
-            stop, self.cut_at = self.cut_at or len(data), None
+            stop, self.cut_at = self.stop_at or self.cut_at or len(data), None
             handler.wfile.write(data[start:stop])
-            handler.wfile.flush()
             handler.close_connection = True
 
     @staticmethod

@@ -22,8 +22,7 @@ DATA = bytes(range(256)) * 4000
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
-    # The client resumes at whole chunks of 10 MB; smaller ones show it with less data.
-    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 100_000)
+    monkeypatch.setattr("draftree.weights.source._RETRY_SECONDS", 0.0)
     with running_hub() as running:
         running.files["org/repo/model.gguf"] = DATA
         yield running
@@ -48,30 +47,58 @@ def test_hub_gives_the_file_and_its_hash(hub: FakeHub, tmp_path: Path) -> None:
 
 def test_hub_goes_on_where_it_broke_off(hub: FakeHub, tmp_path: Path) -> None:
     hub.cut_at = 300_000
-    source = HubSource("org/repo", hub.endpoint)
     seen: list[Progress] = []
+    source = HubSource("org/repo", hub.endpoint)
     fetched = source.fetch(ModelFile("model.gguf"), tmp_path, seen.append)
     assert fetched.path.read_bytes() == DATA
     assert hub.ranges == ["bytes=300000-"]
-    assert seen[-1].num_bytes == len(DATA)
+    sizes = [progress.num_bytes for progress in seen]
+    assert sizes == sorted(sizes) and sizes[-1] == len(DATA)
 
 
 def test_hub_goes_on_with_what_an_earlier_process_left(hub: FakeHub, tmp_path: Path) -> None:
-    class Stopped(BaseException):
-        pass
-
     def stop(progress: Progress) -> None:
-        raise Stopped
+        if progress.num_bytes > 200_000:
+            raise KeyboardInterrupt
 
-    hub.cut_at = 300_000
     source = HubSource("org/repo", hub.endpoint)
-    with pytest.raises(Stopped):
+    with pytest.raises(KeyboardInterrupt):
         source.fetch(ModelFile("model.gguf"), tmp_path, stop)
-    hub.ranges.clear()
-    left = [path.stat().st_size for path in tmp_path.rglob("*.incomplete")]
-    assert len(left) == 1 and 0 < left[0] < len(DATA)
+    (partial,) = tmp_path.glob("*.partial")
+    num_left = partial.stat().st_size
+    assert 200_000 < num_left < len(DATA) and not hub.ranges
     assert source.fetch(ModelFile("model.gguf"), tmp_path, ignore).path.read_bytes() == DATA
-    assert hub.ranges == [f"bytes={left[0]}-"]
+    assert hub.ranges == [f"bytes={num_left}-"]
+
+
+def test_hub_starts_over_when_the_file_has_changed(hub: FakeHub, tmp_path: Path) -> None:
+    def stop(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    source = HubSource("org/repo", hub.endpoint)
+    with pytest.raises(KeyboardInterrupt):
+        source.fetch(ModelFile("model.gguf"), tmp_path, stop)
+    hub.files["org/repo/model.gguf"] = DATA[::-1]
+    fetched = source.fetch(ModelFile("model.gguf"), tmp_path, ignore)
+    assert fetched.path.read_bytes() == DATA[::-1] and not hub.ranges
+
+
+def test_hub_gives_up_where_nothing_comes(hub: FakeHub, tmp_path: Path) -> None:
+    hub.stop_at = 500_000
+    source = HubSource("org/repo", hub.endpoint)
+    with pytest.raises(SourceError, match=r"the download broke off \(.+\)"):
+        source.fetch(ModelFile("model.gguf"), tmp_path, ignore)
+    assert next(tmp_path.glob("*.partial")).stat().st_size == 500_000
+    hub.stop_at = None
+    assert source.fetch(ModelFile("model.gguf"), tmp_path, ignore).path.read_bytes() == DATA
+
+
+def test_error_of_the_watcher_is_not_taken_for_the_network(hub: FakeHub, tmp_path: Path) -> None:
+    def fail(progress: Progress) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        HubSource("org/repo", hub.endpoint).fetch(ModelFile("model.gguf"), tmp_path, fail)
 
 
 def test_hub_keeps_folders_of_the_repository(hub: FakeHub, tmp_path: Path) -> None:

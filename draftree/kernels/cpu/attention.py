@@ -10,7 +10,13 @@ import numpy as np
 from numba import njit
 
 from draftree.kernels.cpu.atomic import atomic_add
-from draftree.kernels.cpu.block import BLOCK_COLS, BLOCK_ROWS, multiply
+from draftree.kernels.cpu.block import (
+    BLOCK_COLS,
+    BLOCK_ROWS,
+    CALL_WORDS,
+    multiply,
+    multiply_kernel,
+)
 from draftree.kernels.cpu.elementwise import head_strides
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.kv_cache import KvCache, record_kv_commit, record_kv_write, round_up
@@ -30,6 +36,7 @@ from draftree.kernels.cpu.simd import (
     splat,
     store,
     store_f32,
+    store_i64,
     sum_lanes,
 )
 from draftree.kernels.cpu.step import COMMITTED, IS_TREE, NUM_TOKENS, Step
@@ -52,7 +59,7 @@ _CONTROL, _ANCESTORS, _MAX_NODES, _WINDOW, _BIDIRECTIONAL = range(5)
 _Q, _Q_ROW, _Q_HEAD, _OUT, _OUT_ROW, _OUT_HEAD = range(5, 11)
 _KEYS, _VALUES, _HALF, _CAPACITY, _HEAD_DIM, _VALUE_DIM = range(11, 17)
 _KV_HEADS, _GROUP, _ROW_BLOCK, _SCALE, _SCRATCH, _THREAD_BYTES = range(17, 23)
-_SCRATCH_THREADS, _PARTS, _SPLIT_ROWS, _DEPTHS = range(23, 27)
+_SCRATCH_THREADS, _PARTS, _SPLIT_ROWS, _DEPTHS, _MULTIPLY = range(23, 28)
 
 
 def _row_block(group: int) -> int:
@@ -63,7 +70,7 @@ def _thread_floats(max_nodes: int, head_dim: int, value_dim: int, group: int) ->
     """Scratch of one thread: queries, weights, tree scores, chunk and running sums, gathered values."""
     num_queries = round_up(_row_block(group) * group, BLOCK_ROWS)
     per_query = head_dim + CHUNK + _tree_cols(max_nodes) + 2 * _state_len(value_dim)
-    return round_up(num_queries * per_query + max_nodes * value_dim, LANES)
+    return round_up(2 * CALL_WORDS + num_queries * per_query + max_nodes * value_dim, LANES)
 
 
 def _tree_cols(max_nodes: int) -> int:
@@ -155,7 +162,7 @@ def _finish(args, state, row, head):
 
 
 @njit
-def _score(args, kv_head, num_queries, queries, first_slot, end_slot, out, out_row):
+def _score(call, args, kv_head, num_queries, queries, first_slot, end_slot, out, out_row):
     """out[q, slot - first_slot] for slots from first_slot (a multiple of 32) to end_slot, rounded up."""
     head_dim, is_half = args[_HEAD_DIM], args[_HALF]
     step = 32 if is_half != 0 else 64
@@ -163,7 +170,7 @@ def _score(args, kv_head, num_queries, queries, first_slot, end_slot, out, out_r
     keys = args[_KEYS] + (kv_head * args[_CAPACITY] + first_slot) // LANES * next_tile
     for _ in range(first_slot, end_slot, BLOCK_COLS):
         multiply(
-            num_queries, is_half, 1, out, out_row, queries, q_row, keys, step, next_tile, head_dim
+            call, num_queries, is_half, 1, out, out_row, queries, q_row, keys, step, next_tile, head_dim
         )
         keys += 2 * next_tile
         out += 4 * BLOCK_COLS
@@ -189,7 +196,7 @@ def _softmax(weights, begin, end, part_tail):
 
 
 @njit
-def _weigh(num_queries, weights, begin, end, values, value_dim, is_half, out, out_row):
+def _weigh(call, num_queries, weights, begin, end, values, value_dim, is_half, out, out_row):
     """out[q] += weights[q, begin:end] x values[begin:end]."""
     if end <= begin:
         return
@@ -198,14 +205,14 @@ def _weigh(num_queries, weights, begin, end, values, value_dim, is_half, out, ou
     values += begin * step
     for _ in range(0, value_dim, BLOCK_COLS):
         multiply(
-            num_queries, is_half, 0, out, out_row, w, 4 * CHUNK, values, step, 16 * size, end - begin
+            call, num_queries, is_half, 0, out, out_row, w, 4 * CHUNK, values, step, 16 * size, end - begin
         )
         values += BLOCK_COLS * size
         out += 4 * BLOCK_COLS
 
 
 @njit
-def _weigh_shared(args, row, num_queries, base, shared_end, weights, values, out, out_row):
+def _weigh_shared(call, args, row, num_queries, base, shared_end, weights, values, out, out_row):
     """Weighted values of a chunk's committed (or chain) positions; queries that see the same share the loads."""
     group, value_dim, is_half = args[_GROUP], args[_VALUE_DIM], args[_HALF]
     for first in range(0, num_queries, BLOCK_ROWS):
@@ -220,14 +227,14 @@ def _weigh_shared(args, row, num_queries, base, shared_end, weights, values, out
             begin, end = _row_bounds(args, row + q // group)
             begin, end = _clip(begin, base), _clip(min(end, shared_end), base)
             w, o = weights + q * 4 * CHUNK, out + q * out_row
-            _weigh(1, w, begin, min(low, end), values, value_dim, is_half, o, out_row)
+            _weigh(call, 1, w, begin, min(low, end), values, value_dim, is_half, o, out_row)
         w, o = weights + first * 4 * CHUNK, out + first * out_row
-        _weigh(count, w, low, high, values, value_dim, is_half, o, out_row)
+        _weigh(call, count, w, low, high, values, value_dim, is_half, o, out_row)
         for q in range(first, first + count):
             begin, end = _row_bounds(args, row + q // group)
             begin, end = _clip(begin, base), _clip(min(end, shared_end), base)
             w, o = weights + q * 4 * CHUNK, out + q * out_row
-            _weigh(1, w, max(high, begin), end, values, value_dim, is_half, o, out_row)
+            _weigh(call, 1, w, max(high, begin), end, values, value_dim, is_half, o, out_row)
 
 
 @njit
@@ -242,7 +249,7 @@ def _gather_scores(args, row, base, raw, weights):
 
 
 @njit
-def _weigh_ancestors(args, kv_head, row, base, shared_end, weights, values, out, out_row):
+def _weigh_ancestors(call, args, kv_head, row, base, shared_end, weights, values, out, out_row):
     """Weighted values of a node's ancestors that lie in the chunk, for the queries of one group."""
     begin, end = _row_bounds(args, row)
     begin, end = _clip(max(begin, shared_end), base), _clip(end, base)
@@ -260,11 +267,11 @@ def _weigh_ancestors(args, kv_head, row, base, shared_end, weights, values, out,
             store(values + 4 * ((i - begin) * value_dim + c), value)
     for q in range(args[_GROUP]):
         w, o = weights + 4 * (q * CHUNK + begin), out + q * out_row
-        _weigh(1, w, 0, end - begin, values, value_dim, 0, o, out_row)
+        _weigh(call, 1, w, 0, end - begin, values, value_dim, 0, o, out_row)
 
 
 @njit
-def _attend_chunk(args, kv_head, row, num_rows, base, queries, weights, raw, gathered, parts, part_row):
+def _attend_chunk(call, args, kv_head, row, num_rows, base, queries, weights, raw, gathered, parts, part_row):
     """One chunk for the query vectors of some rows: parts[q] = weighted values, maximum, sum of weights."""
     group, value_dim = args[_GROUP], args[_VALUE_DIM]
     committed = load_i64(args[_CONTROL] + 8 * COMMITTED)
@@ -283,12 +290,12 @@ def _attend_chunk(args, kv_head, row, num_rows, base, queries, weights, raw, gat
         for c in range(0, 4 * value_dim + 128, 64):
             store(part + c, splat(0.0))
     first = low // BLOCK_COLS * BLOCK_COLS
-    _score(args, kv_head, num_queries, queries, first, high, weights + 4 * (first - base), w_row)
+    _score(call, args, kv_head, num_queries, queries, first, high, weights + 4 * (first - base), w_row)
     if is_tree and base + CHUNK > committed:
         first = committed // BLOCK_COLS * BLOCK_COLS
         end = committed + load_i64(args[_CONTROL] + 8 * NUM_TOKENS)
         tree_row = 4 * ((args[_MAX_NODES] + BLOCK_COLS - 1) // BLOCK_COLS + 1) * BLOCK_COLS
-        _score(args, kv_head, num_queries, queries, first, end, raw, tree_row)
+        _score(call, args, kv_head, num_queries, queries, first, end, raw, tree_row)
         for q in range(num_queries):
             _gather_scores(args, row + q // group, base, raw + q * tree_row, weights + q * w_row)
     for q in range(num_queries):
@@ -299,11 +306,11 @@ def _attend_chunk(args, kv_head, row, num_rows, base, queries, weights, raw, gat
     size = 2 if args[_HALF] != 0 else 4
     slot = kv_head * args[_CAPACITY] + base
     p_values = args[_VALUES] + slot * value_dim * size
-    _weigh_shared(args, row, num_queries, base, shared_end, weights, p_values, parts, part_row)
+    _weigh_shared(call, args, row, num_queries, base, shared_end, weights, p_values, parts, part_row)
     if is_tree and base + CHUNK > committed:
         for r in range(num_rows):
             w, o = weights + r * group * w_row, parts + r * group * part_row
-            _weigh_ancestors(args, kv_head, row + r, base, shared_end, w, gathered, o, part_row)
+            _weigh_ancestors(call, args, kv_head, row + r, base, shared_end, w, gathered, o, part_row)
 
 
 @njit
@@ -328,7 +335,9 @@ def _attention_kernel(args, ticket, thread, num_threads):
     state_row = 4 * (value_dim + 32)
     capacity_q = (row_block * group + BLOCK_ROWS - 1) // BLOCK_ROWS * BLOCK_ROWS
     tree_cols = ((args[_MAX_NODES] + BLOCK_COLS - 1) // BLOCK_COLS + 1) * BLOCK_COLS
-    queries = args[_SCRATCH] + thread * args[_THREAD_BYTES]
+    call = args[_SCRATCH] + thread * args[_THREAD_BYTES]
+    store_i64(call, args[_MULTIPLY])
+    queries = call + 8 * CALL_WORDS
     weights = queries + capacity_q * 4 * head_dim
     raw = weights + capacity_q * 4 * CHUNK
     parts = raw + capacity_q * 4 * tree_cols
@@ -356,7 +365,7 @@ def _attention_kernel(args, ticket, thread, num_threads):
             chunk = item % per_block
             part_row = 4 * 0 + all_chunks * state_row
             target = args[_PARTS] + ((row * args[_KV_HEADS] * group + kv_head * group) * all_chunks + chunk) * state_row
-            _attend_chunk(args, kv_head, row, num_rows, chunk * CHUNK, queries, weights, raw, gathered, parts, state_row)
+            _attend_chunk(call, args, kv_head, row, num_rows, chunk * CHUNK, queries, weights, raw, gathered, parts, state_row)
             for q in range(num_rows * group):
                 place = (q // group * args[_KV_HEADS] * group + q % group) * part_row
                 for c in range(0, state_row, 64):
@@ -365,7 +374,7 @@ def _attention_kernel(args, ticket, thread, num_threads):
         for q in range(num_rows * group):
             store(states + q * state_row + 4 * value_dim + 64, splat(0.0))
         for chunk in range(low // CHUNK, (high - 1) // CHUNK + 1):
-            _attend_chunk(args, kv_head, row, num_rows, chunk * CHUNK, queries, weights, raw, gathered, parts, state_row)
+            _attend_chunk(call, args, kv_head, row, num_rows, chunk * CHUNK, queries, weights, raw, gathered, parts, state_row)
             for q in range(num_rows * group):
                 _merge(states + q * state_row, parts + q * state_row, value_dim)
         for q in range(num_rows * group):
@@ -419,7 +428,7 @@ def record_attention(
         *(q, *head_strides(q, num_heads, head_dim), out, *head_strides(out, num_heads, head_dim)),
         *(cache.keys, cache.values, int(cache.is_half), cache.capacity, head_dim, cache.value_dim),
         *(kv_heads, group, _row_block(group), float(scale), flat[parts_len:], 4 * thread_len),
-        *(num_threads, flat, rows, step.depths),
+        *(num_threads, flat, rows, step.depths, multiply_kernel.address),
     )
     reads = (q, cache.keys, cache.values)
     program.add(_attention_kernel, *args, reads=reads, writes=(out, flat))

@@ -6,13 +6,16 @@ so an element does not depend on how many rows share the block. b is float32 or 
 
 # ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures; types are numba's)
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from draftree.kernels.cpu.simd import LANES, f32x16
+from draftree.kernels.cpu.atomic import call_operation
+from draftree.kernels.cpu.kernel import kernel
+from draftree.kernels.cpu.simd import LANES, f32x16, load_i64, store_i64
 
 BLOCK_ROWS = 8
+CALL_WORDS = 16
 _VECTORS = 2
 BLOCK_COLS = _VECTORS * LANES
 _F32, _F16 = ir.FloatType(), ir.HalfType()
@@ -82,59 +85,71 @@ def _write_block(builder, num_rows, b_kind, is_fresh, operands):
         _store(builder, builder.load(sums[cell]), places[cell])
 
 
-def _write_multiply(builder, args):
-    num_rows, is_half, is_fresh, out, out_row, a, a_row, *rest = args
-    is_half = builder.icmp_signed("!=", is_half, _word(0))
-    is_fresh = builder.icmp_signed("!=", is_fresh, _word(0))
+def _block(num_rows, b_kind):
+    @intrinsic
+    def op(typingctx, is_fresh, out, out_row, a, a_row, b, b_step, b_next, count):
+        def codegen(context, builder, signature, args):
+            is_fresh = builder.icmp_signed("!=", args[0], _word(0))
+            _write_block(builder, num_rows, b_kind, is_fresh, args[1:])
+            return context.get_dummy_value()
 
-    def blocks(b_kind):
-        with cgutils.for_range_slice(
-            builder, _word(0), num_rows, _word(BLOCK_ROWS), inc=True
-        ) as (row, _):
-            left = builder.sub(num_rows, row)
-            p_out, p_a = _at(builder, out, (out_row, row)), _at(builder, a, (a_row, row))
-            operands = (p_out, out_row, p_a, a_row, *rest)
-            with builder.if_else(builder.icmp_signed(">", left, _word(4))) as (many, few):
-                with many:
-                    _write_block(builder, 8, b_kind, is_fresh, operands)
-                with few, builder.if_else(builder.icmp_signed(">", left, _word(1))) as (some, one):
-                    with some:
-                        _write_block(builder, 4, b_kind, is_fresh, operands)
-                    with one:
-                        _write_block(builder, 1, b_kind, is_fresh, operands)
+        return types.void(*[types.int64] * 9), codegen
 
-    with builder.if_else(is_half) as (half, full):
-        with half:
-            blocks(_V16)
-        with full:
-            blocks(_V32)
-    builder.ret_void()
+    return op
 
 
-@intrinsic
+_block_8, _block_4, _block_1 = _block(8, _V32), _block(4, _V32), _block(1, _V32)
+_half_8, _half_4, _half_1 = _block(8, _V16), _block(4, _V16), _block(1, _V16)
+
+
+@kernel
+def multiply_kernel(args, ticket, thread, num_threads):
+    """Not an operation: other kernels call it by address with the words that `multiply` writes."""
+    num_rows, is_half, fresh = args[0], args[1], args[2]
+    o, o_row, a, a_row = args[3], args[4], args[5], args[6]
+    b, b_step, b_next, count = args[7], args[8], args[9], args[10]
+    for row in range(0, num_rows, BLOCK_ROWS):
+        left = num_rows - row
+        if is_half != 0:
+            if left > 4:
+                _half_8(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
+            elif left > 1:
+                _half_4(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
+            else:
+                _half_1(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
+        elif left > 4:
+            _block_8(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
+        elif left > 1:
+            _block_4(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
+        else:
+            _block_1(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
+        o += BLOCK_ROWS * o_row
+        a += BLOCK_ROWS * a_row
+
+
+@njit(inline="always")
 def multiply(
-    typingctx, num_rows, is_half, is_fresh, out, out_row, a, a_row, b, b_step, b_next, count
+    call, num_rows, is_half, is_fresh, out, out_row, a, a_row, b, b_step, b_next, count
 ):
     """out[num_rows, 32] (+)= a[num_rows, count] x b[count, 32]; strides in bytes.
 
     b_step goes from k to k + 1, b_next from the first 16 columns to the others; b is float16 if is_half. With is_fresh
     out starts from zero. Rows are taken by 8, 4 or 1: out and a must have room for a multiple of 8 rows, and unless
-    num_rows is 1 what lies behind the last row is overwritten.
+    num_rows is 1 what lies behind the last row is overwritten. call: the kernel's address, then room for 11 words.
     """
-
-    def codegen(context, builder, signature, args):
-        function_type = ir.FunctionType(ir.VoidType(), [_I64] * 11)
-        name = "draftree_multiply"
-        function = cgutils.get_or_insert_function(builder.module, function_type, name)
-        if function.is_declaration:
-            function.linkage = "linkonce_odr"
-            function.attributes.add("noinline")  # one copy, however many callers
-            write = ir.IRBuilder(function.append_basic_block())
-            _write_multiply(write, function.args)
-        builder.call(function, args)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 11), codegen
+    words = call + 8
+    store_i64(words, num_rows)
+    store_i64(words + 8, is_half)
+    store_i64(words + 16, is_fresh)
+    store_i64(words + 24, out)
+    store_i64(words + 32, out_row)
+    store_i64(words + 40, a)
+    store_i64(words + 48, a_row)
+    store_i64(words + 56, b)
+    store_i64(words + 64, b_step)
+    store_i64(words + 72, b_next)
+    store_i64(words + 80, count)
+    call_operation(load_i64(call), words, 0, 0, 0)
 
 
 @intrinsic

@@ -6,6 +6,7 @@ array at run time, so one program serves them all.
 """
 
 import struct
+import time
 
 import numpy as np
 
@@ -61,10 +62,23 @@ class Program:
         self._records = None
 
     def run(self) -> None:
+        self._team.run(*self._frozen())
+
+    def profile(self) -> dict[str, float]:
+        """Run once, one operation at a time: milliseconds by kernel name."""
+        records, tickets = self._frozen()
+        times = dict.fromkeys(self._names, 0.0)
+        for i, name in enumerate(self._names):
+            start = time.perf_counter()
+            self._team.run(records[i : i + 1], tickets[i : i + 1])
+            times[name] += (time.perf_counter() - start) * 1000
+        return times
+
+    def _frozen(self) -> tuple[np.ndarray, np.ndarray]:
         if self._records is None:
             self._records = np.array(self._rows, dtype=np.int64).reshape(-1, RECORD_WORDS)
             self._tickets = np.zeros(len(self._rows), dtype=np.int64)
-        self._team.run(self._records, self._tickets)
+        return self._records, self._tickets
 
     @property
     def num_ops(self) -> int:

@@ -13,7 +13,9 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.core.datamodel.registry import register_default
-from numba.extending import intrinsic, overload
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import ConcreteTemplate, infer_global
+from numba.extending import intrinsic
 
 LANES = 16
 _F32 = ir.FloatType()
@@ -277,32 +279,22 @@ def keep_first(typingctx, value, count, fill):
     return f32x16(f32x16, types.int64, types.float32), codegen
 
 
-def _binary(name):
-    @intrinsic
-    def op(typingctx, a, b):
-        def codegen(context, builder, signature, args):
-            return getattr(builder, name)(args[0], args[1])
+def _register(operation, name):
+    """Let an operator of Python mean one instruction; unlike an overload this adds no function to compile."""
 
-        return f32x16(f32x16, f32x16), codegen
+    @infer_global(operation)
+    class LanesOperator(ConcreteTemplate):
+        cases = (f32x16(f32x16, f32x16),)
 
-    return op
-
-
-_add, _sub, _mul, _div = _binary("fadd"), _binary("fsub"), _binary("fmul"), _binary("fdiv")
+    @lower_builtin(operation, f32x16, f32x16)
+    def lower(context, builder, signature, args):
+        return getattr(builder, name)(args[0], args[1])
 
 
-def _register(operation, implementation):
-    @overload(operation, inline="always")
-    def lanes_operator(a, b):
-        if isinstance(a, Lanes) and isinstance(b, Lanes):
-            return lambda a, b: implementation(a, b)
-        return None
-
-
-_register(operator.add, _add)
-_register(operator.sub, _sub)
-_register(operator.mul, _mul)
-_register(operator.truediv, _div)
+_register(operator.add, "fadd")
+_register(operator.sub, "fsub")
+_register(operator.mul, "fmul")
+_register(operator.truediv, "fdiv")
 
 
 def _fold(builder, value, combine):

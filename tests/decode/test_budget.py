@@ -1,0 +1,57 @@
+"""The budget follows measured cost and calibrated acceptance."""
+
+import numpy as np
+
+from draftree.core import DraftTree
+from draftree.decode.budget import Calibration, CostModel, best_budget, path_probabilities
+
+
+def _cost(verify: dict[int, float], draft_ms: float = 0.0) -> CostModel:
+    cost = CostModel()
+    for nodes, ms in verify.items():
+        cost.observe_verify(nodes, ms)
+    cost.draft_ms = draft_ms
+    return cost
+
+
+def test_nothing_is_drafted_when_nodes_cost_as_much_as_tokens() -> None:
+    linear = _cost({n: float(n) for n in (1, 2, 4, 8, 16)})
+    assert best_budget([0.9, 0.8, 0.7, 0.6], linear) == 0
+
+
+def test_everything_is_drafted_when_nodes_are_free() -> None:
+    flat = _cost({1: 10.0, 16: 10.0})
+    assert best_budget([0.5] * 7, flat) == 7
+
+
+def test_the_staircase_decides() -> None:
+    """Four nodes cost as much as one; the fifth doubles the pass."""
+    stairs = _cost({1: 10.0, 2: 10.0, 3: 10.0, 4: 10.0, 6: 20.0, 8: 20.0})
+    assert best_budget([0.5, 0.4, 0.3, 0.2, 0.2, 0.2, 0.2], stairs) == 3
+
+
+def test_a_draft_that_is_already_paid_makes_deeper_trees_worth_while() -> None:
+    verify = {1: 10.0, 8: 18.0}
+    chances = [0.9, 0.3, 0.1, 0.05, 0.05, 0.02, 0.01]
+    assert best_budget(chances, _cost(verify, 10.0)) >= best_budget(chances, _cost(verify, 0.1))
+
+
+def test_one_slow_pass_does_not_move_the_cost_far() -> None:
+    cost = _cost({1: 10.0, 8: 20.0})
+    cost.observe_verify(8, 2000.0)
+    assert cost.verify_ms(8) < 30.0
+
+
+def test_calibration_finds_overconfidence() -> None:
+    rng = np.random.default_rng(0)
+    calibration = Calibration(4)
+    for _ in range(400):
+        depth = int(rng.random() < 0.9) * (1 + int(rng.random() < 0.3))
+        calibration.observe([0.9, 0.9], depth)
+    assert 0.9 < calibration.ratio(1) < 1.1
+    assert 0.2 < calibration.ratio(2) < 0.45
+    tree = DraftTree.chain((1, 2, 3))
+    first, second = path_probabilities(
+        tree.parents, tree.depths, (np.log(0.9), np.log(0.81)), calibration
+    )
+    assert 0.8 < first < 1.0 and 0.2 < second < 0.4

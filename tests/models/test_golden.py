@@ -1,0 +1,114 @@
+"""Logits, hidden states and greedy text of tiny models against transformers in float32."""
+
+import numpy as np
+import pytest
+
+from draftree.core import DraftTree
+from draftree.models.target import Target
+from tests.golden import golden
+from tests.tiny import FILES, open_target, run_chain, tiny_path, tiny_target
+
+ARRAYS = {
+    "llama": "dense/llama-A.npz",
+    "llama-rs": "dense/llama-rs.npz",
+    "qwen3": "dense/qwen3-A.npz",
+    "qwen35": "qwen35/logits.npz",
+    "qwen35-mtp": "qwen35/logits_C_mtp.npz",
+}
+TOLERANCE = 1e-3
+
+
+def _names(arrays: np.lib.npyio.NpzFile, suffix: str) -> list[str]:
+    return [key.removesuffix(suffix) for key in arrays.files if key.endswith(suffix)]
+
+
+def _greedy(target: Target, prompt: np.ndarray, count: int) -> list[int]:
+    target.state.reset()
+    run_chain(target, prompt[:-1]) if len(prompt) > 1 else None
+    tokens, anchor = [], int(prompt[-1])
+    for _ in range(count):
+        target.state.begin(DraftTree.chain((anchor,)), certain=True)
+        anchor = int(target.forward((0,)).logits[0].argmax())
+        target.state.commit((0,))
+        tokens.append(anchor)
+    return tokens
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("chunk_len", [512, 17, 1])
+def test_logits_at_every_position(name: str, chunk_len: int) -> None:
+    arrays, target = np.load(golden(ARRAYS[name])), tiny_target(name)
+    for sequence in _names(arrays, ".logits"):
+        ids = arrays[f"{sequence}.ids"]
+        if chunk_len == 1 and len(ids) > 130:
+            continue
+        target.state.reset()
+        if chunk_len > 65:  # one pass: logits of the last rows only, all rows cannot be asked for
+            target.state.begin(DraftTree.chain(tuple(ids.tolist())), certain=True)
+            rows = range(max(0, len(ids) - 65), len(ids))
+            logits = target.forward(rows).logits
+            target.state.commit(range(len(ids)))
+            expected = arrays[f"{sequence}.logits"][rows.start :]
+        else:
+            logits, expected = run_chain(target, ids, chunk_len), arrays[f"{sequence}.logits"]
+        assert np.abs(logits - expected).max() < TOLERANCE, sequence
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_greedy_text(name: str) -> None:
+    arrays, target = np.load(golden(ARRAYS[name])), tiny_target(name)
+    prompts = _names(arrays, ".prompt")
+    assert prompts
+    for prompt in prompts:
+        expected = arrays[f"{prompt}.ids"].tolist()
+        assert _greedy(target, arrays[f"{prompt}.prompt"], len(expected)) == expected, prompt
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-rs", "qwen3", "qwen35", "qwen35-mtp"])
+def test_hidden_states_after_each_layer(name: str) -> None:
+    arrays = np.load(golden(ARRAYS[name]))
+    expected = arrays["len33.layer_out"]  # [layers, 33, hidden]
+    target = open_target(tiny_path(name), feature_layers=tuple(range(len(expected))))
+    target.state.begin(DraftTree.chain(tuple(arrays["len33.ids"].tolist())), certain=True)
+    features = target.forward(()).features
+    assert features is not None
+    found = features[:33].reshape(33, len(expected), -1).transpose(1, 0, 2)
+    assert np.abs(found - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("quant", ["Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0"])
+def test_quantised_files_in_exact_math(quant: str) -> None:
+    """Weights dequantised to float32 and computed in float32: the strict reference of a quantised file."""
+    arrays = np.load(golden("qwen35/quants_logits.npz"))
+    target = open_target(golden(f"qwen35/tiny-qwen35-A-{quant}.gguf"))
+    plain = np.load(golden("qwen35/logits.npz"))
+    for sequence in ("len33", "text"):
+        target.state.reset()
+        logits = run_chain(target, plain[f"{sequence}.ids"])
+        assert np.abs(logits - arrays[f"{quant}.{sequence}.deq_logits"]).max() < TOLERANCE
+    for prompt in ("g33", "gtext"):
+        expected, gaps = arrays[f"{quant}.{prompt}.deq_ids"], arrays[f"{quant}.{prompt}.deq_gap"]
+        sure = int(np.argmax(gaps < 2e-3)) if (gaps < 2e-3).any() else len(gaps)
+        found = _greedy(target, plain[f"{prompt}.prompt"], len(expected))
+        assert sure > 4 and found[:sure] == expected[:sure].tolist()
+
+
+@pytest.mark.parametrize("quant", ["Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0"])
+def test_quantised_kernels_diverge_no_more_than_llamacpp(quant: str) -> None:
+    """8-bit activations cost accuracy; the bar is what llama.cpp's own run of the same file shows."""
+    arrays = np.load(golden("qwen35/quants_logits.npz"))
+    ids = np.load(golden("qwen35/logits.npz"))["text.ids"]
+    target = open_target(golden(f"qwen35/tiny-qwen35-A-{quant}.gguf"), exact=False)
+    logits = run_chain(target, ids)
+    exact = arrays[f"{quant}.text.deq_logits"]
+    top_ids = arrays[f"{quant}.text.native_top20_ids"]
+    native = arrays[f"{quant}.text.native_top20_logits"]
+    reference = np.take_along_axis(exact, top_ids, axis=1)
+    native_error = np.abs((native - native[:, :1]) - (reference - reference[:, :1])).mean()
+    ours = np.take_along_axis(logits, top_ids, axis=1)
+    our_error = np.abs((ours - ours[:, :1]) - (reference - reference[:, :1])).mean()
+    assert our_error <= 1.1 * native_error, (our_error, native_error)
+
+
+def test_every_golden_model_file_is_used() -> None:
+    assert set(ARRAYS) <= set(FILES)

@@ -1,0 +1,142 @@
+"""commit(path) equals running the path token by token, rollback equals never having begun; bit for bit."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftree.core import DraftTree
+from draftree.errors import CapacityError
+from draftree.models.target import Target
+from draftree.state.sequence import Snapshot
+from tests.tiny import ARCHITECTURES, MAX_CTX, open_target, run_chain, tiny_path, tiny_target
+
+
+@st.composite
+def random_trees(draw: st.DrawFn, max_nodes: int = 24) -> tuple[list[int], list[int], list[int]]:
+    """Tokens, parents with parents[i] < i, and a path from the root."""
+    count = draw(st.integers(1, max_nodes))
+    parents = [-1] + [draw(st.integers(0, i - 1)) for i in range(1, count)]
+    tokens = draw(st.lists(st.integers(0, 255), min_size=count, max_size=count))
+    path = [0]
+    while True:
+        children = [i for i, parent in enumerate(parents) if parent == path[-1]]
+        if not children or draw(st.integers(0, 4)) == 0:
+            return tokens, parents, path
+        path.append(draw(st.sampled_from(children)))
+
+
+def _tree(tokens: list[int], parents: list[int]) -> DraftTree:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return DraftTree(tuple(tokens), tuple(parents), tuple(depths))
+
+
+def _same(a: Snapshot, b: Snapshot) -> bool:
+    """The committed part only: what lies behind it in the last tile is not state."""
+    length = len(a.tokens)
+    if a.tokens != b.tokens:
+        return False
+    for left, right in zip(a.parts, b.parts, strict=True):
+        for x, y in zip(left, right, strict=True):
+            if x.ndim == 4:  # keys in tiles of 16 positions: [heads, tiles, head_dim, 16]
+                x = x.transpose(0, 1, 3, 2).reshape(len(x), -1, x.shape[2])[:, :length]
+                y = y.transpose(0, 1, 3, 2).reshape(len(y), -1, y.shape[2])[:, :length]
+            if not np.array_equal(x, y):
+                return False
+    return True
+
+
+def _probe(target: Target) -> np.ndarray:
+    """Logits of a token after the committed text; changes nothing."""
+    target.state.begin(DraftTree.chain((3,)))
+    logits = target.forward((0,)).logits.copy()
+    target.state.rollback()
+    return logits
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "qwen35-q4"])
+@settings(max_examples=12, deadline=None)
+@given(
+    prompt=st.lists(st.integers(0, 255), min_size=0, max_size=40),
+    tree=random_trees(),
+    again=random_trees(max_nodes=8),
+)
+def test_commit_and_rollback(
+    name: str,
+    prompt: list[int],
+    tree: tuple[list[int], list[int], list[int]],
+    again: tuple[list[int], list[int], list[int]],
+) -> None:
+    target = tiny_target(name, exact=name != "qwen35-q4")
+    state = target.state
+    state.reset()
+    if prompt:
+        run_chain(target, prompt)
+    before, probe_before = state.snapshot(), _probe(target)
+
+    for tokens, parents, path in (tree, again):
+        nodes = _tree(tokens, parents)
+        state.begin(nodes)
+        target.forward(range(nodes.num_nodes))
+        state.rollback()
+        assert _same(state.snapshot(), before)
+        assert np.array_equal(_probe(target), probe_before)
+
+        state.begin(nodes)
+        tree_logits = target.forward(range(nodes.num_nodes)).logits.copy()
+        state.commit(path)
+        committed, probe_committed = state.snapshot(), _probe(target)
+
+        state.restore(before)
+        one_by_one = run_chain(target, [tokens[node] for node in path], chunk_len=1)
+        assert np.array_equal(tree_logits[path], one_by_one)
+        assert _same(state.snapshot(), committed)
+        assert np.array_equal(_probe(target), probe_committed)
+        before, probe_before = state.snapshot(), _probe(target)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_chunks_and_threads_do_not_change_a_bit(name: str) -> None:
+    tokens = np.random.default_rng(1).integers(0, 256, 50).tolist()
+    target = tiny_target(name)
+    target.state.reset()
+    whole = run_chain(target, tokens, 64)
+    snapshot = target.state.snapshot()
+    for chunk_len in (1, 7, 16):
+        target.state.reset()
+        assert np.array_equal(run_chain(target, tokens, chunk_len), whole)
+        assert _same(target.state.snapshot(), snapshot)
+    for num_threads in (1, 3):
+        other = open_target(tiny_path(name), num_threads=num_threads)
+        assert np.array_equal(run_chain(other, tokens, 64), whole)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen35"])
+def test_half_precision_cache_keeps_the_contract(name: str) -> None:
+    target = open_target(tiny_path(name), kv_dtype=np.float16)
+    tokens = np.random.default_rng(2).integers(0, 256, 30).tolist()
+    whole = run_chain(target, tokens, 64)
+    target.state.reset()
+    assert np.array_equal(run_chain(target, tokens, 1), whole)
+
+
+def test_misuse_is_refused() -> None:
+    target = tiny_target("llama")
+    state = target.state
+    state.reset()
+    chain = DraftTree.chain((1, 2))
+    with pytest.raises(AssertionError):
+        state.commit((0,))
+    state.begin(chain)
+    with pytest.raises(AssertionError):
+        state.begin(chain)
+    with pytest.raises(AssertionError):
+        state.commit((0, 0))
+    with pytest.raises(AssertionError):
+        state.commit((1,))
+    state.rollback()
+    with pytest.raises(CapacityError):
+        state.begin(DraftTree.chain((1,) * (MAX_CTX + 1)), certain=True)
+    assert state.committed == 0

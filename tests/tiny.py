@@ -1,0 +1,127 @@
+"""Tiny models bound to a sequence, for tests: golden files, and a qwen2 that is made on the spot."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from draftree.core import DraftTree
+from draftree.kernels.cpu.ops import CpuOps
+from draftree.kernels.cpu.team import Team
+from draftree.models.load import load_model
+from draftree.models.target import Target
+from draftree.weights.checkpoint import open_checkpoint
+from tests.golden import golden
+
+MAX_CTX = 512
+MAX_NODES = 65
+
+FILES = {
+    "llama": "dense/tiny-llama-A-F16.gguf",
+    "llama-rs": "dense/tiny-llama-rs-F16.gguf",
+    "qwen3": "dense/tiny-qwen3-A-F16.gguf",
+    "qwen35": "qwen35/tiny-qwen35-A-F16.gguf",
+    "qwen35-mtp": "qwen35/tiny-qwen35-C-mtp-F16.gguf",
+    "qwen35-q4": "qwen35/tiny-qwen35-A-Q4_K_M.gguf",
+}
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen35")
+
+
+@cache
+def team(num_threads: int = 2) -> Team:
+    return Team(num_threads)
+
+
+def new_ops(
+    *, exact: bool, num_threads: int = 2, kv_dtype: type[np.floating] = np.float32
+) -> CpuOps:
+    return CpuOps(
+        team(num_threads),
+        max_tokens=MAX_CTX,
+        max_nodes=MAX_NODES,
+        max_ctx=MAX_CTX,
+        exact=exact,
+        kv_dtype=kv_dtype,
+    )
+
+
+def open_target(
+    path: Path,
+    *,
+    exact: bool = True,
+    feature_layers: tuple[int, ...] = (),
+    num_threads: int = 2,
+    kv_dtype: type[np.floating] = np.float32,
+) -> Target:
+    ops = new_ops(exact=exact, num_threads=num_threads, kv_dtype=kv_dtype)
+    return Target(load_model(open_checkpoint(path), ops), ops, MAX_CTX, feature_layers)
+
+
+def tiny_path(name: str) -> Path:
+    return make_qwen2() if name == "qwen2" else golden(FILES[name])
+
+
+@cache
+def tiny_target(name: str, *, exact: bool = True) -> Target:
+    """Shared between tests: reset the state before use."""
+    return open_target(tiny_path(name), exact=exact)
+
+
+def run_chain(target: Target, tokens: Sequence[int], chunk_len: int = 64) -> np.ndarray:
+    """Commit the tokens in chunks; logits of every position."""
+    logits = []
+    for start in range(0, len(tokens), chunk_len):
+        chunk = DraftTree.chain(tuple(int(t) for t in tokens[start : start + chunk_len]))
+        target.state.begin(chunk, certain=True)
+        logits.append(target.forward(range(chunk.num_nodes)).logits.copy())
+        target.state.commit(range(chunk.num_nodes))
+    return np.concatenate(logits)
+
+
+@cache
+def make_qwen2() -> Path:
+    """A random qwen2 file: biases on q, k and v, two key heads for four query heads, tied head."""
+    import tempfile
+
+    import gguf
+
+    rng = np.random.default_rng(7)
+    hidden, ffn, heads, kv_heads, head_dim, vocab = 64, 96, 4, 2, 16, 256
+    path = Path(tempfile.mkdtemp()) / "tiny-qwen2.gguf"
+    writer = gguf.GGUFWriter(path, "qwen2")
+    writer.add_block_count(3)
+    writer.add_context_length(2048)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(ffn)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e6)
+
+    def matrix(name: str, rows: int, cols: int) -> None:
+        values = rng.standard_normal((rows, cols)) * 1.5 / np.sqrt(cols)
+        writer.add_tensor(f"{name}.weight", values.astype(np.float32))
+
+    def vector(name: str, length: int, mean: float) -> None:
+        values = mean + 0.2 * rng.standard_normal(length)
+        writer.add_tensor(name, values.astype(np.float32))
+
+    matrix("token_embd", vocab, hidden)
+    vector("output_norm.weight", hidden, 1.0)
+    for i in range(3):
+        prefix = f"blk.{i}"
+        vector(f"{prefix}.attn_norm.weight", hidden, 1.0)
+        vector(f"{prefix}.ffn_norm.weight", hidden, 1.0)
+        for name, num_heads in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            matrix(f"{prefix}.attn_{name}", num_heads * head_dim, hidden)
+            vector(f"{prefix}.attn_{name}.bias", num_heads * head_dim, 0.0)
+        matrix(f"{prefix}.attn_output", hidden, heads * head_dim)
+        matrix(f"{prefix}.ffn_gate", ffn, hidden)
+        matrix(f"{prefix}.ffn_up", ffn, hidden)
+        matrix(f"{prefix}.ffn_down", hidden, ffn)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
