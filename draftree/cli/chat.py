@@ -48,15 +48,16 @@ def answer(conversation: Conversation, line: str) -> bool:
             print(words, file=sys.stderr)
         return words is not None
     printer = PlainPrinter()
+    problem = None
     try:
         conversation.say(line, printer.write, consume)
-    except (CapacityError, KeyboardInterrupt) as error:
-        printer.end()
-        print(
-            f"{error} /clear starts anew." if str(error) else "The reply was dropped.",
-            file=sys.stderr,
-        )
+    except CapacityError as error:
+        problem = f"{error} /clear starts anew."
+    except KeyboardInterrupt:
+        problem = "The reply was dropped."
     printer.end()
+    if problem:
+        print(problem, file=sys.stderr)
     return True
 
 

@@ -6,6 +6,8 @@ library's. It does not know about special tokens.
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import filterfalse
+from operator import itemgetter
 from typing import Any
 
 from draftree.errors import TokenizerError
@@ -49,20 +51,17 @@ class ByteLevelBpe:
 def _build_merger(vocabulary: Vocabulary, merges: Sequence[str], pretokenizer: Pretokenizer) -> Any:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-    try:
-        model = models.BPE(
-            vocabulary.ids,
-            _split_merges(merges),
-            ignore_merges=pretokenizer.whole_words_first,
-        )
-    except Exception as error:  # the library raises bare Exception
-        unknown = _find_unknown(vocabulary, merges)
-        raise TokenizerError(
-            f"A merge in the model file needs the token {unknown!r}, which its vocabulary lacks."
-            if unknown is not None
-            else f"The model file's merges cannot be used: {error}."
-        ) from error
-    merger = Tokenizer(model)
+    pairs = _split_merges(merges)
+    is_known = vocabulary.ids.__contains__
+    for texts in (map(itemgetter(0), pairs), map(itemgetter(1), pairs), map("".join, pairs)):
+        unknown = next(filterfalse(is_known, texts), None)
+        if unknown is not None:  # the library would not survive it
+            raise TokenizerError(
+                f"A merge in the model file needs the token {unknown!r}, which its vocabulary lacks."
+            )
+    merger = Tokenizer(
+        models.BPE(vocabulary.ids, pairs, ignore_merges=pretokenizer.whole_words_first)
+    )
     merger.pre_tokenizer = pre_tokenizers.Sequence(
         [
             *(pre_tokenizers.Split(Regex(p), "isolated") for p in pretokenizer.patterns),
@@ -77,16 +76,7 @@ def _split_merges(merges: Sequence[str]) -> list[tuple[str, str]]:
     distinct = list(dict.fromkeys(merges))
     parts = " ".join(distinct).split(" ")
     pairs = list(zip(parts[::2], parts[1::2], strict=False))
-    if list(map(" ".join, pairs)) != distinct:
+    if distinct and list(map(" ".join, pairs)) != distinct:
         bad = next(merge for merge in distinct if merge.count(" ") != 1)
         raise TokenizerError(f"The merge {bad!r} in the model file is not two tokens and a space.")
     return pairs
-
-
-def _find_unknown(vocabulary: Vocabulary, merges: Sequence[str]) -> str | None:
-    for merge in merges:
-        left, _, right = merge.partition(" ")
-        for text in (left, right, left + right):
-            if text not in vocabulary.ids:
-                return text
-    return None

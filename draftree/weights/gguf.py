@@ -38,6 +38,20 @@ _SCALARS = MappingProxyType(  # value type -> layout
 )
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _DEFAULT_ALIGNMENT = 32
+_OTHER_TYPES = MappingProxyType(  # for the message alone
+    {
+        16: "IQ2_XXS",
+        17: "IQ2_XS",
+        18: "IQ3_XXS",
+        19: "IQ1_S",
+        21: "IQ3_S",
+        22: "IQ2_S",
+        29: "IQ1_M",
+        34: "TQ1_0",
+        35: "TQ2_0",
+        39: "MXFP4",
+    }
+)
 
 # Far above any real file, low enough that a hostile one cannot fill the memory.
 _MAX_HEADER_BYTES = 256 << 20
@@ -143,7 +157,9 @@ class _Cursor:
         items: list[str] = []
         to_int, append = int.from_bytes, items.append
         while len(items) < count:
-            window = bytes(self._view[self.pos : min(self.end, self.pos + _WINDOW_BYTES)])
+            # No larger than the array may need: there can be very many short arrays.
+            window_len = min(_WINDOW_BYTES, 4096 + 32 * (count - len(items)))
+            window = bytes(self._view[self.pos : min(self.end, self.pos + window_len)])
             window_len, pos = len(window), 0
             try:
                 for _ in range(count - len(items)):
@@ -303,8 +319,10 @@ def _read_tensor_info(cursor: _Cursor, alignment: int) -> tuple[TensorInfo, int]
     try:
         qtype = QuantType(type_number)
     except ValueError:
+        type_name = _OTHER_TYPES.get(type_number, "unknown")
         raise CheckpointError(
-            f"{cursor.path} stores {what} in GGML type {type_number}, which is not supported."
+            f"{cursor.path} stores {what} in GGML type {type_number} ({type_name}), "
+            "which is not supported; files named Q4_0 to Q8_0 or Q4_K_M to Q6_K are."
         ) from None
     num_weights = 1
     for dim in shape:

@@ -152,8 +152,9 @@ def pull(
             for file in entry.files:
                 final = _folder_of(entry, root) / file.name
                 if not _is_whole(final, file):
+                    fetched = _fetch_verified(entry, file, partial, report)
                     final.parent.mkdir(parents=True, exist_ok=True)
-                    _fetch_verified(entry, file, partial, report).replace(final)
+                    fetched.replace(final)
             shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         raise FetchError(f"{entry.name} could not be stored in {root}: {error}.") from error

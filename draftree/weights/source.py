@@ -7,7 +7,6 @@ catalogue or of where files end up; what goes wrong is a SourceError.
 
 import errno
 import fnmatch
-import importlib.metadata
 import re
 import shutil
 import subprocess
@@ -224,6 +223,8 @@ def _download_wheel(requirement: str, folder: Path, forward: Callable[[int, int]
     pattern = f"{re.sub('[-_.]+', '_', name)}-{version}-*.whl"
     if found := sorted(folder.glob(pattern)):
         return found[0]
+    import importlib.metadata  # 25 ms that only a download should cost
+
     try:
         pip_version = importlib.metadata.version("pip")
     except importlib.metadata.PackageNotFoundError:

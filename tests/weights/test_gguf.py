@@ -2,6 +2,8 @@
 
 import gc
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -198,3 +200,19 @@ def test_later_part_points_to_the_first(tmp_path: Path) -> None:
     write_split(tmp_path)
     with pytest.raises(CheckpointError, match=r"open m-00001-of-00003\.gguf instead"):
         open_checkpoint(tmp_path / "m-00003-of-00003.gguf")
+
+
+def test_opening_a_model_imports_nothing_heavy(tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    path.write_bytes(small_file().build())
+    program = (
+        "import sys; from draftree.weights.hub import resolve; "
+        "from draftree.weights.checkpoint import open_checkpoint; "
+        "open_checkpoint(resolve(sys.argv[1])); "
+        "heavy = {'torch', 'gguf', 'huggingface_hub', 'safetensors', 'numba'}; "
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -2,6 +2,7 @@
 
 import os
 import struct
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +139,7 @@ HOSTILE = {
     "wrapping dimensions": (with_tensors(tensor("t", (2**32, 2**32, 2))), "impossible shape"),
     "unknown tensor type": (with_tensors(tensor("t", (32,), 99)), "GGML type 99"),
     "removed tensor type": (with_tensors(tensor("t", (32,), 4)), "GGML type 4"),
+    "unsupported tensor type": (with_tensors(tensor("t", (256,), 21)), "IQ3_S"),
     "row not whole blocks": (with_tensors(tensor("t", (33,), 8)), "rows of 33, not whole Q8_0"),
     "short row, whole total": (
         with_tensors(tensor("t", (16, 2), 8)),
@@ -194,6 +196,16 @@ def test_many_arrays_share_one_budget(tmp_path: Path) -> None:
     path.write_bytes(pieces.build())
     with pytest.raises(CheckpointError, match="value 'a2' claims 2000000 items"):
         open_checkpoint(path)
+
+
+def test_many_short_arrays_take_no_long_time(tmp_path: Path) -> None:
+    count = 200_000
+    inner = array(STRING, 1, string("x")) * count
+    path = tmp_path / "nested.gguf"
+    path.write_bytes(with_entry(entry("a", ARRAY, array(ARRAY, count, inner))))
+    start = time.perf_counter()
+    assert open_checkpoint(path).metadata["a"] == [["x"]] * count
+    assert time.perf_counter() - start < 10
 
 
 def test_header_is_bounded_even_in_a_large_file(tmp_path: Path) -> None:

@@ -1,0 +1,299 @@
+"""One chunk of keys for some rows of a pass: scores, softmax weights, weighted values; and the merge of chunks.
+
+`args` are the words of the attention operations (named here), `own` is a thread's scratch, which starts with the addresses
+of its parts. All positions are absolute; a chunk's bounds are multiples of CHUNK.
+"""
+
+# ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
+import numpy as np
+from numba import njit
+
+from draftree.kernels.cpu.block import BLOCK_COLS, BLOCK_ROWS, CALL_WORDS, multiply
+from draftree.kernels.cpu.simd import (
+    LANES,
+    bits_to_float,
+    blend,
+    exp,
+    fma,
+    load,
+    load_f32,
+    load_half,
+    load_i64,
+    max_lanes,
+    maximum,
+    splat,
+    store,
+    store_f32,
+    store_i64,
+    sum_lanes,
+)
+from draftree.kernels.cpu.step import COMMITTED, IS_TREE, NUM_TOKENS
+
+CHUNK = 256
+_MINUS_INFINITY = np.float32(-np.inf)
+
+# Words of the operations' arguments.
+CONTROL, DEPTHS, ANCESTORS, MAX_NODES, WINDOW, BIDIRECTIONAL = range(6)
+Q, Q_ROW, Q_HEAD, OUT, OUT_ROW, OUT_HEAD = range(6, 12)
+KEYS, VALUES, IS_HALF, CAPACITY, HEAD_DIM, VALUE_DIM = range(12, 18)
+KV_HEADS, GROUP, ROW_BLOCK, SCALE, MULTIPLY = range(18, 23)
+SCRATCH, THREAD_BYTES, SCRATCH_THREADS, PARTS, SPLIT_ROWS, PART_BYTES, TREE_BYTES = range(23, 30)
+
+# Offsets in a thread's scratch, in bytes: the call of `multiply`, then addresses.
+_QUERIES, _WEIGHTS, _TREE_SCORES, _CHUNK_PARTS, STATES, _GATHERED, _BOUNDS = range(
+    8 * CALL_WORDS, 8 * CALL_WORDS + 56, 8
+)
+_NUM_WORDS = CALL_WORDS + 8
+
+
+def part_len(value_dim: int) -> int:
+    """Of a query's result for a chunk: weighted values, maximum and sum of weights (in all lanes each)."""
+    return value_dim + 2 * LANES
+
+
+def tree_cols(max_nodes: int) -> int:
+    """Room for the scores of a tree's slots, which may start inside a block."""
+    return (max_nodes + BLOCK_COLS - 1) // BLOCK_COLS * BLOCK_COLS + BLOCK_COLS
+
+
+def thread_len(max_rows: int, group: int, max_nodes: int, head_dim: int, value_dim: int) -> int:
+    """How many float32 of scratch a thread needs; `lay_out` says for what."""
+    num_queries = -(-max_rows * group // BLOCK_ROWS) * BLOCK_ROWS
+    per_query = head_dim + CHUNK + tree_cols(max_nodes) + 2 * part_len(value_dim)
+    words = 2 * (_NUM_WORDS + 2 * max_rows)
+    return -(-(words + num_queries * per_query + max_nodes * value_dim) // LANES) * LANES
+
+
+@njit
+def lay_out(args, own):
+    """Write the addresses of the parts of a thread's scratch to its beginning."""
+    num_queries = (args[ROW_BLOCK] * args[GROUP] + BLOCK_ROWS - 1) // BLOCK_ROWS * BLOCK_ROWS
+    part_bytes = num_queries * args[PART_BYTES]
+    place = own + 8 * _NUM_WORDS
+    store_i64(own, args[MULTIPLY])
+    store_i64(own + _BOUNDS, place)
+    place += 16 * args[ROW_BLOCK]
+    store_i64(own + _QUERIES, place)
+    place += num_queries * 4 * args[HEAD_DIM]
+    store_i64(own + _WEIGHTS, place)
+    place += num_queries * 4 * CHUNK
+    store_i64(own + _TREE_SCORES, place)
+    place += num_queries * args[TREE_BYTES]
+    store_i64(own + _CHUNK_PARTS, place)
+    store_i64(own + STATES, place + part_bytes)
+    store_i64(own + _GATHERED, place + 2 * part_bytes)
+
+
+@njit
+def load_rows(args, own, first_head, row, num_rows):
+    """Scaled queries [rows x group, head_dim] and what each row sees: first and one past the last position."""
+    control, group, head_dim = args[CONTROL], args[GROUP], args[HEAD_DIM]
+    committed, window = load_i64(control + 8 * COMMITTED), args[WINDOW]
+    is_tree = load_i64(control + 8 * IS_TREE) != 0
+    bounds = load_i64(own + _BOUNDS)
+    for r in range(num_rows):
+        position = committed + row + r
+        end = position + 1
+        if args[BIDIRECTIONAL] != 0:
+            end = committed + load_i64(control + 8 * NUM_TOKENS)
+        elif is_tree:
+            position = committed + load_i64(args[DEPTHS] + 8 * (row + r))
+            end = position + 1
+        begin = max(0, position - window + 1) if window > 0 else 0
+        store_i64(bounds + 16 * r, begin)
+        store_i64(bounds + 16 * r + 8, end)
+    queries, scale = load_i64(own + _QUERIES), splat(np.float32(bits_to_float(args[SCALE])))
+    for q in range(num_rows * group):
+        head = (first_head + q % group) * args[Q_HEAD]
+        source = args[Q] + (row + q // group) * args[Q_ROW] + head
+        for c in range(0, 4 * head_dim, 64):
+            store(queries + 4 * q * head_dim + c, load(source + c) * scale)
+
+
+@njit
+def seen_by(own, num_rows):
+    """The smallest range of positions that holds what the rows see."""
+    bounds = load_i64(own + _BOUNDS)
+    low, high = load_i64(bounds), load_i64(bounds + 8)
+    for p in range(bounds + 16, bounds + 16 * num_rows, 16):
+        low, high = min(low, load_i64(p)), max(high, load_i64(p + 8))
+    return low, high
+
+
+@njit
+def _range(own, row, base, limit):
+    """What a row sees of [base, limit), counted from base."""
+    bounds = load_i64(own + _BOUNDS) + 16 * row
+    begin = max(load_i64(bounds), base)
+    return begin - base, max(min(load_i64(bounds + 8), limit), begin) - base
+
+
+@njit
+def _score(args, own, kv_head, num_queries, first_slot, end_slot, out, out_row):
+    """out[q, slot - first_slot] for slots from first_slot (a multiple of 32) to end_slot, rounded up."""
+    head_dim, is_half = args[HEAD_DIM], args[IS_HALF]
+    step = 32 if is_half != 0 else 64
+    a, a_row, tile = load_i64(own + _QUERIES), 4 * head_dim, head_dim * step
+    keys = args[KEYS] + (kv_head * args[CAPACITY] + first_slot) // LANES * tile
+    for _ in range(first_slot, end_slot, BLOCK_COLS):
+        multiply(own, num_queries, is_half, 1, out, out_row, a, a_row, keys, step, tile, head_dim)
+        keys += 2 * tile
+        out += 4 * BLOCK_COLS
+
+
+@njit
+def _score_tree(args, own, kv_head, row, num_rows, base):
+    """Scores of all slots of the tree, then each node's ancestors at their absolute positions."""
+    control, group = args[CONTROL], args[GROUP]
+    committed = load_i64(control + 8 * COMMITTED)
+    scores, weights = load_i64(own + _TREE_SCORES), load_i64(own + _WEIGHTS)
+    end, stride = committed + load_i64(control + 8 * NUM_TOKENS), args[TREE_BYTES]
+    shift = committed % BLOCK_COLS
+    _score(args, own, kv_head, num_rows * group, committed - shift, end, scores, stride)
+    for r in range(num_rows):
+        ancestors = args[ANCESTORS] + 8 * (row + r) * args[MAX_NODES]
+        depth = load_i64(args[DEPTHS] + 8 * (row + r))
+        for d in range(max(0, base - committed), min(depth + 1, base + CHUNK - committed)):
+            source = scores + 4 * (shift + load_i64(ancestors + 8 * d))
+            target = weights + 4 * (committed + d - base)
+            for q in range(r * group, (r + 1) * group):
+                store_f32(target + 4 * q * CHUNK, load_f32(source + q * stride))
+
+
+@njit
+def _softmax(weights, begin, end, tail):
+    """Scores [begin, end) become e^(score - maximum); the maximum and the sum go to tail."""
+    low = splat(_MINUS_INFINITY)
+    top, total, zero = low, splat(0.0), splat(0.0)
+    for i in range(begin // 16 * 16, end, 16):
+        value = blend(low, blend(load(weights + 4 * i), low, end - i), begin - i)
+        top = maximum(value, top)
+    top = splat(max_lanes(top))
+    for i in range(begin // 16 * 16, end, 16):
+        value = exp(load(weights + 4 * i) - top)
+        value = blend(zero, blend(value, zero, end - i), begin - i)
+        store(weights + 4 * i, value)
+        total = total + value
+    store(tail, top)
+    store(tail + 64, splat(sum_lanes(total)))
+
+
+@njit
+def _weigh(args, own, first, num_queries, begin, end, values, is_half):
+    """parts[q] += weights[q, begin:end] x values[0 : end - begin] for queries from first."""
+    value_dim, count = args[VALUE_DIM], end - begin
+    weights = load_i64(own + _WEIGHTS) + 4 * (first * CHUNK + begin)
+    out_row, w_row = args[PART_BYTES], 4 * CHUNK
+    out = load_i64(own + _CHUNK_PARTS) + first * out_row
+    size = 2 if is_half != 0 else 4
+    step, half = value_dim * size, 16 * size
+    if count > 0:
+        for _ in range(0, value_dim, BLOCK_COLS):
+            multiply(
+                own, num_queries, is_half, 0, out, out_row, weights, w_row, values, step, half, count
+            )
+            values += 2 * half
+            out += 4 * BLOCK_COLS
+
+
+@njit
+def _weigh_shared(args, own, kv_head, num_queries, base, limit):
+    """Values at [base, limit), where slot = position; queries share the loads of what all of them see."""
+    group, is_half, one = args[GROUP], args[IS_HALF], num_queries // num_queries
+    step = args[VALUE_DIM] * (2 if is_half != 0 else 4)
+    values = args[VALUES] + (kv_head * args[CAPACITY] + base) * step
+    for first in range(0, num_queries, BLOCK_ROWS):
+        last = min(first + BLOCK_ROWS, num_queries)
+        low, high = _range(own, first // group, base, limit)
+        for r in range(first // group + 1, (last - 1) // group + 1):
+            begin, end = _range(own, r, base, limit)
+            low, high = max(low, begin), min(high, end)
+        high = max(high, low)
+        for q in range(first, last):
+            begin, end = _range(own, q // group, base, limit)
+            end = min(low, end)
+            _weigh(args, own, q, one, begin, end, values + begin * step, is_half)
+        _weigh(args, own, first, last - first, low, high, values + low * step, is_half)
+        for q in range(first, last):
+            begin, end = _range(own, q // group, base, limit)
+            begin = max(high, begin)
+            _weigh(args, own, q, one, begin, end, values + begin * step, is_half)
+
+
+@njit
+def _weigh_ancestors(args, own, kv_head, row, r, base):
+    """Values of the ancestors of row + r that lie in the chunk, gathered once for its group of queries."""
+    committed = load_i64(args[CONTROL] + 8 * COMMITTED)
+    begin, end = _range(own, r, max(base, committed), base + CHUNK)
+    shift = max(base, committed) - base
+    value_dim, target = args[VALUE_DIM], load_i64(own + _GATHERED)
+    ancestors = args[ANCESTORS] + 8 * (row + r) * args[MAX_NODES]
+    for i in range(begin + shift, end + shift):
+        slot = committed + load_i64(ancestors + 8 * (base + i - committed))
+        index = (kv_head * args[CAPACITY] + slot) * value_dim
+        for c in range(index, index + value_dim, 16):
+            if args[IS_HALF] != 0:
+                store(target, load_half(args[VALUES] + 2 * c))
+            else:
+                store(target, load(args[VALUES] + 4 * c))
+            target += 64
+    target, none = load_i64(own + _GATHERED), base - base
+    for q in range(r * args[GROUP], (r + 1) * args[GROUP]):
+        _weigh(args, own, q, none + 1, begin + shift, end + shift, target, none)
+
+
+@njit
+def attend_chunk(args, own, kv_head, row, num_rows, base):
+    """Fill a part per query of rows row ... row + num_rows - 1 with what positions [base, base + CHUNK) give."""
+    group, value_dim = args[GROUP], args[VALUE_DIM]
+    num_queries, stride = num_rows * group, args[PART_BYTES]
+    weights, parts = load_i64(own + _WEIGHTS), load_i64(own + _CHUNK_PARTS)
+    committed, limit = load_i64(args[CONTROL] + 8 * COMMITTED), base + CHUNK
+    is_tree = load_i64(args[CONTROL] + 8 * IS_TREE) != 0 and args[BIDIRECTIONAL] == 0
+    has_nodes = is_tree and limit > committed
+    if is_tree:
+        limit = min(limit, committed)
+    for p in range(parts, parts + num_queries * stride, 64):
+        store(p, splat(0.0))
+    low, high = seen_by(own, num_rows)
+    low, high = max(low, base) // BLOCK_COLS * BLOCK_COLS, min(high, limit)
+    _score(args, own, kv_head, num_queries, low, high, weights + 4 * (low - base), 4 * CHUNK)
+    if has_nodes:
+        _score_tree(args, own, kv_head, row, num_rows, base)
+    for q in range(num_queries):
+        begin, end = _range(own, q // group, base, base + CHUNK)
+        if begin < end:
+            tail = parts + q * stride + 4 * value_dim
+            _softmax(weights + 4 * q * CHUNK, begin, end, tail)
+    _weigh_shared(args, own, kv_head, num_queries, base, limit)
+    if has_nodes:
+        for r in range(num_rows):
+            _weigh_ancestors(args, own, kv_head, row, r, base)
+    return parts
+
+
+@njit
+def merge_part(state, part, value_dim):
+    """Add the part of a later chunk to a query's state, which is laid out alike."""
+    s_max, p_max = state + 4 * value_dim, part + 4 * value_dim
+    if load_f32(p_max + 64) == np.float32(0.0):
+        return
+    if load_f32(s_max + 64) == np.float32(0.0):
+        for c in range(0, 4 * value_dim + 128, 64):
+            store(state + c, load(part + c))
+        return
+    top = maximum(load(s_max), load(p_max))
+    s_scale, p_scale = exp(load(s_max) - top), exp(load(p_max) - top)
+    for c in range(0, 4 * value_dim, 64):
+        store(state + c, fma(load(part + c), p_scale, load(state + c) * s_scale))
+    store(s_max + 64, fma(load(p_max + 64), p_scale, load(s_max + 64) * s_scale))
+    store(s_max, top)
+
+
+@njit
+def finish_query(args, state, row, head):
+    """Weighted values / sum of weights is the result of a row's head."""
+    out = args[OUT] + row * args[OUT_ROW] + head * args[OUT_HEAD]
+    total = load(state + 4 * args[VALUE_DIM] + 64)
+    for c in range(0, 4 * args[HEAD_DIM], 64):
+        store(out + c, load(state + c) / total)
