@@ -11,6 +11,7 @@ from draftree.kernels.cpu.ops import CpuOps
 from draftree.kernels.cpu.team import Team
 from draftree.models.load import load_model
 from draftree.models.target import Target
+from draftree.state.sequence import Snapshot
 from draftree.weights.checkpoint import open_checkpoint
 from tests.golden import golden
 
@@ -77,6 +78,21 @@ def run_chain(target: Target, tokens: Sequence[int], chunk_len: int = 64) -> np.
         logits.append(target.forward(range(chunk.num_nodes)).logits.copy())
         target.state.commit(range(chunk.num_nodes))
     return np.concatenate(logits)
+
+
+def same_state(a: Snapshot, b: Snapshot) -> bool:
+    """The committed part only: what lies behind it in the last tile is not state."""
+    length = len(a.tokens)
+    if a.tokens != b.tokens:
+        return False
+    for left, right in zip(a.parts, b.parts, strict=True):
+        for x, y in zip(left, right, strict=True):
+            if x.ndim == 4:  # keys in tiles of 16 positions: [heads, tiles, head_dim, 16]
+                x = x.transpose(0, 1, 3, 2).reshape(len(x), -1, x.shape[2])[:, :length]
+                y = y.transpose(0, 1, 3, 2).reshape(len(y), -1, y.shape[2])[:, :length]
+            if not np.array_equal(x, y):
+                return False
+    return True
 
 
 @cache

@@ -63,24 +63,34 @@ class TreePrinter:
         from rich.console import Console
 
         self._console = Console(highlight=False, soft_wrap=True)
-        self._round: int | None = None
+        self._last: Delta | None = None
 
     def write(self, delta: "Delta") -> None:
         from rich.text import Text
 
-        if self._round is not None and delta.round_index != self._round:
+        if self._last and self._is_boundary(self._last, delta):
             self._console.print(Text("|", style="dim"), end="")
-        self._round = delta.round_index
+        self._last = delta
         style = next(style for source, style in SOURCE_STYLES if source == delta.source)
         self._console.print(Text(show_controls(delta.text), style=style), end="")
 
+    @staticmethod
+    def _is_boundary(last: "Delta", delta: "Delta") -> bool:
+        """Plain tokens are a round each, and bars between them would say nothing."""
+        is_plain = last.source == delta.source == TokenSource.PLAIN
+        return delta.round_index != last.round_index and not is_plain
+
     def end(self) -> None:
+        """Finish the line, and explain the colours on stderr."""
+        from rich.console import Console
         from rich.text import Text
 
-        legend = Text("\n")
+        self._console.print()
+        legend = Text()
         for source, style in SOURCE_STYLES:
             legend.append(f"{source} ", style=style)
-        self._console.print(legend.append("| between rounds", style="dim"))
+        legend.append("| between rounds", style="dim")
+        Console(stderr=True, highlight=False).print(legend)
 
 
 def show_controls(text: str) -> str:

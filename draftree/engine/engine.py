@@ -3,6 +3,7 @@
 Opens a checkpoint and its draft as the plan says, prefills what is new of a prompt, and decodes. Knows no text.
 """
 
+import gc
 import logging
 import threading
 import time
@@ -86,7 +87,7 @@ class TokenEngine:
         self.target = Target(model, ops, self.plan.max_ctx, feature_layers)
         self.drafter: BlockDrafter | None = None
         if draft_checkpoint is not None:
-            draft_ops = self._new_ops()
+            draft_ops = self._new_ops(min_rows=config.block or draft_facts.block_size)
             self.drafter = BlockDrafter(
                 load_draft(draft_checkpoint, draft_ops),
                 model,
@@ -131,40 +132,54 @@ class TokenEngine:
             raise ValueError(f"token {bad} is not in the vocabulary of {self.facts.vocab_size}")
 
     def _run(self, request: Request, stream: TokenStream) -> Iterator[TokenEvent]:
+        if not self._lock.acquire(blocking=False):
+            gc.collect()  # a stream that was dropped half way holds the lock until it is collected
+            self._lock.acquire()
+        try:
+            yield from self._events(request, stream)
+        except GeneratorExit:  # closed between two tokens: state and draft are in step
+            raise
+        except BaseException:  # broken off inside a pass: nobody knows what the state holds
+            self._forget()
+            raise
+        finally:
+            self._lock.release()
+
+    def _events(self, request: Request, stream: TokenStream) -> Iterator[TokenEvent]:
         usage = stream.usage
-        with self._lock:
-            start = time.perf_counter()
-            usage.cached_tokens = self._prefill(request.prompt_ids)
-            usage.prefill_ms = (time.perf_counter() - start) * 1000
-            decoder = self._decoder(request)
-            usage.rounds = decoder.stats
-            decoder.start(request.prompt_ids[-1])
-            decode_start = time.perf_counter()
-            position = len(request.prompt_ids)
-            end = min(position + request.max_tokens, self.plan.max_ctx)
-            while position < end:
-                for emitted in decoder.step(end - position):
-                    usage.decode_ms = (time.perf_counter() - decode_start) * 1000
-                    if usage.completion_tokens == 0:
-                        usage.first_token_ms = usage.prefill_ms + usage.decode_ms
-                    usage.completion_tokens += 1
-                    if emitted.token in request.stop_ids:
-                        stream.finish_reason = FinishReason.STOP
-                        return
-                    yield TokenEvent(
-                        emitted.token, position, emitted.source, decoder.stats.num_rounds
-                    )
-                    position += 1
-            stream.finish_reason = FinishReason.LENGTH
+        start = time.perf_counter()
+        usage.cached_tokens = self._prefill(request.prompt_ids)
+        usage.prefill_ms = (time.perf_counter() - start) * 1000
+        decoder = self._decoder(request)
+        usage.rounds = decoder.stats
+        decoder.start(request.prompt_ids[-1])
+        decode_start = time.perf_counter()
+        position = len(request.prompt_ids)
+        end = min(position + request.max_tokens, self.plan.max_ctx)
+        while position < end:
+            for emitted in decoder.step(end - position):
+                usage.decode_ms = (time.perf_counter() - decode_start) * 1000
+                if usage.completion_tokens == 0:
+                    usage.first_token_ms = usage.prefill_ms + usage.decode_ms
+                usage.completion_tokens += 1
+                if emitted.token in request.stop_ids:
+                    stream.finish_reason = FinishReason.STOP
+                    return
+                yield TokenEvent(emitted.token, position, emitted.source, decoder.stats.num_rounds)
+                position += 1
+        stream.finish_reason = FinishReason.LENGTH
+
+    def _forget(self) -> None:
+        self.target.state.reset()
+        if self.drafter:
+            self.drafter.reset()
 
     def _prefill(self, prompt: tuple[int, ...]) -> int:
         """Run all but the last token, which is the anchor; return how many were there already."""
         state, body = self.target.state, prompt[:-1]
         state.rollback()
         if tuple(state.tokens) != body[: state.committed]:
-            state.reset()
-            if self.drafter:
-                self.drafter.reset()
+            self._forget()
         cached = state.committed
         observe = self.drafter.observe if self.drafter else None
         prefill(self.target, body[cached:], self.plan.chunk, observe)
@@ -186,11 +201,12 @@ class TokenEngine:
             self.target, sampler, self.drafter, options, self._cost, self.watch
         )
 
-    def _new_ops(self) -> CpuOps:
+    def _new_ops(self, min_rows: int = 1) -> CpuOps:
+        """min_rows: whatever the budget, a pass may have this many rows, and logits for each."""
         return CpuOps(
             self._team,
-            max_tokens=self.plan.chunk,
-            max_nodes=self.plan.max_nodes,
+            max_tokens=max(self.plan.chunk, min_rows),
+            max_nodes=max(self.plan.max_nodes, min_rows),
             max_ctx=self.plan.max_ctx,
             exact=self.plan.is_exact,
             kv_dtype=np.float16 if self.plan.kv_type == "f16" else np.float32,

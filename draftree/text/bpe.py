@@ -6,8 +6,7 @@ library's. It does not know about special tokens.
 
 from collections.abc import Sequence
 from functools import cache
-from itertools import filterfalse
-from operator import itemgetter
+from itertools import repeat
 from typing import Any
 
 from draftree.errors import TokenizerError
@@ -51,17 +50,13 @@ class ByteLevelBpe:
 def _build_merger(vocabulary: Vocabulary, merges: Sequence[str], pretokenizer: Pretokenizer) -> Any:
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-    pairs = _split_merges(merges)
-    is_known = vocabulary.ids.__contains__
-    for texts in (map(itemgetter(0), pairs), map(itemgetter(1), pairs), map("".join, pairs)):
-        unknown = next(filterfalse(is_known, texts), None)
-        if unknown is not None:  # the library would not survive it
-            raise TokenizerError(
-                f"A merge in the model file needs the token {unknown!r}, which its vocabulary lacks."
-            )
-    merger = Tokenizer(
-        models.BPE(vocabulary.ids, pairs, ignore_merges=pretokenizer.whole_words_first)
-    )
+    pairs = _split_merges(vocabulary, merges)
+    try:
+        model = models.BPE(vocabulary.ids, pairs, ignore_merges=pretokenizer.whole_words_first)
+    except Exception as error:  # the library's only one: a token is unknown
+        texts = (text for left, right in pairs for text in (left, right, left + right))
+        raise _lacks(next(t for t in texts if t not in vocabulary.ids)) from error
+    merger = Tokenizer(model)
     merger.pre_tokenizer = pre_tokenizers.Sequence(
         [
             *(pre_tokenizers.Split(Regex(p), "isolated") for p in pretokenizer.patterns),
@@ -71,12 +66,25 @@ def _build_merger(vocabulary: Vocabulary, merges: Sequence[str], pretokenizer: P
     return merger
 
 
-def _split_merges(merges: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs, first mention first. One split of one string is three times faster than many."""
+def _split_merges(vocabulary: Vocabulary, merges: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs, first mention first. To cut one long string is much faster than to cut each merge."""
     distinct = list(dict.fromkeys(merges))
-    parts = " ".join(distinct).split(" ")
-    pairs = list(zip(parts[::2], parts[1::2], strict=False))
-    if distinct and list(map(" ".join, pairs)) != distinct:
-        bad = next(merge for merge in distinct if merge.count(" ") != 1)
+    if not distinct:
+        return []
+    lines = "\n".join(distinct)
+    parts = lines.replace("\n", " ").split(" ")
+    if set(map(str.count, distinct, repeat(" "))) != {1} or len(parts) != 2 * len(distinct):
+        bad = next(m for m in distinct if m.count(" ") != 1 or "\n" in m)
         raise TokenizerError(f"The merge {bad!r} in the model file is not two tokens and a space.")
-    return pairs
+    longest = max(distinct, key=_byte_length)
+    if _byte_length(longest) - 1 > max(map(_byte_length, vocabulary.tokens)):
+        raise _lacks(longest.replace(" ", ""))  # the library would panic
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+def _byte_length(text: str) -> int:
+    return len(text.encode())
+
+
+def _lacks(token: str) -> TokenizerError:
+    return TokenizerError(f"A merge in the model file needs the token {token!r}, which it lacks.")

@@ -5,7 +5,7 @@ bounded too. It does not know about Jinja.
 """
 
 import re
-from collections.abc import Iterable, Mapping, MappingView
+from collections.abc import ItemsView, Iterable, KeysView, Mapping, ValuesView
 from time import monotonic
 from typing import Any
 
@@ -44,8 +44,10 @@ class Meter:
         """How large the value is when written out; something shared counts each time."""
         if isinstance(value, str):
             return len(value) + 2
-        if isinstance(value, MappingView):
-            value = tuple(value)  # type: ignore[arg-type]
+        if isinstance(value, ItemsView):
+            return _ITEM_SIZE + sum(self.weigh(part) for pair in value for part in pair)
+        if isinstance(value, KeysView | ValuesView):
+            return _ITEM_SIZE + sum(map(self.weigh, value))
         if not isinstance(value, list | tuple | Mapping):
             if type(value).__name__ == "Namespace":
                 raise TokenizerError("The chat template uses a namespace as a value.")

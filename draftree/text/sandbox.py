@@ -33,7 +33,14 @@ _FILTERS = (
 _REFUSED_METHODS = frozenset(
     ("center", "encode", "expandtabs", "format_map", "ljust", "rjust", "translate", "zfill")
 )
-_MAX_NUMBER = 10_000
+# The arguments that decide how much a filter makes, in order.
+_ARGUMENTS = {
+    "join": ("d",),
+    "replace": ("old", "new"),
+    "indent": ("width",),
+    "round": ("precision",),
+}
+_MAX_PRECISION = 100
 _MAX_JSON_INDENT = 16
 
 
@@ -129,21 +136,21 @@ class Sandbox(ImmutableSandboxedEnvironment):
             own, (value, *others) = args[:skipped], args[skipped:]
             for argument in (value, *others, *kwargs.values()):
                 self.meter.weigh(argument)
-            numbers = [v for v in (*others, *kwargs.values()) if isinstance(v, int)]
-            if any(abs(number) > _MAX_NUMBER for number in numbers):
-                raise SecurityError(f"the filter {name} was given too large a number")
+            named = dict(zip(_ARGUMENTS.get(name, ()), others, strict=False)) | kwargs
             if name == "join":
                 value = list(value)
-                separator = kwargs.get("d", others[0] if others else "")
-                self.meter.charge_join(str(separator), value)
+                self.meter.charge_join(str(named.get("d", "")), value)
             elif name == "format":
                 self.meter.charge_format(str(value), *others, *kwargs.values())
-            elif name == "replace" and len(others) > 1:
-                self.meter.charge_replace(str(value), str(others[0]), str(others[1]))
+            elif name == "replace":
+                old, new = str(named.get("old")), str(named.get("new"))
+                self.meter.charge_replace(str(value), old, new)
             elif name == "indent":
-                width = kwargs.get("width", others[0] if others else 4)
-                widest = width if isinstance(width, int) else len(str(width))
-                self.meter.charge(str(value).count("\n") * widest)
+                width = named.get("width", 4)
+                width_len = width if isinstance(width, int) else len(str(width))
+                self.meter.charge((1 + str(value).count("\n")) * width_len)
+            elif name == "round" and abs(named.get("precision", 0)) > _MAX_PRECISION:
+                raise SecurityError("the filter round was given too large a number")
             result = function(*own, value, *others, **kwargs)
             self.meter.charge_value(result)
             return result
@@ -177,7 +184,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 class GenerationTag(Extension):
     """{% generation %}…{% endgeneration %} marks text for training; here it is only its body."""
 
-    tags = {"generation"}
+    tags = frozenset(("generation",))  # type: ignore[assignment]
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

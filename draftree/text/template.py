@@ -20,7 +20,7 @@ CHATML = """\
 """
 
 _MAX_SOURCE_LENGTH = 100_000
-_BASE_SIZE = 32_000_000  # characters and list items that any template may make
+_BASE_SIZE = 16_000_000  # characters and list items that any template may make
 _SIZE_PER_INPUT = 32  # and more for long conversations, a multiple of their size
 _TIME_LIMIT_S = 5.0
 

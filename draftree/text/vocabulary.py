@@ -146,9 +146,7 @@ def _read_types(metadata: Mapping[str, Any], num_tokens: int) -> dict[int, Token
     numbers = read_numbers(metadata, "token_type", num_tokens)
     if numbers is None:
         return {}
-    known = {int(kind) for kind in TokenType}
-    others = [(token_id, kind) for token_id, kind in enumerate(numbers) if kind != TokenType.NORMAL]
-    return {
-        token_id: TokenType(kind) if kind in known else TokenType.UNUSED
-        for token_id, kind in others
-    }
+    kinds = {int(kind): kind for kind in TokenType}
+    normal = int(TokenType.NORMAL)  # comparing with the enumeration itself is slow
+    others = [(token_id, kind) for token_id, kind in enumerate(numbers) if kind != normal]
+    return {token_id: kinds.get(kind, TokenType.UNUSED) for token_id, kind in others}

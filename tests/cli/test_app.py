@@ -129,3 +129,18 @@ def test_starts_without_heavy_imports():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == []
+
+
+def test_real_model_writes_the_same_with_and_without_speculation(smollm2_path):
+    prompt = "1 2 3 4 5 6 7 1 2 3 4 5 6 7 1 2 3"
+    texts = []
+    for options in (["--ngram", "on"], ["--ngram", "off"]):
+        result = run_process(
+            "run", smollm2_path, "-p", prompt, "-n", 16, "--draft", "none", *options
+        )
+        assert result.returncode == 0, result.stderr
+        assert result.stderr.splitlines()[-1].startswith("16 tokens in ")
+        assert ("AL " in result.stderr) is (options[1] == "on")
+        texts.append(result.stdout)
+    assert texts[0] == texts[1]
+    assert texts[0].split()

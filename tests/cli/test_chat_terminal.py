@@ -45,6 +45,11 @@ class Terminal:
                 self.seen += data.decode(errors="replace")
         self._read_until = found + len(text)
 
+    def expect_prompt(self):
+        """Wait for a new line editor: it asks for bracketed paste, then draws its prompt."""
+        self.expect("\x1b[?2004h")
+        self.expect(">")
+
     def wait(self):
         """The exit status, once the process has ended; its last words are read meanwhile."""
         end = time.monotonic() + DEADLINE_S
@@ -88,16 +93,18 @@ def open_terminal(tmp_path):
 
 def test_interrupt_and_leave(open_terminal, tmp_path):
     terminal = open_terminal(["Hello", *["<slow>"] * 1000], "chat")
-    terminal.expect(">")
+    terminal.expect_prompt()
     terminal.send("hi\r")
     terminal.expect("Hello.")
     terminal.send("\x03")
-    terminal.expect(">")
+    terminal.expect_prompt()
     terminal.send("/stats\r")
     terminal.expect("tokens per second")
-    terminal.expect(">")
-    terminal.send("half a line\x03")
-    terminal.expect(">")
+    terminal.expect_prompt()
+    terminal.send("half a line")
+    terminal.expect("half a line")
+    terminal.send("\x03")
+    terminal.expect_prompt()
     terminal.send("\x04")
     assert terminal.wait() == 0
     assert "Traceback" not in terminal.seen
@@ -106,10 +113,10 @@ def test_interrupt_and_leave(open_terminal, tmp_path):
 
 def test_new_line_by_alt_enter(open_terminal):
     terminal = open_terminal(["Fine"], "chat")
-    terminal.expect(">")
+    terminal.expect_prompt()
     terminal.send("one\x1b\rtwo\r")
     terminal.expect("Fine")
-    terminal.expect(">")
+    terminal.expect_prompt()
     terminal.send("/exit\r")
     assert terminal.wait() == 0
 

@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 from draftree.core import DraftTree
 from draftree.errors import CapacityError
 from draftree.models.target import Target
-from draftree.state.sequence import Snapshot
-from tests.tiny import ARCHITECTURES, MAX_CTX, open_target, run_chain, tiny_path, tiny_target
+from tests.tiny import (
+    ARCHITECTURES,
+    MAX_CTX,
+    open_target,
+    run_chain,
+    same_state,
+    tiny_path,
+    tiny_target,
+)
 
 
 @st.composite
@@ -31,21 +38,6 @@ def _tree(tokens: list[int], parents: list[int]) -> DraftTree:
     for parent in parents:
         depths.append(0 if parent < 0 else depths[parent] + 1)
     return DraftTree(tuple(tokens), tuple(parents), tuple(depths))
-
-
-def _same(a: Snapshot, b: Snapshot) -> bool:
-    """The committed part only: what lies behind it in the last tile is not state."""
-    length = len(a.tokens)
-    if a.tokens != b.tokens:
-        return False
-    for left, right in zip(a.parts, b.parts, strict=True):
-        for x, y in zip(left, right, strict=True):
-            if x.ndim == 4:  # keys in tiles of 16 positions: [heads, tiles, head_dim, 16]
-                x = x.transpose(0, 1, 3, 2).reshape(len(x), -1, x.shape[2])[:, :length]
-                y = y.transpose(0, 1, 3, 2).reshape(len(y), -1, y.shape[2])[:, :length]
-            if not np.array_equal(x, y):
-                return False
-    return True
 
 
 def _probe(target: Target) -> np.ndarray:
@@ -81,7 +73,7 @@ def test_commit_and_rollback(
         state.begin(nodes)
         target.forward(range(nodes.num_nodes))
         state.rollback()
-        assert _same(state.snapshot(), before)
+        assert same_state(state.snapshot(), before)
         assert np.array_equal(_probe(target), probe_before)
 
         state.begin(nodes)
@@ -92,7 +84,7 @@ def test_commit_and_rollback(
         state.restore(before)
         one_by_one = run_chain(target, [tokens[node] for node in path], chunk_len=1)
         assert np.array_equal(tree_logits[path], one_by_one)
-        assert _same(state.snapshot(), committed)
+        assert same_state(state.snapshot(), committed)
         assert np.array_equal(_probe(target), probe_committed)
         before, probe_before = state.snapshot(), _probe(target)
 
@@ -107,7 +99,7 @@ def test_chunks_and_threads_do_not_change_a_bit(name: str) -> None:
     for chunk_len in (1, 7, 16):
         target.state.reset()
         assert np.array_equal(run_chain(target, tokens, chunk_len), whole)
-        assert _same(target.state.snapshot(), snapshot)
+        assert same_state(target.state.snapshot(), snapshot)
     for num_threads in (1, 3):
         other = open_target(tiny_path(name), num_threads=num_threads)
         assert np.array_equal(run_chain(other, tokens, 64), whole)

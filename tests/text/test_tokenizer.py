@@ -249,7 +249,7 @@ DAMAGE = [
     ({"token_type": ["x"] * 257}, "not a list of numbers"),
     ({"token_type": 3}, "not a list of numbers"),
     ({"merges": None}, "no tokenizer.ggml.merges"),
-    ({"merges": ["a b", "ab c"]}, "'abc', which its vocabulary lacks"),
+    ({"merges": ["a b", "ab c"]}, "'abc', which it lacks"),
     ({"merges": ["a b", "q\u0100 z"]}, "lacks"),
     ({"merges": ["a b", "ab"]}, "'ab' in the model file is not two tokens"),
     ({"merges": ["a b c", "ab"]}, "'a b c' in the model file is not two tokens"),

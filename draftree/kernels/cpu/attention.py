@@ -1,8 +1,9 @@
 """Attention of a pass's rows over the committed keys and, in a tree, over their own ancestors.
 
-Keys are taken in chunks fixed by absolute position, and chunks are merged in position order. A node's ancestors stand at
-their absolute positions and siblings never enter, so a node's result is bit-equal to that of the same token after its
-path was committed, whatever shares the pass and however the work is split over threads.
+Keys are taken in chunks fixed by absolute position, and chunks are merged in position order. A
+node's ancestors stand at their absolute positions and siblings never enter, so a node's result is
+bit-equal to that of the same token after its path was committed, whatever shares the pass and
+however the work is split over threads.
 """
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
@@ -106,9 +107,10 @@ def _attention_kernel(args, ticket, thread, num_threads):
             for q in range(num_rows * group):
                 merge_part(states + q * num_bytes, parts + q * num_bytes, args[chunk.VALUE_DIM])
         for q in range(num_rows * group):
-            at, state = (row + q // group) * kv_heads * group + head + q % group, states + q * num_bytes
+            state, at = states + q * num_bytes, (row + q // group) * kv_heads * group + head
             if num_chunks > 0:
-                target = args[chunk.PARTS] + (at * num_chunks + item % per_block) * num_bytes
+                at = (at + q % group) * num_chunks + item % per_block
+                target = args[chunk.PARTS] + at * num_bytes
                 for c in range(0, num_bytes, 64):
                     store(target + c, load(state + c))
             else:
@@ -145,10 +147,11 @@ def record_attention(
     window: int = 0,
     bidirectional: bool = False,
 ) -> None:
-    """out [max_tokens, num_heads * head_dim] = softmax(q k scale) v over the keys that each row sees.
+    """out [max_tokens, num_heads * head_dim] = softmax(q k scale) v over what each row sees.
 
-    Causal rows see the committed keys and their ancestors (in a chain: all earlier rows) and themselves;
-    bidirectional ones see the committed keys and all rows. With a window, keys from that far back on are hidden.
+    Causal rows see the committed keys and their ancestors (in a chain: all earlier rows) and
+    themselves; bidirectional ones see the committed keys and all rows. With a window, keys from
+    that far back on are hidden.
     """
     head_dim, kv_heads = cache.head_dim, cache.kv_heads
     assert num_heads % kv_heads == 0, f"{num_heads} heads cannot share {kv_heads} key heads"

@@ -1,10 +1,11 @@
-"""One chunk of keys for some rows of a pass: scores, softmax weights, weighted values; and the merge of chunks.
+"""One chunk of keys for some rows of a pass: scores, weights, weighted values; merging chunks.
 
-`args` are the words of the attention operations (named here), `own` is a thread's scratch, which starts with the addresses
-of its parts. All positions are absolute; a chunk's bounds are multiples of CHUNK.
+`args` are the words of the attention operations (named here), `own` is a thread's scratch, which
+starts with the addresses of its parts. All positions are absolute; a chunk's bounds are multiples
+of CHUNK.
 """
 
-# ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
+# ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures)
 import numpy as np
 from numba import njit
 
@@ -47,7 +48,7 @@ _NUM_WORDS = CALL_WORDS + 8
 
 
 def part_len(value_dim: int) -> int:
-    """Of a query's result for a chunk: weighted values, maximum and sum of weights (in all lanes each)."""
+    """A query's result for a chunk: weighted values, maximum and sum of weights in all lanes."""
     return value_dim + 2 * LANES
 
 
@@ -86,7 +87,7 @@ def lay_out(args, own):
 
 @njit
 def load_rows(args, own, first_head, row, num_rows):
-    """Scaled queries [rows x group, head_dim] and what each row sees: first and one past the last position."""
+    """Scaled queries [rows x group, head_dim], and the positions [begin, end) each row sees."""
     control, group, head_dim = args[CONTROL], args[GROUP], args[HEAD_DIM]
     committed, window = load_i64(control + 8 * COMMITTED), args[WINDOW]
     is_tree = load_i64(control + 8 * IS_TREE) != 0
@@ -130,7 +131,7 @@ def _range(own, row, base, limit):
 
 @njit
 def _score(args, own, kv_head, num_queries, first_slot, end_slot, out, out_row):
-    """out[q, slot - first_slot] for slots from first_slot (a multiple of 32) to end_slot, rounded up."""
+    """out[q, slot - first_slot] for slots [first_slot, end_slot), in whole blocks of 32."""
     head_dim, is_half = args[HEAD_DIM], args[IS_HALF]
     step = 32 if is_half != 0 else 64
     a, a_row, tile = load_i64(own + _QUERIES), 4 * head_dim, head_dim * step
@@ -182,7 +183,7 @@ def _softmax(weights, begin, end, tail):
 def _weigh(args, own, first, num_queries, begin, end, values, is_half):
     """parts[q] += weights[q, begin:end] x values[0 : end - begin] for queries from first."""
     value_dim, count = args[VALUE_DIM], end - begin
-    weights = load_i64(own + _WEIGHTS) + 4 * (first * CHUNK + begin)
+    w = load_i64(own + _WEIGHTS) + 4 * (first * CHUNK + begin)
     out_row, w_row = args[PART_BYTES], 4 * CHUNK
     out = load_i64(own + _CHUNK_PARTS) + first * out_row
     size = 2 if is_half != 0 else 4
@@ -190,7 +191,7 @@ def _weigh(args, own, first, num_queries, begin, end, values, is_half):
     if count > 0:
         for _ in range(0, value_dim, BLOCK_COLS):
             multiply(
-                own, num_queries, is_half, 0, out, out_row, weights, w_row, values, step, half, count
+                own, num_queries, is_half, 0, out, out_row, w, w_row, values, step, half, count
             )
             values += 2 * half
             out += 4 * BLOCK_COLS
@@ -198,7 +199,7 @@ def _weigh(args, own, first, num_queries, begin, end, values, is_half):
 
 @njit
 def _weigh_shared(args, own, kv_head, num_queries, base, limit):
-    """Values at [base, limit), where slot = position; queries share the loads of what all of them see."""
+    """Values at [base, limit), where slot = position; what all queries of a block see is shared."""
     group, is_half, one = args[GROUP], args[IS_HALF], num_queries // num_queries
     step = args[VALUE_DIM] * (2 if is_half != 0 else 4)
     values = args[VALUES] + (kv_head * args[CAPACITY] + base) * step
@@ -222,7 +223,7 @@ def _weigh_shared(args, own, kv_head, num_queries, base, limit):
 
 @njit
 def _weigh_ancestors(args, own, kv_head, row, r, base):
-    """Values of the ancestors of row + r that lie in the chunk, gathered once for its group of queries."""
+    """Values of the ancestors of row + r in the chunk, gathered once for its group of queries."""
     committed = load_i64(args[CONTROL] + 8 * COMMITTED)
     begin, end = _range(own, r, max(base, committed), base + CHUNK)
     shift = max(base, committed) - base
@@ -244,7 +245,7 @@ def _weigh_ancestors(args, own, kv_head, row, r, base):
 
 @njit
 def attend_chunk(args, own, kv_head, row, num_rows, base):
-    """Fill a part per query of rows row ... row + num_rows - 1 with what positions [base, base + CHUNK) give."""
+    """What positions [base, base + CHUNK) give for the queries of some rows: a part for each."""
     group, value_dim = args[GROUP], args[VALUE_DIM]
     num_queries, stride = num_rows * group, args[PART_BYTES]
     weights, parts = load_i64(own + _WEIGHTS), load_i64(own + _CHUNK_PARTS)

@@ -1,10 +1,11 @@
 """Small matrix products in registers, and moves of single lanes: the inside of attention.
 
-out[r, 32 columns] (+)= sum over k of a[r, k] * b[k, 32 columns], summed in the order of k with one rounding per term,
-so an element does not depend on how many rows share the block. b is float32 or float16.
+out[r, 32 columns] (+)= sum over k of a[r, k] * b[k, 32 columns], summed in the order of k with one
+rounding per term, so an element does not depend on how many rows share the block. b is float32 or
+float16.
 """
 
-# ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures; types are numba's)
+# ruff: noqa: ANN001, ANN002, ANN201, ANN202  (numba inspects these signatures; types are numba's)
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
@@ -128,14 +129,13 @@ def multiply_kernel(args, ticket, thread, num_threads):
 
 
 @njit(inline="always")
-def multiply(
-    call, num_rows, is_half, is_fresh, out, out_row, a, a_row, b, b_step, b_next, count
-):
+def multiply(call, num_rows, is_half, is_fresh, out, out_row, a, a_row, b, b_step, b_next, count):
     """out[num_rows, 32] (+)= a[num_rows, count] x b[count, 32]; strides in bytes.
 
-    b_step goes from k to k + 1, b_next from the first 16 columns to the others; b is float16 if is_half. With is_fresh
-    out starts from zero. Rows are taken by 8, 4 or 1: out and a must have room for a multiple of 8 rows, and unless
-    num_rows is 1 what lies behind the last row is overwritten. call: the kernel's address, then room for 11 words.
+    b_step goes from k to k + 1, b_next from the first 16 columns to the others; b is float16 if
+    is_half. With is_fresh out starts from zero. Rows are taken by 8, 4 or 1: out and a must have
+    room for a multiple of 8 rows, and unless num_rows is 1 what lies behind the last row is
+    overwritten. call: the kernel's address, then room for 11 words.
     """
     words = call + 8
     store_i64(words, num_rows)

@@ -1,7 +1,8 @@
 """Causal depthwise convolution over tokens, then SiLU.
 
-Each row sees its own input and the kernel - 1 before it: earlier rows of a chain, ancestors in a tree, then the
-committed window. A certain pass moves the window on; a tree pass keeps its inputs per node for a commit.
+Each row sees its own input and the kernel - 1 before it: earlier rows of a chain, ancestors in a
+tree, then the committed window. A certain pass moves the window on; a tree pass keeps its inputs
+per node for a commit.
 """
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
@@ -18,7 +19,7 @@ _COLS = 64  # channels that one thread takes at a time, through all rows
 
 
 class ConvState:
-    """window [kernel - 1, channels]: the last committed inputs, oldest first; inputs [max_nodes, channels]."""
+    """window [kernel - 1, channels]: committed inputs, oldest first; inputs of a tree's nodes."""
 
     def __init__(self, channels: int, kernel_len: int, max_nodes: int) -> None:
         assert channels % LANES == 0, f"{channels} channels are not a multiple of {LANES}"
@@ -53,7 +54,7 @@ def _conv_kernel(args, ticket, thread, num_threads):
             for c in range(first, first + 4 * count, 64):
                 total = splat(0.0)
                 for tap in range(taps):
-                    before = depth - history + tap  # rows of the pass up to this input, or less than 0
+                    before = depth - history + tap  # below 0 lies the window
                     p = window + (history + before) * stride
                     if before >= 0:
                         source = before
@@ -97,7 +98,7 @@ def record_conv(
     state: ConvState,
     out: np.ndarray,
 ) -> None:
-    """out = silu(sum of taps); x, out [max_tokens, channels], weight [channels, kernel], its last tap for now."""
+    """out [max_tokens, channels] = silu(sum of taps); weight [channels, kernel], last tap: now."""
     assert weight.shape == (state.channels, state.kernel_len), "the weight does not fit the state"
     assert x.shape[1] == out.shape[1] == state.channels
     assert not np.may_share_memory(x, out), "later rows still need the inputs: out must not be x"

@@ -10,7 +10,7 @@ from numba.core import cgutils
 
 from draftree.kernels.cpu.floating import fused, splat
 from draftree.kernels.cpu.form import BLOCK_COLS, GROUP_COLS, quant_bytes, scale_bytes
-from draftree.kernels.cpu.isa import AVX2, AVX512_VNNI, AVX_VNNI, NEON_DOTPROD, NEON_I8MM
+from draftree.kernels.cpu.isa import AMX, AVX2, AVX512_VNNI, AVX_VNNI, NEON_DOTPROD
 from draftree.kernels.cpu.quantize import (
     HALF_SUMS_AT,
     NEGATED_HALF_SUMS_AT,
@@ -28,22 +28,22 @@ _GROUPS = BLOCK_COLS // GROUP_COLS  # in a nested block
 
 def wants_signed_bytes(isa) -> bool:
     """Whether 8-bit weights are kept as int8 (zero 0) and not as uint8 (zero 128)."""
-    return isa not in (AVX512_VNNI, AVX_VNNI)
+    return isa not in (AMX, AVX512_VNNI, AVX_VNNI)
 
 
-def _offset(builder, address, count, size):
+def offset_by(builder, address, count, size):
     """address + count * size, the size being a constant."""
     return builder.add(address, builder.mul(count, ir.Constant(_I64, size)))
 
 
-def _load(builder, address, offset, element, align):
+def load_at(builder, address, offset, element, align):
     address = builder.add(address, ir.Constant(_I64, offset))
     value = builder.load(builder.inttoptr(address, element.as_pointer()))
     value.align = align
     return value
 
 
-def _call(builder, name, result, args):
+def call(builder, name, result, args):
     function_type = ir.FunctionType(result, [a.type for a in args])
     function = cgutils.get_or_insert_function(builder.module, function_type, name)
     return builder.call(function, args)
@@ -53,7 +53,7 @@ def _bytes_of(builder, words):
     return builder.bitcast(words, ir.VectorType(_I8, 4 * words.type.count))
 
 
-def _unpack_units(builder, form, lanes, address):
+def unpack_units(builder, form, lanes, address):
     """The eight units of a group as vectors of bytes in int32 lanes, one lane per row."""
     vector = ir.VectorType(_I32, lanes)
 
@@ -67,7 +67,7 @@ def _unpack_units(builder, form, lanes, address):
         distance = ir.Constant(vector, [abs(amount)] * lanes)
         return builder.shl(value, distance) if amount > 0 else builder.lshr(value, distance)
 
-    words = [_load(builder, address, 4 * lanes * i, vector, 4) for i in range(form.bits)]
+    words = [load_at(builder, address, 4 * lanes * i, vector, 4) for i in range(form.bits)]
     if form.bits == 8:
         return words
     low = constant(0x0F)
@@ -87,16 +87,16 @@ def _unpack_units(builder, form, lanes, address):
 
 def _broadcast_units(builder, isa, record):
     """The 4 activations of each unit in every lane."""
-    if isa in (NEON_DOTPROD, NEON_I8MM):
+    if isa == NEON_DOTPROD:
         vector = ir.VectorType(_I8, 16)
-        halves = [_load(builder, record, 16 * i, vector, 4) for i in range(2)]
+        halves = [load_at(builder, record, 16 * i, vector, 4) for i in range(2)]
         units = []
         for unit in range(_UNITS):
             lanes = [4 * (unit % 4) + i % 4 for i in range(16)]
             mask = ir.Constant(ir.VectorType(_I32, 16), lanes)
             units.append(builder.shuffle_vector(halves[unit // 4], halves[unit // 4], mask))
         return units
-    words = [_load(builder, record, 4 * unit, _I32, 4) for unit in range(_UNITS)]
+    words = [load_at(builder, record, 4 * unit, _I32, 4) for unit in range(_UNITS)]
     return [splat(builder, word, isa.rows) for word in words]
 
 
@@ -109,13 +109,13 @@ def _chain_avx2(builder, form, units, activations, start):
     for i, (unit, activation) in enumerate(zip(units, activations, strict=True)):
         weights, values = _bytes_of(builder, unit), _bytes_of(builder, activation)
         if form.bits == 8:  # |w| * (x with the sign of w)
-            values = _call(builder, "llvm.x86.avx2.psign.b", i8x32, [values, weights])
+            values = call(builder, "llvm.x86.avx2.psign.b", i8x32, [values, weights])
             no_poison = ir.Constant(ir.IntType(1), 0)
-            weights = _call(builder, "llvm.abs.v32i8", i8x32, [weights, no_poison])
-        product = _call(builder, "llvm.x86.avx2.pmadd.ub.sw", i16x16, [weights, values])
+            weights = call(builder, "llvm.abs.v32i8", i8x32, [weights, no_poison])
+        product = call(builder, "llvm.x86.avx2.pmadd.ub.sw", i16x16, [weights, values])
         pairs = product if pairs is None else builder.add(pairs, product)
         if (i + 1) % num_pairs == 0 or i + 1 == len(units):
-            wide = _call(builder, "llvm.x86.avx2.pmadd.wd", start.type, [pairs, ones])
+            wide = call(builder, "llvm.x86.avx2.pmadd.wd", start.type, [pairs, ones])
             total, pairs = builder.add(total, wide), None
     return total
 
@@ -140,87 +140,87 @@ def _chain(builder, isa, form, units, activations, start):
     """start + the products of these units, exact in int32 lanes."""
     if isa == AVX2:
         return _chain_avx2(builder, form, units, activations, start)
-    if isa in (AVX512_VNNI, AVX_VNNI):
+    if isa in (AMX, AVX512_VNNI, AVX_VNNI):
         name = f"llvm.x86.avx512.vpdpbusd.{32 * isa.rows}"
         for unit, activation in zip(units, activations, strict=True):
-            start = _call(builder, name, start.type, [start, unit, activation])
+            start = call(builder, name, start.type, [start, unit, activation])
         return start
-    if isa in (NEON_DOTPROD, NEON_I8MM):
+    if isa == NEON_DOTPROD:
         for unit, activation in zip(units, activations, strict=True):
             args = [start, _bytes_of(builder, unit), activation]
-            start = _call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", start.type, args)
+            start = call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", start.type, args)
         return start
     return _chain_portable(builder, form, units, activations, start)
 
 
-class _Scales:
-    """Scales and mins of the rows of a strip, as float32 lanes."""
+def load_scales(builder, form, lanes, first, group):
+    """(scale, min or None) as float32 lanes for each part of a group; first is where the strip's scales begin."""
+    count = ir.Constant(_I64, _GROUPS)
+    period = builder.udiv(group, count) if form.is_nested else group
+    record = offset_by(builder, first, period, scale_bytes(form, lanes))
+    floats, halves = ir.VectorType(_F32, lanes), ir.VectorType(ir.HalfType(), lanes)
+    kinds = 2 if form.has_min else 1
+    bases = [
+        builder.fpext(load_at(builder, record, 2 * lanes * kind, halves, 2), floats)
+        for kind in range(kinds)
+    ]
+    if not form.is_nested:
+        return [(bases[0], bases[1] if form.has_min else None)]
+    num_parts = GROUP_COLS // form.group_len
+    inner = offset_by(builder, record, builder.urem(group, count), num_parts * lanes)
+    found = []
+    for part in range(num_parts):
+        pair = [None, None]
+        for kind in range(kinds):
+            at = 2 * lanes * kinds + (kind * _GROUPS * num_parts + part) * lanes
+            small = load_at(builder, inner, at, ir.VectorType(_I8, lanes), 1)
+            factor = builder.sitofp(builder.sext(small, ir.VectorType(_I32, lanes)), floats)
+            pair[kind] = builder.fmul(bases[kind], factor)
+        found.append(tuple(pair))
+    return found
 
-    def __init__(self, builder, form, lanes):
-        self._builder, self._form, self._lanes = builder, form, lanes
-        self._floats = ir.VectorType(_F32, lanes)
 
-    def load_halves(self, address):
-        """The float16 scale and min of a group or block; None without min."""
-        halves = ir.VectorType(ir.HalfType(), self._lanes)
-        offsets = (0, 2 * self._lanes) if self._form.has_min else (0,)
-        loaded = [_load(self._builder, address, offset, halves, 2) for offset in offsets]
-        wide = [self._builder.fpext(value, self._floats) for value in loaded]
-        return wide if self._form.has_min else [wide[0], None]
-
-    def load_group(self, address, halves, group):
-        """Scale and min of one group of a nested block; group is a run-time number."""
-        num_groups = BLOCK_COLS // self._form.group_len
-        first = 2 * self._lanes * (2 if self._form.has_min else 1)
-        found = []
-        for i, half in enumerate(halves):
-            if half is None:
-                found.append(None)
-                continue
-            place = _offset(self._builder, address, group, self._lanes)
-            at = first + i * num_groups * self._lanes
-            small = _load(self._builder, place, at, ir.VectorType(_I8, self._lanes), 1)
-            wide = self._builder.sext(small, ir.VectorType(_I32, self._lanes))
-            found.append(self._builder.fmul(half, self._builder.sitofp(wide, self._floats)))
-        return found
+def add_products(builder, record, scales, products, cell):
+    """Add scale * products + min * sums to a token's cell. scales: (scale, min) for each part of the group."""
+    lanes = cell.type.pointee.count
+    x_scale = splat(builder, load_at(builder, record, SCALE_AT, _F32, 4), lanes)
+    total = builder.load(cell)
+    if len(products) == 1:
+        total = fused(builder, products[0], builder.fmul(scales[0][0], x_scale), total)
+    else:
+        inner = builder.fmul(products[0], scales[0][0])
+        inner = fused(builder, products[1], scales[1][0], inner)
+        total = fused(builder, inner, x_scale, total)
+    first = SUM_AT if len(products) == 1 else HALF_SUMS_AT
+    for part, (_, least) in enumerate(scales):
+        if least is not None:
+            x_sum = load_at(builder, record, first + 4 * part, _F32, 4)
+            total = fused(builder, least, splat(builder, x_sum, lanes), total)
+    builder.store(total, cell)
 
 
 def _emit_group(builder, form, isa, weights, scales, records, sums):
     """Add one group of 32 columns to the sums of all tokens. scales: (scale, min) for each sub-group."""
     lanes = isa.rows
     integers, floats = ir.VectorType(_I32, lanes), ir.VectorType(_F32, lanes)
-    units = _unpack_units(builder, form, lanes, weights)
+    units = unpack_units(builder, form, lanes, weights)
     num_parts = len(scales)
     per_part = _UNITS // num_parts
     zero = 0 if form.bits == 8 and wants_signed_bytes(isa) else form.zero
-    sums_at, negated_at = (SUM_AT, NEGATED_SUM_AT)
-    if num_parts == 2:
-        sums_at, negated_at = HALF_SUMS_AT, NEGATED_HALF_SUMS_AT
+    negated_at = NEGATED_SUM_AT if num_parts == 1 else NEGATED_HALF_SUMS_AT
     for record, cell in zip(records, sums, strict=True):
         activations = _broadcast_units(builder, isa, record)
         products = []
         for part in range(num_parts):
             start = ir.Constant(integers, [0] * lanes)
             if zero:
-                negated = _load(builder, record, negated_at + 4 * part, _I32, 4)
+                negated = load_at(builder, record, negated_at + 4 * part, _I32, 4)
                 shift = ir.Constant(integers, [zero.bit_length() - 1] * lanes)
                 start = builder.shl(splat(builder, negated, lanes), shift)
             span = slice(part * per_part, (part + 1) * per_part)
             total = _chain(builder, isa, form, units[span], activations[span], start)
             products.append(builder.sitofp(total, floats))
-        x_scale = splat(builder, _load(builder, record, SCALE_AT, _F32, 4), lanes)
-        total = builder.load(cell)
-        if num_parts == 1:
-            total = fused(builder, products[0], builder.fmul(scales[0][0], x_scale), total)
-        else:
-            inner = builder.fmul(products[0], scales[0][0])
-            inner = fused(builder, products[1], scales[1][0], inner)
-            total = fused(builder, inner, x_scale, total)
-        for part, (_, least) in enumerate(scales):
-            if least is not None:
-                x_sum = splat(builder, _load(builder, record, sums_at + 4 * part, _F32, 4), lanes)
-                total = fused(builder, least, x_sum, total)
-        builder.store(total, cell)
+        add_products(builder, record, scales, products, cell)
 
 
 def emit_dot_tile(builder, form, isa, tile, weights, x, x_stride, cols):
@@ -232,27 +232,9 @@ def emit_dot_tile(builder, form, isa, tile, weights, x, x_stride, cols):
     num_groups = builder.udiv(cols, ir.Constant(_I64, GROUP_COLS))
     group_bytes = quant_bytes(form, lanes, GROUP_COLS)
     first_scale = builder.add(weights, builder.mul(num_groups, ir.Constant(_I64, group_bytes)))
-    reader = _Scales(builder, form, lanes)
-
-    def emit(group, scales):
-        address = _offset(builder, weights, group, group_bytes)
-        records = [_offset(builder, row, group, RECORD_BYTES) for row in rows]
+    with cgutils.for_range(builder, num_groups, intp=_I64) as loop:
+        scales = load_scales(builder, form, lanes, first_scale, loop.index)
+        address = offset_by(builder, weights, loop.index, group_bytes)
+        records = [offset_by(builder, row, loop.index, RECORD_BYTES) for row in rows]
         _emit_group(builder, form, isa, address, scales, records, sums)
-
-    if not form.is_nested:
-        with cgutils.for_range(builder, num_groups, intp=_I64) as loop:
-            halves = _offset(builder, first_scale, loop.index, scale_bytes(form, lanes))
-            emit(loop.index, [reader.load_halves(halves)])
-        return [builder.load(cell) for cell in sums]
-    num_blocks = builder.udiv(num_groups, ir.Constant(_I64, _GROUPS))
-    with cgutils.for_range(builder, num_blocks, intp=_I64) as outer:
-        block = _offset(builder, first_scale, outer.index, scale_bytes(form, lanes))
-        halves = reader.load_halves(block)
-        with cgutils.for_range(builder, ir.Constant(_I64, _GROUPS), intp=_I64) as inner:
-            parts = GROUP_COLS // form.group_len
-            scales = []
-            for part in range(parts):
-                place = _offset(builder, ir.Constant(_I64, part), inner.index, parts)
-                scales.append(reader.load_group(block, halves, place))
-            emit(_offset(builder, inner.index, outer.index, _GROUPS), scales)
     return [builder.load(cell) for cell in sums]

@@ -1,7 +1,8 @@
 """Operations on rows where every element goes its own way: products, sums, copies.
 
-Arrays are float32 [max_tokens, cols]; rows may lie apart (column slices), and where an operation speaks of heads an
-array may be a view [max_tokens, num_heads, head_dim] with its own strides. It knows nothing of models.
+Arrays are float32 [max_tokens, cols]; rows may lie apart (column slices), and where an operation
+speaks of heads an array may be a view [max_tokens, num_heads, head_dim] with its own strides. It
+knows nothing of models.
 """
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
@@ -25,7 +26,7 @@ _CHUNK = 256  # columns a thread takes at once
 
 
 def head_strides(x: np.ndarray, num_heads: int, head_dim: int) -> tuple[int, int]:
-    """Bytes from row to row and from head to head of [rows, num_heads * head_dim] or a view of heads."""
+    """Bytes from row to row and head to head of [rows, num_heads * head_dim] or a view of heads."""
     assert x.dtype == np.float32 and x.strides[-1] == 4, "rows of consecutive float32 are expected"
     if x.ndim == 3:
         assert x.shape[1:] == (num_heads, head_dim), f"{x.shape} is not {num_heads} x {head_dim}"
@@ -35,7 +36,7 @@ def head_strides(x: np.ndarray, num_heads: int, head_dim: int) -> tuple[int, int
 
 
 def row_count(step: Step, rows_word: int) -> np.ndarray:
-    """The control word that says how many rows a pass has, as an array that kernels can point to."""
+    """The control word that counts a pass's rows, as an array that kernels can point to."""
     return step.control[rows_word : rows_word + 1]
 
 

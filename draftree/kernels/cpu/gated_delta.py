@@ -1,8 +1,9 @@
 """The gated delta rule: a matrix of state per value head, decayed and corrected by every token.
 
-A certain pass advances the committed state in place. A tree pass leaves it alone: it walks the tree depth-first with one
-scratch state per depth and keeps keys, values and gates per node, from which a commit replays the path. All use one
-update function, so tree + commit, chunks and token by token are bit-equal. It does not know the projections around it.
+A certain pass advances the committed state in place. A tree pass leaves it alone: it walks the
+tree depth-first with one scratch state per depth and keeps keys, values and gates per node, from
+which a commit replays the path. All use one update function, so tree + commit, chunks and token by
+token are bit-equal. It does not know the projections around it.
 """
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
@@ -34,7 +35,7 @@ _NORM_EPS = np.float32(1e-6)
 
 
 class DeltaState:
-    """state [value_heads, head_dim (key), head_dim (value)], and per node of the last tree what a commit needs."""
+    """state [value_heads, key dim, value dim]; per node of the last tree what a commit needs."""
 
     def __init__(self, key_heads: int, value_heads: int, head_dim: int, max_nodes: int) -> None:
         assert head_dim % LANES == 0, f"head_dim {head_dim} is not a multiple of {LANES}"
@@ -49,7 +50,7 @@ class DeltaState:
 def delta_scratch_len(
     step: Step, key_heads: int, value_heads: int, head_dim: int, num_threads: int
 ) -> int:
-    """How many float32 of scratch `record_gated_delta` needs; layers of one shape can share them."""
+    """How many float32 of scratch `record_gated_delta` needs; layers of one shape can share."""
     per_row = 2 * key_heads * head_dim + 2 * value_heads
     per_thread = step.max_nodes * head_dim * _COLS
     return step.max_tokens * per_row + 6 * (step.max_nodes + 1) + num_threads * per_thread
@@ -57,7 +58,7 @@ def delta_scratch_len(
 
 @njit(inline="always")
 def _advance_64(source, s_row, target, t_row, k, v, q, gates, out, key_dim, has_out):
-    """64 columns: target = decay * source + k d^T with d = beta (v - k^T (decay * source)); out = q^T target."""
+    """S = decay source, d = beta (v - k^T S), target = S + k d^T, out = q^T target; 64 columns."""
     decay, beta = load_splat(gates), load_splat(gates + 4)
     a0, a1, a2, a3 = splat(0.0), splat(0.0), splat(0.0), splat(0.0)
     for i in range(key_dim):
@@ -106,7 +107,7 @@ def _advance_16(source, s_row, target, t_row, k, v, q, gates, out, key_dim, has_
 
 @njit
 def _advance(cols, source, s_row, target, t_row, k, v, q, gates, out, key_dim, has_out):
-    """One token for cols columns of one head's state; strides in bytes. q and out are unused without has_out."""
+    """One token for some columns of a head's state; without has_out, q and out are not used."""
     if cols == _COLS:
         if has_out:
             _advance_64(source, s_row, target, t_row, k, v, q, gates, out, key_dim, True)
@@ -120,7 +121,7 @@ def _advance(cols, source, s_row, target, t_row, k, v, q, gates, out, key_dim, h
 
 @njit
 def _depth_first(parents, num_nodes, order):
-    """order[0 : num_nodes] = nodes such that each follows its parent or a descendant of its earlier siblings."""
+    """order[0 : num_nodes] = the nodes, every subtree in one piece; room for 3 num_nodes + 2."""
     first, after = order + 8 * num_nodes, order + 8 * (2 * num_nodes + 1)
     for i in range(num_nodes + 1):
         store_i64(first + 8 * i, -1)
@@ -148,7 +149,7 @@ def _normalize(source, target, count, scale):
 
 @njit(inline="always")
 def _write_gates(target, alpha, beta_logit, ssm_a, dt_bias):
-    """decay = e^(ssm_a softplus(alpha + dt_bias)) and beta = sigmoid(beta_logit), rounded from float64."""
+    """decay = e^(ssm_a softplus(alpha + dt_bias)), beta = sigmoid(beta_logit), from float64."""
     x = np.float64(load_f32(alpha)) + np.float64(load_f32(dt_bias))
     softplus = max(x, 0.0) + math.log1p(math.exp(-abs(x)))
     store_f32(target, np.float32(math.exp(np.float64(load_f32(ssm_a)) * softplus)))
@@ -260,10 +261,11 @@ def record_gated_delta(
     out: np.ndarray,
     scratch: np.ndarray,
 ) -> None:
-    """out [max_tokens, value_heads * head_dim] from qkv (after convolution: queries, keys, values side by side).
+    """out [max_tokens, value_heads * head_dim] from qkv: queries, keys, values after convolution.
 
-    alpha, beta_logit [max_tokens, value_heads]; ssm_a, dt_bias [value_heads]. Value head j uses key head
-    j % key_heads. Queries and keys are normalised here, queries also scaled by 1 / sqrt(head_dim).
+    alpha, beta_logit [max_tokens, value_heads]; ssm_a, dt_bias [value_heads]. Value head j uses
+    key head j % key_heads. Queries and keys are normalised here, queries also scaled by 1 /
+    sqrt(head_dim).
     """
     kh, vh, dim = state.key_heads, state.value_heads, state.head_dim
     assert qkv.shape[1] == (2 * kh + vh) * dim and out.shape[1] == vh * dim

@@ -1,5 +1,6 @@
 """Which dot-product instructions this CPU has, and so which kernel variant is used."""
 
+import ctypes
 import platform
 from dataclasses import dataclass
 from functools import cache
@@ -17,13 +18,22 @@ class Isa:
     rows: int
 
 
+AMX = Isa("amx", 16)
 AVX512_VNNI = Isa("avx512vnni", 16)
 AVX_VNNI = Isa("avxvnni", 8)
 AVX2 = Isa("avx2", 8)
-NEON_I8MM = Isa("neon-i8mm", 4)
 NEON_DOTPROD = Isa("neon-dotprod", 4)
 PORTABLE = Isa("portable", 8)
-ALL_ISAS = (AVX512_VNNI, AVX_VNNI, AVX2, NEON_I8MM, NEON_DOTPROD, PORTABLE)
+ALL_ISAS = (AMX, AVX512_VNNI, AVX_VNNI, AVX2, NEON_DOTPROD, PORTABLE)
+
+
+@cache
+def _may_use_tiles() -> bool:
+    """Ask the kernel for the tile registers, which are off until a process wants them (Linux only)."""
+    if platform.system() != "Linux":
+        return False
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
 
 
 def supported_isas() -> tuple[Isa, ...]:
@@ -33,14 +43,14 @@ def supported_isas() -> tuple[Isa, ...]:
     found = []
     if machine in ("x86_64", "amd64"):
         if features.get("avx512vnni") and features.get("avx512vl"):
+            if features.get("amx-int8") and _may_use_tiles():
+                found.append(AMX)
             found.append(AVX512_VNNI)
         if features.get("avxvnni"):
             found.append(AVX_VNNI)
         if features.get("avx2"):
             found.append(AVX2)
     elif machine in ("aarch64", "arm64"):
-        if features.get("i8mm"):
-            found.append(NEON_I8MM)
         if features.get("dotprod"):
             found.append(NEON_DOTPROD)
     return (*found, PORTABLE)

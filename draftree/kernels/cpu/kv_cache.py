@@ -1,7 +1,8 @@
 """Keys and values of one attention layer: where they lie, how rows are written, how a path is kept.
 
-Slot = absolute position for committed tokens; the nodes of a tree take the slots after them in node order. Sixteen
-keys lie side by side, so that one vector load brings the same dimension of sixteen keys.
+Slot = absolute position for committed tokens; the nodes of a tree take the slots after them in
+node order. Sixteen keys lie side by side, so that one vector load brings the same dimension of
+sixteen keys.
 """
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
@@ -22,8 +23,9 @@ def round_up(value: int, multiple: int) -> int:
 class KvCache:
     """keys [kv_heads, capacity / 16, head_dim, 16], values [kv_heads, capacity, value_dim].
 
-    capacity counts positions, committed and tentative ones; it is rounded up to whole blocks. value_dim is head_dim
-    rounded up likewise; what lies between is zero. dtype is float32 or float16.
+    capacity counts positions, committed and tentative ones; it is rounded up to whole blocks.
+    value_dim is head_dim rounded up likewise; what lies between is zero. dtype is float32 or
+    float16.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quantize import QuantizedRows, record_quantize
 from draftree.kernels.cpu.simd import load_f32, load_i64, store_f32
 from draftree.kernels.cpu.step import NUM_TOKENS, Step
-from draftree.kernels.cpu.tile import multiply_tile
+from draftree.kernels.cpu.tile import begin_tiles, end_tiles, multiply_tile, tile_sizes
 from draftree.kernels.cpu.word import stack_bytes
 
 _ITEMS_PER_THREAD = 4  # how finely the strips are shared out
@@ -30,6 +30,8 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
     """args: control word, strips, strip bytes, number of strips, x, x stride, cols, out, rows, bias,
     accumulate, tokens per block. Work is handed out as (block of tokens, a few strips)."""
 
+    tile_a, tile_b, tile_c, tile_d = tile_sizes(ALL_FORMS[form], ALL_ISAS[isa])
+
     @kernel
     def _linear(args, ticket, thread, num_threads):
         num_tokens, num_strips, token_block = load_i64(args[0]), args[3], args[11]
@@ -38,6 +40,7 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
         chunk = max(1, num_strips // (_ITEMS_PER_THREAD * num_threads))
         num_chunks = (num_strips + chunk - 1) // chunk
         num_blocks = (num_tokens + token_block - 1) // token_block
+        begin_tiles(form, isa)
         item = atomic_add(ticket, 1)
         while item < num_chunks * num_blocks:
             first_token = item // num_chunks * token_block
@@ -50,7 +53,15 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
                 token = first_token
                 while token < last_token:
                     left = last_token - token
-                    tile = 8 if left >= 8 else 4 if left >= 4 else 2 if left >= 2 else 1
+                    tile = 1
+                    if left >= tile_a:
+                        tile = tile_a
+                    elif left >= tile_b:
+                        tile = tile_b
+                    elif left >= tile_c:
+                        tile = tile_c
+                    elif left >= tile_d:
+                        tile = tile_d
                     x = args[4] + token * x_stride
                     out = args[7] + token * out_stride + 4 * strip * lanes
                     target, stride = out, out_stride
@@ -59,17 +70,21 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
                         if args[10] != 0:
                             _copy_rows(out, out_stride, edge, 64, tile, width)
                     add = args[10]
-                    if tile == 8:
+                    if tile == tile_a:
                         multiply_tile(
-                            form, isa, 8, weights, x, x_stride, cols, target, stride, bias, add
+                            form, isa, tile_a, weights, x, x_stride, cols, target, stride, bias, add
                         )
-                    elif tile == 4:
+                    elif tile == tile_b:
                         multiply_tile(
-                            form, isa, 4, weights, x, x_stride, cols, target, stride, bias, add
+                            form, isa, tile_b, weights, x, x_stride, cols, target, stride, bias, add
                         )
-                    elif tile == 2:
+                    elif tile == tile_c:
                         multiply_tile(
-                            form, isa, 2, weights, x, x_stride, cols, target, stride, bias, add
+                            form, isa, tile_c, weights, x, x_stride, cols, target, stride, bias, add
+                        )
+                    elif tile == tile_d:
+                        multiply_tile(
+                            form, isa, tile_d, weights, x, x_stride, cols, target, stride, bias, add
                         )
                     else:
                         multiply_tile(
@@ -79,6 +94,7 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
                         _copy_rows(edge, 64, out, out_stride, tile, width)
                     token += tile
             item = atomic_add(ticket, 1)
+        end_tiles(form, isa)
 
     return _linear
 

@@ -1,10 +1,10 @@
 """Root-mean-square norms of rows and of heads, with or without a gate.
 
-x is float32 [max_tokens, cols] or a view [max_tokens, num_heads, head_dim]. The sum of squares runs in a fixed order
-over four times sixteen lanes, so a row's result depends on the row alone.
+x is float32 [max_tokens, cols] or a view [max_tokens, num_heads, head_dim]. The sum of squares
+runs in a fixed order over four times sixteen lanes, so a row's result depends on the row alone.
 """
 
-# ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
+# ruff: noqa: ANN001, ANN201, ANN202  (numba inspects the kernels' signatures)
 import math
 
 import numpy as np

@@ -1,7 +1,7 @@
 """The CPU's side of `Ops`: records numba kernels into programs and hands out the arrays they work on."""
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -14,8 +14,9 @@ from draftree.kernels.cpu.kv_cache import KvCache
 from draftree.kernels.cpu.linear import record_linear
 from draftree.kernels.cpu.pack import Weight, pack
 from draftree.kernels.cpu.program import Program
+from draftree.kernels.cpu.quantize import QuantizedRows, quantized_bytes, record_quantize
 from draftree.kernels.cpu.simd import LANES
-from draftree.kernels.cpu.step import NUM_ROWS, Step
+from draftree.kernels.cpu.step import NUM_ROWS, NUM_TOKENS, Step
 from draftree.kernels.cpu.team import Team
 from draftree.kernels.quant.formats import QuantType
 
@@ -79,19 +80,23 @@ class CpuOps:
         self._kv_dtype = kv_dtype
         self._scratch = Scratch(max_tokens)
         self._program: Program | None = None
+        self._quantized: dict[int, QuantizedRows] = {}  # by address of the rows they were made from
 
     @contextmanager
     def capture(self) -> Iterator[Program]:
         """Operations called inside are recorded into the program that this yields."""
         assert self._program is None, "captures do not nest"
-        self._program = Program(self.team)
+        self._program, self._quantized = Program(self.team), {}
         try:
             yield self._program
         finally:
             self._program = None
 
-    def scope(self) -> AbstractContextManager[None]:
-        return self._scratch.scope()
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        with self._scratch.scope():
+            yield
+        self._quantized = {}  # their memory may be taken again
 
     def pack(self, raw: np.ndarray, qtype: QuantType) -> Weight:
         return pack(raw, qtype, exact=self._exact, team=self.team)
@@ -130,9 +135,11 @@ class CpuOps:
         add_to: np.ndarray | None = None,
     ) -> np.ndarray:
         out = self._scratch.take(weight.rows) if add_to is None else add_to
+        rows = x if weight.form.is_float else self._quantize(x, NUM_TOKENS)
         record_linear(
-            self._recording, self.step, x, weight, out, bias=bias, accumulate=add_to is not None
+            self._recording, self.step, rows, weight, out, bias=bias, accumulate=add_to is not None
         )
+        self._written(out)
         return out
 
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
@@ -144,12 +151,14 @@ class CpuOps:
         head_dim = len(weight)
         heads = x.shape[1] // head_dim
         norm.record_head_norm(self._recording, self.step, x, heads, head_dim, weight, eps)
+        self._written(x)
 
     def rope(self, x: np.ndarray, head_dim: int, table: np.ndarray, *, interleaved: bool) -> None:
         heads, rotary_dim = x.shape[1] // head_dim, 2 * table.shape[2]
         rope.record_rope(
             self._recording, self.step, x, heads, head_dim, rotary_dim, table, interleaved
         )
+        self._written(x)
 
     def kv_write(self, k: np.ndarray, v: np.ndarray, cache: KvCache) -> None:
         attend.record_kv_write(self._recording, self.step, k, v, cache)
@@ -176,10 +185,12 @@ class CpuOps:
 
     def silu_mul(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
         elementwise.record_silu_mul(self._recording, self.step, gate, up, gate)
+        self._written(gate)
         return gate
 
     def sigmoid_mul(self, x: np.ndarray, gate: np.ndarray) -> None:
         elementwise.record_sigmoid_mul(self._recording, self.step, x, gate)
+        self._written(x)
 
     def conv(self, x: np.ndarray, weight: np.ndarray, state: ConvState) -> np.ndarray:
         out = self._scratch.take(x.shape[1])
@@ -226,9 +237,8 @@ class CpuOps:
             self._recording, self.step, gathered, norm_weight, eps, gathered, NUM_ROWS
         )
         logits = _aligned(rows * weight.rows).reshape(rows, weight.rows)
-        record_linear(
-            self._recording, self.step, gathered, weight, logits, rows_word=NUM_ROWS
-        )
+        source = gathered if weight.form.is_float else self._quantize(gathered, NUM_ROWS)
+        record_linear(self._recording, self.step, source, weight, logits, rows_word=NUM_ROWS)
         return logits
 
     def copy_columns(self, x: np.ndarray, into: np.ndarray, column: int) -> None:
@@ -256,6 +266,21 @@ class CpuOps:
             return
         array = store.window if isinstance(store, ConvState) else store.state
         array[...] = parts[0] if parts else 0.0
+
+    def _quantize(self, x: np.ndarray, rows_word: int) -> QuantizedRows:
+        """Projections of the same rows share one quantised copy."""
+        known = self._quantized.get(x.ctypes.data)
+        if known is None or known.source.shape != x.shape:
+            num_floats = -(-quantized_bytes(*x.shape) // 4)
+            buffer = self._scratch.take(num_floats, num_rows=1)[0].view(np.uint8)
+            known = record_quantize(
+                self._recording, self.step, x, buffer=buffer, rows_word=rows_word
+            )
+            self._quantized[x.ctypes.data] = known
+        return known
+
+    def _written(self, x: np.ndarray) -> None:
+        self._quantized.pop(x.ctypes.data, None)
 
     @property
     def _recording(self) -> Program:

@@ -1,7 +1,7 @@
 """Rotary position embedding of query and key heads, in place at the step's positions.
 
-Cosines and sines come from a table made once in float64, so they do not depend on who shares the pass. Both ways of
-pairing are here: dimension i with i + half, and neighbours (2i, 2i + 1).
+Cosines and sines come from a table made once in float64, so they do not depend on who shares the
+pass. Both ways of pairing are here: dimension i with i + half, and neighbours (2i, 2i + 1).
 """
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
@@ -71,7 +71,7 @@ def record_rope(
     interleaved: bool,
     rows_word: int = NUM_TOKENS,
 ) -> None:
-    """Turn the first rotary_dim values of each head by the angles of the row's position (see rope_table)."""
+    """Turn the first rotary_dim values of each head by the angles of the row's position."""
     assert rotary_dim % 2 == 0 and rotary_dim <= head_dim
     assert table.dtype == np.float32 and table.flags.c_contiguous
     assert table.shape[1:] == (2, rotary_dim // 2), f"the table is not for {rotary_dim} dimensions"

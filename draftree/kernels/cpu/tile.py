@@ -11,12 +11,20 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from draftree.kernels.cpu.amx import AMX_TILES, emit_amx_tile, emit_begin, emit_end
 from draftree.kernels.cpu.dot import emit_dot_tile
 from draftree.kernels.cpu.floating import emit_float_tile
-from draftree.kernels.cpu.form import ALL_FORMS
-from draftree.kernels.cpu.isa import ALL_ISAS
+from draftree.kernels.cpu.form import ALL_FORMS, Form
+from draftree.kernels.cpu.isa import ALL_ISAS, AMX, Isa
 
 _I64 = ir.IntType(64)
+
+
+def tile_sizes(form: Form, isa: Isa) -> tuple[int, int, int, int]:
+    """Numbers of tokens that have a tile, besides one; the largest are the most efficient."""
+    if isa == AMX and not form.is_float:
+        return 16, 8, 4, 2
+    return 8, 4, 3, 2
 
 
 def _at(builder, address, offset, vector):
@@ -62,9 +70,37 @@ def multiply_tile(
         num_tokens = tile.literal_value
         if kind.is_float:
             sums = emit_float_tile(builder, kind, num_tokens, weights, x, x_stride, cols)
+        elif variant == AMX and num_tokens in AMX_TILES:
+            sums = emit_amx_tile(builder, kind, num_tokens, weights, x, x_stride, cols)
         else:
             sums = emit_dot_tile(builder, kind, variant, num_tokens, weights, x, x_stride, cols)
         _finish(builder, sums, out, out_stride, bias, accumulate)
         return context.get_dummy_value()
 
     return types.void(form, isa, tile, *[types.int64] * 8), codegen
+
+
+@intrinsic(prefer_literal=True)
+def begin_tiles(typingctx, form, isa):
+    """Before the first tile: set the matrix registers up, where the instruction set has them."""
+
+    def codegen(context, builder, signature, args):
+        kind = ALL_FORMS[form.literal_value]
+        if ALL_ISAS[isa.literal_value] == AMX and not kind.is_float:
+            emit_begin(builder, kind)
+        return context.get_dummy_value()
+
+    return types.void(form, isa), codegen
+
+
+@intrinsic(prefer_literal=True)
+def end_tiles(typingctx, form, isa):
+    """After the last tile: let the matrix registers go."""
+
+    def codegen(context, builder, signature, args):
+        kind = ALL_FORMS[form.literal_value]
+        if ALL_ISAS[isa.literal_value] == AMX and not kind.is_float:
+            emit_end(builder)
+        return context.get_dummy_value()
+
+    return types.void(form, isa), codegen

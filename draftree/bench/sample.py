@@ -1,0 +1,50 @@
+"""Repeated measurements and what is made of them: medians, spread and ratios. Plain arithmetic."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from draftree.bench.fault import BenchError
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Raw values in the order they were taken. low and high are the extremes."""
+
+    unit: str
+    median: float
+    low: float
+    high: float
+    samples: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """value: one median over another. low and high: the extremes among pairs of the same round."""
+
+    value: float
+    low: float
+    high: float
+
+
+def summarize(values: Sequence[float], unit: str) -> Samples:
+    if not values:
+        raise BenchError("There is nothing to summarise; take at least one round.")
+    rounded = tuple(round(value, 4) for value in values)
+    return Samples(unit, round(median(values), 4), min(rounded), max(rounded), rounded)
+
+
+def divide(ours: Samples, theirs: Samples) -> Ratio:
+    """Ours over theirs, where both were measured in turns."""
+    if ours.unit != theirs.unit:
+        raise BenchError(f"{ours.unit} cannot be compared with {theirs.unit}.")
+    if min(theirs.samples) <= 0.0:
+        raise BenchError(f"A measurement of 0 {theirs.unit} cannot be compared with.")
+    pairs = [a / b for a, b in zip(ours.samples, theirs.samples, strict=True)]
+    value = ours.median / theirs.median
+    return Ratio(round(value, 4), round(min(pairs), 4), round(max(pairs), 4))
+
+
+def rates(num_tokens: int, times_ms: Sequence[float]) -> Samples:
+    """Tokens per second from milliseconds."""
+    return summarize([1000.0 * num_tokens / ms for ms in times_ms], "tok/s")

@@ -1,0 +1,302 @@
+"""Finding the few large values among many: the largest, the k largest, a share of probability.
+
+One pass in blocks of lanes skips whatever cannot matter, so cost follows the few that do. A filter
+is kept as a border (value, token): a token is in if its value is larger, or equal with an id not
+above the border's.
+"""
+
+# ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures)
+import math
+
+import numpy as np
+from numba import njit
+
+from draftree.kernels.cpu.kernel import cached_njit
+from draftree.kernels.cpu.noise import (
+    MAX_NOISE,
+    bits_above,
+    noise_bits,
+    noise_key,
+    noise_of,
+)
+from draftree.kernels.cpu.simd import (
+    blend,
+    exp,
+    load,
+    load_first,
+    max_lanes,
+    maximum,
+    splat,
+    store,
+    store_first,
+    sum_lanes,
+)
+
+_BLOCK = 64
+_MINUS_INFINITY = np.float32(-np.inf)
+_NUM_BINS = 1024
+_BINS_PER_UNIT = 32.0
+_NEAR = np.float32(16.0)  # what lies further below the maximum rarely takes part in a share
+
+
+@njit
+def _block_max(address, count):
+    """The largest of up to 64 values."""
+    if count >= _BLOCK:
+        a, b = load(address), load(address + 64)
+        c, d = load(address + 128), load(address + 192)
+        return max_lanes(maximum(maximum(a, b), maximum(c, d)))
+    top, low = splat(_MINUS_INFINITY), splat(_MINUS_INFINITY)
+    for i in range(0, count, 16):
+        top = maximum(blend(load_first(address + 4 * i, min(16, count - i)), low, count - i), top)
+    return max_lanes(top)
+
+
+@njit
+def _argmax(values):
+    address, best, start = values.ctypes.data, _MINUS_INFINITY, 0
+    for i in range(0, len(values), _BLOCK):
+        top = _block_max(address + 4 * i, len(values) - i)
+        if top > best:
+            best, start = top, i
+    for i in range(start, min(start + _BLOCK, len(values))):
+        if values[i] == best:
+            return i
+    return 0
+
+
+@njit
+def _sum_exp(values, top):
+    """Sum of e^(value - top) in sixteen lanes by index."""
+    address, count, shift = values.ctypes.data, len(values), splat(top)
+    total, zero = splat(0.0), splat(0.0)
+    whole = count // 16 * 16
+    for i in range(0, 4 * whole, 64):
+        total = total + exp(load(address + i) - shift)
+    if whole < count:
+        rest = exp(load_first(address + 4 * whole, count - whole) - shift)
+        total = total + blend(rest, zero, count - whole)
+    return sum_lanes(total)
+
+
+@njit
+def _is_worse(score_a, id_a, score_b, id_b):
+    return score_a < score_b or (score_a == score_b and id_a > id_b)
+
+
+@njit
+def _sift(scores, ids, i, count):
+    """Restore a heap whose root is the worst, after a change at i."""
+    while True:
+        worst, child = i, 2 * i + 1
+        for c in range(child, min(child + 2, count)):
+            if _is_worse(scores[c], ids[c], scores[worst], ids[worst]):
+                worst = c
+        if worst == i:
+            return
+        scores[i], scores[worst] = scores[worst], scores[i]
+        ids[i], ids[worst] = ids[worst], ids[i]
+        i = worst
+
+
+@njit
+def _push(scores, ids, count, limit, score, token):
+    """Keep the best `limit`; returns how many are kept."""
+    if count < limit:
+        scores[count], ids[count] = score, token
+        i = count
+        while i > 0 and _is_worse(scores[i], ids[i], scores[(i - 1) // 2], ids[(i - 1) // 2]):
+            parent = (i - 1) // 2
+            scores[i], scores[parent] = scores[parent], scores[i]
+            ids[i], ids[parent] = ids[parent], ids[i]
+            i = parent
+        return count + 1
+    if _is_worse(scores[0], ids[0], score, token):
+        scores[0], ids[0] = score, token
+        _sift(scores, ids, 0, limit)
+    return count
+
+
+@njit
+def _sort(scores, ids, count):
+    """Turn the heap into a list, best first."""
+    for last in range(count - 1, 0, -1):
+        scores[0], scores[last] = scores[last], scores[0]
+        ids[0], ids[last] = ids[last], ids[0]
+        _sift(scores, ids, 0, last)
+
+
+@njit
+def _take_largest(values, limit, scores, ids):
+    """The `limit` largest values, best first."""
+    address, count = values.ctypes.data, 0
+    for start in range(0, len(values), _BLOCK):
+        if count == limit and _block_max(address + 4 * start, len(values) - start) <= scores[0]:
+            continue
+        for i in range(start, min(start + _BLOCK, len(values))):
+            if count < limit or values[i] > scores[0]:
+                count = _push(scores, ids, count, limit, values[i], i)
+    _sort(scores, ids, count)
+    return count
+
+
+@njit
+def _take_noisy(values, divisor, key, floor, border, border_id, limit, scores, ids):
+    """The `limit` largest value / divisor + noise among the tokens inside the border, best first.
+
+    floor: a score that as many tokens are known to reach; the closer, the more is skipped.
+    """
+    address, count = values.ctypes.data, 0
+    hashes = np.empty(_BLOCK, np.uint64)
+    for start in range(0, len(values), _BLOCK):
+        top = _block_max(address + 4 * start, len(values) - start)
+        if top < border or top == _MINUS_INFINITY:
+            continue
+        top = top / divisor
+        if count == limit:
+            floor = max(floor, scores[0])
+        margin = 1e-5 + 1e-6 * abs(floor)  # scores are rounded to float32
+        gap = np.float64(floor) - np.float64(top) - margin
+        if gap > MAX_NOISE:
+            continue
+        needed = bits_above(gap)
+        largest = np.uint64(0)
+        for i in range(_BLOCK):
+            hashes[i] = noise_bits(key, start + i)
+            largest = max(largest, hashes[i])
+        if largest < needed:
+            continue
+        for i in range(start, min(start + _BLOCK, len(values))):
+            value = values[i]
+            is_in = value > border or (value == border and i <= border_id)
+            if is_in and hashes[i - start] >= needed and value > _MINUS_INFINITY:
+                score = value / divisor + noise_of(hashes[i - start])
+                count = _push(scores, ids, count, limit, score, i)
+    _sort(scores, ids, count)
+    return count
+
+
+@njit
+def _fill_bins(values, top, lowest, mass):
+    """Add e^(value - top) of values from `lowest` on to bins by distance; returns their sum."""
+    address, total = values.ctypes.data, 0.0
+    for start in range(0, len(values), _BLOCK):
+        if _block_max(address + 4 * start, len(values) - start) < lowest:
+            continue
+        for i in range(start, min(start + _BLOCK, len(values))):
+            if values[i] >= lowest:
+                below = np.float64(top) - np.float64(values[i])
+                weight = math.exp(-below)
+                mass[_bin_of(below)] += weight
+                total += weight
+    return total
+
+
+@njit
+def _bin_of(below):
+    return int(min(below * _BINS_PER_UNIT, _NUM_BINS - 1.0))
+
+
+@njit
+def _share_border(values, top, share, scores, ids):
+    """The border of the smallest set of largest values that holds a share of the probability."""
+    wanted = np.float64(share) * np.float64(_sum_exp(values, top))
+    mass = np.zeros(_NUM_BINS, np.float64)
+    if _fill_bins(values, top, top - _NEAR, mass) < wanted:
+        mass[:] = 0.0
+        _fill_bins(values, top, _MINUS_INFINITY, mass)
+    held, chosen = 0.0, 0
+    while chosen < _NUM_BINS - 1 and held + mass[chosen] < wanted:
+        held += mass[chosen]
+        chosen += 1
+    address, count = values.ctypes.data, 0
+    lowest = top - np.float32((chosen + 1) / _BINS_PER_UNIT + 1e-3)
+    if chosen == _NUM_BINS - 1:
+        lowest = _MINUS_INFINITY
+    for start in range(0, len(values), _BLOCK):
+        if _block_max(address + 4 * start, len(values) - start) < lowest:
+            continue
+        for i in range(start, min(start + _BLOCK, len(values))):
+            if values[i] >= lowest and _bin_of(np.float64(top) - np.float64(values[i])) == chosen:
+                count = _push(scores, ids, count, len(values), values[i], i)
+    _sort(scores, ids, count)
+    return _border_in(scores, ids, count, top, held, wanted)
+
+
+@njit
+def _border_in(scores, ids, count, top, held, wanted):
+    """The first entry of a list, best first, at which what is held reaches what is wanted."""
+    for i in range(count):
+        held += math.exp(np.float64(scores[i]) - np.float64(top))
+        if held >= wanted:
+            return scores[i], ids[i]
+    if count == 0:
+        return _MINUS_INFINITY, np.int64(0)
+    return scores[count - 1], ids[count - 1]
+
+
+@cached_njit
+def choose_greedy(logits):
+    return _argmax(logits)
+
+
+@cached_njit
+def penalize(logits, seen_ids, seen_counts, repetition, presence, frequency):
+    """In place: repetition scales towards less likely; presence and frequency subtract."""
+    for i in range(len(seen_ids)):
+        token, count = seen_ids[i], seen_counts[i]
+        value = logits[token]
+        factor = np.float32(repetition)
+        value = value / factor if value > 0 else value * factor
+        if count > 0:
+            value -= np.float32(presence) + np.float32(frequency) * np.float32(count)
+        logits[token] = value
+
+
+@cached_njit
+def choose_filtered(logits, temperature, top_k, top_p, min_p, seed, position, scaled, scores, ids):
+    """The token with the largest logit / T + noise among those that pass the filters."""
+    source, target, count = logits.ctypes.data, scaled.ctypes.data, len(logits)
+    divisor, whole = splat(np.float32(temperature)), len(logits) // 16 * 16
+    for i in range(0, 4 * whole, 64):
+        store(target + i, load(source + i) / divisor)
+    if whole < count:
+        rest = load_first(source + 4 * whole, count - whole) / divisor
+        store_first(target + 4 * whole, count - whole, rest)
+    best = _argmax(scaled)
+    top = scaled[best]
+    border, border_id = _MINUS_INFINITY, np.int64(count)
+    if 0 < top_k < count:
+        kept = _take_largest(scaled, top_k, scores, ids)
+        border, border_id = scores[kept - 1], ids[kept - 1]
+        if top_p < 1.0:
+            total = 0.0
+            for i in range(kept):
+                total += math.exp(np.float64(scores[i]) - np.float64(top))
+            border, border_id = _border_in(scores, ids, kept, top, 0.0, top_p * total)
+    elif top_p < 1.0:
+        border, border_id = _share_border(scaled, top, top_p, scores, ids)
+    if min_p > 0.0:
+        lowest = np.float32(np.float64(top) + math.log(min_p))
+        if lowest > border:
+            border, border_id = lowest, np.int64(count)
+    key, one = noise_key(seed, position), np.float32(1.0)
+    floor = top + noise_of(noise_bits(key, best))
+    kept = _take_noisy(scaled, one, key, floor, border, border_id, 1, scores, ids)
+    return ids[0] if kept > 0 else best
+
+
+@cached_njit
+def rank_row(logits, temperature, seed, position, scores, ids, log_probs):
+    """The len(ids) best tokens and log-probabilities; ranked with noise if temperature > 0."""
+    top = logits[_argmax(logits)]
+    log_total = np.float64(top) + math.log(np.float64(_sum_exp(logits, top)))
+    limit = _take_largest(logits, len(ids), scores, ids)
+    if temperature > 0.0 and scores[limit - 1] > _MINUS_INFINITY:
+        divisor, key, floor = np.float32(temperature), noise_key(seed, position), np.float32(np.inf)
+        for i in range(limit):
+            floor = min(floor, scores[i] / divisor + noise_of(noise_bits(key, ids[i])))
+        low, last = _MINUS_INFINITY, len(logits)
+        _take_noisy(logits, divisor, key, floor, low, last, limit, scores, ids)
+    for i in range(len(ids)):
+        log_probs[i] = np.float32(np.float64(logits[ids[i]]) - log_total)

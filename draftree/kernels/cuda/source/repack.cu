@@ -1,0 +1,162 @@
+// Raw GGUF rows to units. SOURCE is the GGML number of the raw type, FORMAT that of the device layout (they
+// differ only for 32-bit and bfloat16 sources, which become 16-bit floats). Rows arrive in slabs.
+constexpr int BLOCK_LEN = FORMAT == F16 ? 1 : HAS_SUPER_MIN || FORMAT == Q6_K ? 256 : 32;
+constexpr int BLOCK_BYTES = SOURCE == 0      ? 4
+                            : FORMAT == F16  ? 2
+                            : FORMAT == Q4_0 ? 18
+                            : FORMAT == Q4_1 ? 20
+                            : FORMAT == Q5_0 ? 22
+                            : FORMAT == Q5_1 ? 24
+                            : FORMAT == Q8_0 ? 34
+                            : FORMAT == Q4_K ? 144
+                            : FORMAT == Q5_K ? 176
+                                             : 210;
+
+DEV u32 read16(const u8* p) { return p[0] | p[1] << 8; }
+DEV float read_half(const u8* p) { return from_half(static_cast<u16>(read16(p))); }
+
+DEV float read_float(const u8* p) {
+  if (SOURCE == 0) return __uint_as_float(read16(p) | read16(p + 2) << 16);
+  return SOURCE == 30 ? __uint_as_float(read16(p) << 16) : read_half(p);
+}
+
+// The size by which a block's scales are normalised: its scale, and its minimum as far as it exceeds 16 steps.
+DEV float block_size(const u8* block) {
+  if (FORMAT == F16) return fabsf(read_float(block));
+  if (FORMAT == Q6_K) return fabsf(read_half(block + 208));
+  const float d = fabsf(read_half(block));
+  return HAS_SUPER_MIN || HAS_HALF_MIN ? fmaxf(d, fabsf(read_half(block + 2)) * 0.0625f) : d;
+}
+
+// One 8-bit quant, as stored in units.
+DEV u32 read_quant(const u8* block, int i) {
+  const int j = i & 15, upper = i >> 4 & 1;  // blocks of 32: low nibbles are the first 16 weights
+  if (FORMAT == Q8_0) return block[2 + i] ^ 0x80;
+  if (FORMAT == Q4_0 || FORMAT == Q4_1) return block[(FORMAT == Q4_0 ? 2 : 4) + j] >> upper * 4 & 15;
+  if (FORMAT == Q5_0 || FORMAT == Q5_1) {
+    const u8* bits = block + (FORMAT == Q5_0 ? 2 : 4);
+    return (bits[4 + j] >> upper * 4 & 15) | (bits[i >> 3] >> (i & 7) & 1) << 4;
+  }
+  const int group = i >> 5, l = i & 31;
+  if (FORMAT == Q6_K) {
+    const int part = group & 3, n = i >> 7;
+    const u32 low = block[n * 64 + (part & 1) * 32 + l] >> (part >> 1) * 4 & 15;
+    return low | (block[128 + n * 32 + l] >> part * 2 & 3) << 4;
+  }
+  const u32 low = block[(FORMAT == Q4_K ? 16 : 48) + (group >> 1) * 32 + l] >> (group & 1) * 4 & 15;
+  return FORMAT == Q4_K ? low : low | (block[16 + l] >> group & 1) << 4;
+}
+
+// The 6-bit scale and minimum of a group, each shifted left by 2, as two bytes.
+DEV u32 read_super_bytes(const u8* block, int group) {
+  const u8* s = block + 4;
+  const u32 scale = group < 4 ? s[group] & 63 : (s[group + 4] & 15) | (s[group - 4] >> 6) << 4;
+  const u32 minimum = group < 4 ? s[group + 4] & 63 : s[group + 4] >> 4 | (s[group] >> 6) << 4;
+  return scale << 2 | minimum << 10;
+}
+
+// A warp a row: the exponent that normalises it, and the power of two that undoes it.
+extern "C" __global__ void row_scale_kernel(const u8* raw, float* row_scale, int* row_exponent, int num_rows, int num_cols) {
+  const int row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), num_blocks = num_cols / BLOCK_LEN;
+  if (row >= num_rows) return;
+  float largest = 0.0f;
+  for (int b = threadIdx.x & 31; b < num_blocks; b += 32)
+    largest = fmaxf(largest, block_size(raw + (static_cast<u64>(row) * num_blocks + b) * BLOCK_BYTES));
+  for (int d = 16; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, d));
+  const int e = exponent_to(largest, SCALE_TOP);
+  row_exponent[row] = e;
+  row_scale[row] = pow2(UNIT_EXPONENT - e);
+}
+
+DEV u32 half_of(float v, int e) { return to_half(v * pow2(e)); }
+
+// The scales of one row and half unit; first_group counts groups of 32 along the row.
+DEV void pack_scales(const u8* row, u8* unit, int strip, int r, int half, int first_group, int num_groups, int e) {
+  const int at = strip * 2 + half, g = r & 7, upper = r >> 3;
+  for (int group = 0; group < GROUPS; group++) {
+    const int k = first_group + group;
+    const bool inside = k < num_groups;
+    const u8* block = row + static_cast<u64>(k * 32 / BLOCK_LEN) * BLOCK_BYTES;
+    if (HAS_SUPER_MIN) {
+      u16* to = reinterpret_cast<u16*>(unit + SCALE_AT) + at * 64 + g * 8 + upper * 4 + group;
+      *to = inside ? read_super_bytes(block, k & 7) : 0;
+    } else if (FORMAT == Q6_K) {
+      for (int th = 0; th < 2; th++)
+        (unit + SCALE_AT)[at * 128 + (g * 2 + th) * 8 + group * 2 + upper] =
+            inside ? block[192 + (k & 7) * 2 + th] ^ 0x80 : 0x80;
+    } else if (HAS_HALF_MIN) {
+      u32* to = reinterpret_cast<u32*>(unit + SCALE_AT) + at * 64 + g * 8 + upper * 4 + group;
+      *to = inside ? half_of(read_half(block), e) | half_of(read_half(block + 2), e - UNIT_EXPONENT) << 16 : 0;
+    } else if (FORMAT != F16) {
+      u16* to = reinterpret_cast<u16*>(unit + SCALE_AT) + at * 64 + g * 8 + upper * 4 + group;
+      *to = inside ? half_of(read_half(block), e) : 0;
+    }
+  }
+  if (half) return;
+  const bool inside = first_group < num_groups;
+  const u8* block = row + static_cast<u64>(first_group * 32 / BLOCK_LEN) * BLOCK_BYTES;
+  if (HAS_SUPER_MIN) {
+    u32* to = reinterpret_cast<u32*>(unit + SUPER_AT) + strip * 16 + g * 2 + upper;
+    const u32 minimum = half_of(-4.0f * read_half(block + 2), e - UNIT_EXPONENT);
+    *to = inside ? half_of(4.0f * read_half(block), e) | minimum << 16 : 0;
+  }
+  if (FORMAT == Q6_K) {
+    u16* to = reinterpret_cast<u16*>(unit + SUPER_AT) + strip * 16 + g * 2 + upper;
+    *to = inside ? half_of(read_half(block + 208), e) : 0;
+  }
+}
+
+// The eight quants of a group that lane t serves: low words, and the high bits turned to where they belong.
+DEV void pack_octet(const u8* row, u8* unit, int strip, int r, int half, int t, int group, int k, bool inside, int e, u32* high) {
+  const int at = strip * 2 + half, g = r & 7, upper = r >> 3, lane = g * 4 + t;
+  u32* low = reinterpret_cast<u32*>(unit);
+  u32 q[8];
+  for (int i = 0; i < 8; i++) {
+    const int column = k * 32 + t * 8 + i;
+    const u8* block = row + static_cast<u64>(column / BLOCK_LEN) * BLOCK_BYTES;
+    q[i] = !inside ? 0 : FORMAT == F16 ? half_of(read_float(block), e) : read_quant(block, column % BLOCK_LEN);
+  }
+  if (BITS == 16) {
+    for (int i = 0; i < 4; i++)  // pair i is word upper + 2 (i % 2) of step i / 2
+      low[((at * GROUPS + group) * 2 + i / 2) * 128 + lane * 4 + upper + i % 2 * 2] = q[2 * i] | q[2 * i + 1] << 16;
+  } else if (BITS == 8) {
+    for (int i = 0; i < 2; i++)
+      low[(at * GROUPS + group) * 128 + lane * 4 + upper * 2 + i] =
+          q[4 * i] | q[4 * i + 1] << 8 | q[4 * i + 2] << 16 | q[4 * i + 3] << 24;
+  } else {
+    u32 word = 0;
+    for (int side = 0; side < 2; side++) {  // even columns in the low half, odd ones in the high half
+      u32 nibbles = 0;
+      for (int p = 0; p < 4; p++) {
+        nibbles |= (q[2 * p + side] & 15) << 4 * p;
+        const u32 beside = (q[2 * p + side] >> 4) << (4 + SHIFT + p % 2 * 4 + side * 16);
+        high[BITS == 6 ? group >> 1 : 0] |= rotate_right(beside, (32 - high_turn(group, p >> 1)) & 31);
+      }
+      word |= ((nibbles << SHIFT | nibbles >> (16 - SHIFT)) & 0xFFFF) << side * 16;
+    }
+    low[(at * 2 + (group >> 1)) * 128 + lane * 4 + (group & 1) * 2 + upper] = word;
+  }
+}
+
+// A thread: one row, half a unit's columns, one lane's eight columns of each group. Rows past the end are zero.
+extern "C" __global__ void repack_kernel(const u8* raw, const int* row_exponent, u8* units, int num_rows, int num_cols, int num_chunks) {
+  const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
+  const int t = index & 3, half = index >> 2 & 1, r = index >> 3 & 15, strip = index >> 7 & 7, chunk = index / 1024 % num_chunks;
+  const int row = index / 1024 / num_chunks * ROWS + strip * 16 + r;
+  if (row >= (num_rows + ROWS - 1) / ROWS * ROWS) return;
+  u8* unit = units + static_cast<u64>(index / 1024) * UNIT_BYTES;
+  const bool is_row = row < num_rows;
+  const u8* source = raw + static_cast<u64>(is_row ? row : 0) * (num_cols / BLOCK_LEN) * BLOCK_BYTES;
+  const int e = is_row ? row_exponent[row] : 0, first_group = (chunk * COLS + half * HALF_COLS) / 32;
+  const int num_groups = is_row ? num_cols / 32 : 0;
+  u32 high[2] = {0, 0};
+  for (int group = 0; group < GROUPS; group++) {
+    const int k = first_group + group;
+    pack_octet(source, unit, strip, r, half, t, group, k, k < num_groups, e, high);
+  }
+  u32* to = reinterpret_cast<u32*>(unit + HIGH_AT);
+  const int at = strip * 2 + half, lane = (r & 7) * 4 + t, upper = r >> 3;
+  if (BITS == 5) to[at * 64 + lane * 2 + upper] = high[0];
+  if (BITS == 6) to[at * 128 + lane * 4 + upper] = high[0], to[at * 128 + lane * 4 + 2 + upper] = high[1];
+  if (t == 0) pack_scales(source, unit, strip, r, half, first_group, num_groups, e);
+}

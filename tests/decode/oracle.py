@@ -1,0 +1,198 @@
+"""Drafts that know the text, and the check that drafting never changes it.
+
+A `PlainRun` is what plain decoding gives: tokens, the state after each, features. `check_lossless` decodes the same
+request speculatively and compares everything after every round. Test support; asserts nothing by itself.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from draftree.core import SamplingParams, TokenSource
+from draftree.decode.budget import CostModel
+from draftree.decode.draft import Drafter
+from draftree.decode.plain import PlainDecoder
+from draftree.decode.sample import Sampler
+from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
+from draftree.decode.tree import DraftBlock
+from draftree.models.target import Target
+from draftree.prefill.chunked import prefill
+from draftree.state.sequence import SequenceState, Snapshot
+from tests.tiny import same_state
+
+BLOCK_LEN = 15
+
+
+@dataclass(frozen=True)
+class PlainRun:
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    tokens: tuple[int, ...]  # what follows the prompt
+    states: tuple[
+        Snapshot, ...
+    ]  # states[i]: i tokens after the prompt, the newest being the anchor
+    features: np.ndarray | None  # [committed positions, width], where the target captures them
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        return self.prompt + self.tokens
+
+
+def run_plain(
+    target: Target, prompt: Sequence[int], sampling: SamplingParams, count: int
+) -> PlainRun:
+    prompt = tuple(int(token) for token in prompt)
+    features: list[np.ndarray] = []
+    sampler = Sampler(sampling, target.model.vocab_size, prompt)
+    decoder = PlainDecoder(target, sampler)
+    target.state.reset()
+    prefill(target, prompt[:-1], 64, lambda rows: features.append(rows.copy()))
+    decoder.start(prompt[-1])
+    tokens, states = [], [target.state.snapshot()]
+    for _ in range(count):
+        (emitted,) = decoder.step(1)
+        tokens.append(emitted.token)
+        states.append(target.state.snapshot())
+        if target._features is not None:
+            features.append(target._features[:1].copy())
+    rows = np.concatenate(features) if features else None
+    return PlainRun(prompt, sampling, tuple(tokens), tuple(states), rows)
+
+
+class OracleDrafter:
+    """Proposes the true continuation down to a random depth, at random ranks; then only wrong tokens.
+
+    sure: the chance that a true token is the first choice at its position; else it is among the next three.
+    """
+
+    def __init__(
+        self,
+        state: SequenceState,
+        text: Sequence[int],
+        vocab_size: int,
+        seed: int,
+        *,
+        sure: float = 0.75,
+        is_perfect: bool = False,
+    ) -> None:
+        self._state, self._text, self._vocab_size = state, text, vocab_size
+        self._rng = np.random.default_rng(seed)
+        self._sure, self._is_perfect = (1.0, True) if is_perfect else (sure, False)
+
+    def reset(self) -> None: ...
+    def observe(self, features: np.ndarray) -> None: ...
+
+    def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock:
+        rng, position = self._rng, self._state.committed
+        assert self._text[position] == anchor
+        width = min(num_candidates, self._vocab_size - 1)
+        truth = self._text[position + 1 : position + 1 + BLOCK_LEN]
+        # a third of the blocks are wrong from the start, the others anywhere or nowhere
+        depth = 0 if rng.random() < 0.33 else int(rng.integers(1, BLOCK_LEN + 1))
+        depth = min(BLOCK_LEN if self._is_perfect else depth, len(truth))
+        rows = np.empty((BLOCK_LEN, width), dtype=np.int64)
+        for i in range(BLOCK_LEN):
+            rows[i] = rng.choice(self._vocab_size, width, replace=False)
+            if i < len(truth):  # out of the row, wherever chance put it
+                wrong = next(t for t in range(self._vocab_size) if t not in {truth[i], *rows[i]})
+                rows[i][rows[i] == truth[i]] = wrong
+            if i < depth:
+                rank = 0 if rng.random() < self._sure else int(rng.integers(1, 4))
+                rows[i, min(rank, width - 1)] = truth[i]
+        probs = -np.sort(-rng.dirichlet(np.full(width, 0.4), BLOCK_LEN), axis=1)
+        return DraftBlock(rows, np.log(probs + 1e-9))
+
+
+class RandomDrafter:
+    """Random logits for every block, ranked by the sampler as a real draft's are."""
+
+    def __init__(self, state: SequenceState, vocab_size: int, seed: int) -> None:
+        self._state, self._vocab_size = state, vocab_size
+        self._rng = np.random.default_rng(seed)
+
+    def reset(self) -> None: ...
+    def observe(self, features: np.ndarray) -> None: ...
+
+    def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock:
+        logits = self._rng.standard_normal((BLOCK_LEN, self._vocab_size), dtype=np.float32) * 3
+        return sampler.rank(logits, self._state.committed + 1, num_candidates)
+
+
+class RecordingDrafter:
+    """Passes everything on, and keeps the features that it was told."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self._inner = inner
+        self._rows: list[np.ndarray] = []
+
+    def reset(self) -> None:
+        self._rows.clear()
+        self._inner.reset()
+
+    def observe(self, features: np.ndarray) -> None:
+        self._rows.append(features.copy())
+        self._inner.observe(features)
+
+    def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock:
+        return self._inner.propose(anchor, sampler, num_candidates)
+
+    def features(self) -> np.ndarray:
+        """What was observed since the last reset: [positions, width]."""
+        return np.concatenate(self._rows)
+
+
+NewSampler = Callable[[SamplingParams, int, Sequence[int]], Sampler]
+
+
+def check_lossless(
+    target: Target,
+    plain: PlainRun,
+    drafter: Drafter | None,
+    options: SpeculationOptions,
+    *,
+    cost: CostModel | None = None,
+    new_sampler: NewSampler = Sampler,
+) -> list[Round]:
+    """Decode again with a draft: the same tokens, and after every round the same state and features."""
+    recorder = RecordingDrafter(drafter) if drafter is not None else None
+    rounds: list[Round] = []
+    target.state.restore(plain.states[0])
+    if recorder is not None:
+        recorder.reset()
+        if plain.features is not None:
+            recorder.observe(plain.features[: len(plain.prompt) - 1])
+    sampler = new_sampler(plain.sampling, target.model.vocab_size, plain.prompt)
+    decoder = SpeculativeDecoder(target, sampler, recorder, options, cost, rounds.append)
+    decoder.start(plain.prompt[-1])
+    found: list[int] = []
+    while len(found) < len(plain.tokens):
+        found += [e.token for e in decoder.step(len(plain.tokens) - len(found))]
+        assert tuple(found) == plain.tokens[: len(found)], "the text differs from plain decoding"
+        state = target.state.snapshot()
+        assert same_state(state, plain.states[len(found)]), f"the state differs at {len(found)}"
+        if recorder is not None and plain.features is not None:
+            expected = plain.features[: len(state.tokens)]
+            assert np.array_equal(recorder.features(), expected), "the features differ"
+    return rounds
+
+
+def count_kinds(rounds: Sequence[Round]) -> Counter[str]:
+    """How often each kind of acceptance occurred in rounds that drafted."""
+    kinds: Counter[str] = Counter()
+    for one in rounds:
+        if one.tree.num_nodes == 1:
+            kinds["plain"] += 1
+            continue
+        accepted, depth = len(one.path) - 1, max(one.tree.depths)
+        kinds["zero"] += accepted == 0
+        kinds["partial"] += 0 < accepted < depth
+        kinds["whole"] += accepted == depth
+        kinds["deep"] += accepted >= 8
+        sources = [one.tree.sources[node] for node in one.path[1:]]
+        kinds["sibling"] += TokenSource.SIBLING in sources
+        kinds["lookup"] += TokenSource.NGRAM in sources
+        kinds["after a sibling"] += TokenSource.SIBLING in sources[:-1]
+        kinds["moved"] += one.path != tuple(range(len(one.path)))
+    return kinds
