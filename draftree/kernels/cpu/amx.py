@@ -1,4 +1,4 @@
-"""The integer tile on matrix registers (x86 AMX): sixteen or eight tokens times a strip of sixteen rows.
+"""The integer tile on matrix registers (x86 AMX): up to sixteen tokens times a strip of sixteen rows.
 
 The same packed weights and the same sums in the same order as dot.py, so the same bits; only the exact
 integer products of a group come from one matrix instruction instead of eight dot products a token.
@@ -14,13 +14,15 @@ from draftree.kernels.cpu.dot import add_products, call, load_scales, offset_by,
 from draftree.kernels.cpu.form import GROUP_COLS, quant_bytes
 from draftree.kernels.cpu.quantize import RECORD_BYTES
 
-AMX_TILES = (16, 8)
+AMX_TOKENS = 16  # the largest tile; rows of x up to this number are read, whatever the number of tokens
 _LANES = 16
+_CHUNK = 4  # groups that go through memory together: unpacked, multiplied, added
+_TOKENS_AT_ONCE = 4
+_UNIT_BYTES, _LINE = 8 * 64, 64
 _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTEGERS, _FLOATS = ir.VectorType(_I32, _LANES), ir.VectorType(_F32, _LANES)
-_ROW_BYTES = 64
-# Registers: sums (tokens x rows) and activations (tokens x columns) for each tile size, weights.
-_SUMS, _ACTIVATIONS, _WEIGHTS = {16: (0, 1), 8: (2, 3)}, {16: 4, 8: 5}, 6
+# Matrix registers, in pairs so that one can be filled while the other works.
+_SUMS, _ACTIVATIONS, _WEIGHTS = (0, 1), (2, 3), (4, 5)
 
 
 def _register(number):
@@ -34,11 +36,10 @@ def _void(builder, name, args):
 def emit_begin(builder, form):
     """Shapes of the registers, for groups of form.group_len columns."""
     columns, rows = [0] * 16, [0] * 16
-    for tile in AMX_TILES:
-        for register in _SUMS[tile]:
-            columns[register], rows[register] = _ROW_BYTES, tile
-        columns[_ACTIVATIONS[tile]], rows[_ACTIVATIONS[tile]] = form.group_len, tile
-    columns[_WEIGHTS], rows[_WEIGHTS] = _ROW_BYTES, form.group_len // 4
+    for i in range(2):
+        columns[_SUMS[i]], rows[_SUMS[i]] = _LINE, AMX_TOKENS
+        columns[_ACTIVATIONS[i]], rows[_ACTIVATIONS[i]] = form.group_len, AMX_TOKENS
+        columns[_WEIGHTS[i]], rows[_WEIGHTS[i]] = _LINE, form.group_len // 4
     settings = struct.pack("<BB14x16H16B", 1, 0, *columns, *rows)
     kind = ir.ArrayType(_I8, len(settings))
     block = cgutils.alloca_once_value(builder, ir.Constant(kind, bytearray(settings)))
@@ -52,7 +53,7 @@ def emit_end(builder):
 def _room(builder, size):
     """Bytes on the stack, on a cache line, as an address."""
     block = cgutils.alloca_once(builder, ir.ArrayType(_I8, size))
-    block.align = _ROW_BYTES
+    block.align = _LINE
     return builder.ptrtoint(block, _I64)
 
 
@@ -66,65 +67,102 @@ def _store_signed_units(builder, form, weights, target):
     zero = ir.Constant(bytes_type, [form.zero if form.zero < 128 else -128] * (4 * _LANES))
     for i, unit in enumerate(unpack_units(builder, form, _LANES, weights)):
         signed = builder.sub(builder.bitcast(unit, bytes_type), zero)
-        place = builder.add(target, ir.Constant(_I64, _ROW_BYTES * i))
-        builder.store(signed, builder.inttoptr(place, bytes_type.as_pointer())).align = _ROW_BYTES
+        place = builder.add(target, ir.Constant(_I64, _LINE * i))
+        builder.store(signed, builder.inttoptr(place, bytes_type.as_pointer())).align = _LINE
 
 
-def _emit_products(builder, form, tile, weights, x, x_stride, units):
-    """The integer products of one group for all tokens, in the sum registers: one for each part."""
-    _store_signed_units(builder, form, weights, units)
-    stride = ir.Constant(_I64, _ROW_BYTES)
+def _multiply(builder, form, x, x_stride, units, products):
+    """The integer products of one group for all tokens, to memory: int32 [part, token, row]."""
+    stride = ir.Constant(_I64, _LINE)
     for part in range(GROUP_COLS // form.group_len):
-        sums, activations = _register(_SUMS[tile][part]), _register(_ACTIVATIONS[tile])
+        sums, activations, weights = (_register(r[part]) for r in (_SUMS, _ACTIVATIONS, _WEIGHTS))
         columns = builder.add(x, ir.Constant(_I64, part * form.group_len))
-        rows = builder.add(units, ir.Constant(_I64, part * form.group_len // 4 * _ROW_BYTES))
+        rows = builder.add(units, ir.Constant(_I64, part * form.group_len // 4 * _LINE))
+        target = builder.add(products, ir.Constant(_I64, part * AMX_TOKENS * _LINE))
         _void(builder, "tileloadd64", [activations, _pointer(builder, columns), x_stride])
-        _void(builder, "tileloadd64", [_register(_WEIGHTS), _pointer(builder, rows), stride])
+        _void(builder, "tileloadd64", [weights, _pointer(builder, rows), stride])
         _void(builder, "tilezero", [sums])
-        _void(builder, "tdpbssd", [sums, activations, _register(_WEIGHTS)])
+        _void(builder, "tdpbssd", [sums, activations, weights])
+        _void(builder, "tilestored64", [sums, _pointer(builder, target), stride])
 
 
-def _store_products(builder, form, tile, products):
-    """From the sum registers to memory: int32 [part, token, row]."""
-    for part in range(GROUP_COLS // form.group_len):
-        target = builder.add(products, ir.Constant(_I64, part * tile * _ROW_BYTES))
-        place = [_pointer(builder, target), ir.Constant(_I64, _ROW_BYTES)]
-        _void(builder, "tilestored64", [_register(_SUMS[tile][part]), *place])
+def _store_lanes(builder, value, address, offset):
+    place = builder.add(address, ir.Constant(_I64, offset))
+    builder.store(value, builder.inttoptr(place, value.type.as_pointer())).align = _LINE
 
 
-def emit_amx_tile(builder, form, tile, weights, x, x_stride, cols):
-    """One vector of sums per token; x are the records of quantize.py."""
-    zeros = ir.Constant(_FLOATS, [0.0] * _LANES)
-    sums = [cgutils.alloca_once_value(builder, zeros) for _ in range(tile)]
+def _load_lanes(builder, kind, address, offset):
+    place = builder.add(address, ir.Constant(_I64, offset))
+    value = builder.load(builder.inttoptr(place, kind.as_pointer()))
+    value.align = _LINE
+    return value
+
+
+def _add_chunk(builder, form, count, first_token, record, x_stride, scales, products, sums):
+    """Add the products of `count` groups to a few tokens. sums: float32 [token, row] in memory."""
+    num_parts, kinds = GROUP_COLS // form.group_len, 2 if form.has_min else 1
+    place = offset_by(builder, sums, first_token, _LINE)
+    cells = []
+    for token in range(_TOKENS_AT_ONCE):
+        cells.append(cgutils.alloca_once(builder, _FLOATS))
+        builder.store(_load_lanes(builder, _FLOATS, place, token * _LINE), cells[-1])
+    with cgutils.for_range(builder, count, intp=_I64) as loop:
+        scale = offset_by(builder, scales, loop.index, num_parts * kinds * _LINE)
+        pairs = []
+        for part in range(num_parts):
+            loaded = [
+                _load_lanes(builder, _FLOATS, scale, (part * kinds + kind) * _LINE)
+                for kind in range(kinds)
+            ]
+            pairs.append((loaded[0], loaded[1] if form.has_min else None))
+        group = offset_by(builder, products, loop.index, num_parts * AMX_TOKENS * _LINE)
+        group = offset_by(builder, group, first_token, _LINE)
+        columns = offset_by(builder, record, loop.index, RECORD_BYTES)
+        for token, cell in enumerate(cells):
+            row = builder.add(columns, builder.mul(x_stride, ir.Constant(_I64, token)))
+            integers = [
+                _load_lanes(builder, _INTEGERS, group, (part * AMX_TOKENS + token) * _LINE)
+                for part in range(num_parts)
+            ]
+            floats = [builder.sitofp(value, _FLOATS) for value in integers]
+            add_products(builder, row, pairs, floats, cell)
+    for token, cell in enumerate(cells):
+        _store_lanes(builder, builder.load(cell), place, token * _LINE)
+
+
+def emit_amx_tile(builder, form, num_tokens, weights, x, x_stride, cols):
+    """The address of the sums, float32 [token, row], of num_tokens (a run-time number, at most AMX_TOKENS)."""
     num_groups = builder.udiv(cols, ir.Constant(_I64, GROUP_COLS))
     group_bytes = quant_bytes(form, _LANES, GROUP_COLS)
     first_scale = offset_by(builder, weights, num_groups, group_bytes)
-    num_parts = GROUP_COLS // form.group_len
-    units = _room(builder, 8 * _ROW_BYTES)
-    products = _room(builder, num_parts * tile * _ROW_BYTES)
-    rows = [builder.add(x, builder.mul(x_stride, ir.Constant(_I64, i))) for i in range(tile)]
-    last = builder.sub(num_groups, ir.Constant(_I64, 1))
-
-    def multiply(group):
-        address = offset_by(builder, weights, group, group_bytes)
-        columns = offset_by(builder, x, group, RECORD_BYTES)
-        _emit_products(builder, form, tile, address, columns, x_stride, units)
-
-    multiply(ir.Constant(_I64, 0))
-    _store_products(builder, form, tile, products)
-    with cgutils.for_range(builder, num_groups, intp=_I64) as loop:
-        # The matrix unit works on the next group while this one is scaled and added.
-        is_last = builder.icmp_unsigned("==", loop.index, last)
-        following = builder.add(loop.index, ir.Constant(_I64, 1))
-        multiply(builder.select(is_last, last, following))
-        scales = load_scales(builder, form, _LANES, first_scale, loop.index)
-        for token, (row, cell) in enumerate(zip(rows, sums, strict=True)):
-            record = offset_by(builder, row, loop.index, RECORD_BYTES)
-            parts = []
-            for part in range(num_parts):
-                at = ir.Constant(_I64, (part * tile + token) * _ROW_BYTES)
-                place = builder.inttoptr(builder.add(products, at), _INTEGERS.as_pointer())
-                parts.append(builder.sitofp(builder.load(place), _FLOATS))
-            add_products(builder, record, scales, parts, cell)
-        _store_products(builder, form, tile, products)
-    return [builder.load(cell) for cell in sums]
+    num_parts, kinds = GROUP_COLS // form.group_len, 2 if form.has_min else 1
+    units, sums = _room(builder, _CHUNK * _UNIT_BYTES), _room(builder, AMX_TOKENS * _LINE)
+    products = _room(builder, _CHUNK * num_parts * AMX_TOKENS * _LINE)
+    scales = _room(builder, _CHUNK * num_parts * kinds * _LINE)
+    for token in range(AMX_TOKENS):
+        _store_lanes(builder, ir.Constant(_FLOATS, [0.0] * _LANES), sums, token * _LINE)
+    zero, chunk = ir.Constant(_I64, 0), ir.Constant(_I64, _CHUNK)
+    with cgutils.for_range_slice(builder, zero, num_groups, chunk, _I64) as (first, _):
+        left = builder.sub(num_groups, first)
+        count = builder.select(builder.icmp_signed("<", left, chunk), left, chunk)
+        with cgutils.for_range(builder, count, intp=_I64) as loop:
+            group = builder.add(first, loop.index)
+            address = offset_by(builder, weights, group, group_bytes)
+            _store_signed_units(
+                builder, form, address, offset_by(builder, units, loop.index, _UNIT_BYTES)
+            )
+            place = offset_by(builder, scales, loop.index, num_parts * kinds * _LINE)
+            for part, pair in enumerate(load_scales(builder, form, _LANES, first_scale, group)):
+                for kind in range(kinds):
+                    _store_lanes(builder, pair[kind], place, (part * kinds + kind) * _LINE)
+        columns = offset_by(builder, x, first, RECORD_BYTES)
+        with cgutils.for_range(builder, count, intp=_I64) as loop:
+            target = offset_by(builder, products, loop.index, num_parts * AMX_TOKENS * _LINE)
+            source = offset_by(builder, columns, loop.index, RECORD_BYTES)
+            rows = offset_by(builder, units, loop.index, _UNIT_BYTES)
+            _multiply(builder, form, source, x_stride, rows, target)
+        some = ir.Constant(_I64, _TOKENS_AT_ONCE)
+        with cgutils.for_range_slice(builder, zero, num_tokens, some, _I64) as (token, _):
+            record = builder.add(columns, builder.mul(x_stride, token))
+            _add_chunk(builder, form, count, token, record, x_stride, scales, products, sums)
+    return sums

@@ -9,16 +9,17 @@ from functools import cache
 import numpy as np
 from numba import njit
 
+from draftree.kernels.cpu.amx import AMX_TOKENS
 from draftree.kernels.cpu.atomic import atomic_add
 from draftree.kernels.cpu.form import ALL_FORMS
-from draftree.kernels.cpu.isa import ALL_ISAS
+from draftree.kernels.cpu.isa import ALL_ISAS, AMX
 from draftree.kernels.cpu.kernel import Kernel, kernel
 from draftree.kernels.cpu.pack import Weight
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quantize import QuantizedRows, record_quantize
 from draftree.kernels.cpu.simd import load_f32, load_i64, store_f32
 from draftree.kernels.cpu.step import NUM_TOKENS, Step
-from draftree.kernels.cpu.tile import begin_tiles, end_tiles, multiply_tile, tile_sizes
+from draftree.kernels.cpu.tile import begin_tiles, end_tiles, multiply_matrix, multiply_tile
 from draftree.kernels.cpu.word import stack_bytes
 
 _ITEMS_PER_THREAD = 4  # how finely the strips are shared out
@@ -30,7 +31,7 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
     """args: control word, strips, strip bytes, number of strips, x, x stride, cols, out, rows, bias,
     accumulate, tokens per block. Work is handed out as (block of tokens, a few strips)."""
 
-    tile_a, tile_b, tile_c, tile_d = tile_sizes(ALL_FORMS[form], ALL_ISAS[isa])
+    has_matrices = ALL_ISAS[isa] == AMX and not ALL_FORMS[form].is_float
 
     @kernel
     def _linear(args, ticket, thread, num_threads):
@@ -53,15 +54,10 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
                 token = first_token
                 while token < last_token:
                     left = last_token - token
-                    tile = 1
-                    if left >= tile_a:
-                        tile = tile_a
-                    elif left >= tile_b:
-                        tile = tile_b
-                    elif left >= tile_c:
-                        tile = tile_c
-                    elif left >= tile_d:
-                        tile = tile_d
+                    if has_matrices and left > 4:
+                        tile = min(left, AMX_TOKENS)
+                    else:
+                        tile = 8 if left >= 8 else 4 if left >= 4 else left
                     x = args[4] + token * x_stride
                     out = args[7] + token * out_stride + 4 * strip * lanes
                     target, stride = out, out_stride
@@ -70,21 +66,25 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
                         if args[10] != 0:
                             _copy_rows(out, out_stride, edge, 64, tile, width)
                     add = args[10]
-                    if tile == tile_a:
-                        multiply_tile(
-                            form, isa, tile_a, weights, x, x_stride, cols, target, stride, bias, add
+                    if has_matrices and tile > 4:
+                        multiply_matrix(
+                            form, tile, weights, x, x_stride, cols, target, stride, bias, add
                         )
-                    elif tile == tile_b:
+                    elif tile == 8:
                         multiply_tile(
-                            form, isa, tile_b, weights, x, x_stride, cols, target, stride, bias, add
+                            form, isa, 8, weights, x, x_stride, cols, target, stride, bias, add
                         )
-                    elif tile == tile_c:
+                    elif tile == 4:
                         multiply_tile(
-                            form, isa, tile_c, weights, x, x_stride, cols, target, stride, bias, add
+                            form, isa, 4, weights, x, x_stride, cols, target, stride, bias, add
                         )
-                    elif tile == tile_d:
+                    elif tile == 3:
                         multiply_tile(
-                            form, isa, tile_d, weights, x, x_stride, cols, target, stride, bias, add
+                            form, isa, 3, weights, x, x_stride, cols, target, stride, bias, add
+                        )
+                    elif tile == 2:
+                        multiply_tile(
+                            form, isa, 2, weights, x, x_stride, cols, target, stride, bias, add
                         )
                     else:
                         multiply_tile(

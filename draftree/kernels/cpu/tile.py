@@ -11,20 +11,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from draftree.kernels.cpu.amx import AMX_TILES, emit_amx_tile, emit_begin, emit_end
+from draftree.kernels.cpu.amx import emit_amx_tile, emit_begin, emit_end
 from draftree.kernels.cpu.dot import emit_dot_tile
 from draftree.kernels.cpu.floating import emit_float_tile
 from draftree.kernels.cpu.form import ALL_FORMS, Form
 from draftree.kernels.cpu.isa import ALL_ISAS, AMX, Isa
 
 _I64 = ir.IntType(64)
-
-
-def tile_sizes(form: Form, isa: Isa) -> tuple[int, int, int, int]:
-    """Numbers of tokens that have a tile, besides one; the largest are the most efficient."""
-    if isa == AMX and not form.is_float:
-        return 16, 8, 4, 2
-    return 8, 4, 3, 2
 
 
 def _at(builder, address, offset, vector):
@@ -70,8 +63,6 @@ def multiply_tile(
         num_tokens = tile.literal_value
         if kind.is_float:
             sums = emit_float_tile(builder, kind, num_tokens, weights, x, x_stride, cols)
-        elif variant == AMX and num_tokens in AMX_TILES:
-            sums = emit_amx_tile(builder, kind, num_tokens, weights, x, x_stride, cols)
         else:
             sums = emit_dot_tile(builder, kind, variant, num_tokens, weights, x, x_stride, cols)
         _finish(builder, sums, out, out_stride, bias, accumulate)
@@ -104,3 +95,26 @@ def end_tiles(typingctx, form, isa):
         return context.get_dummy_value()
 
     return types.void(form, isa), codegen
+
+
+@intrinsic(prefer_literal=True)
+def multiply_matrix(
+    typingctx, form, num_tokens, weights, x, x_stride, cols, out, out_stride, bias, accumulate
+):
+    """As multiply_tile, on matrix registers, for any number of tokens up to AMX_TOKENS."""
+
+    def codegen(context, builder, signature, args):
+        num_tokens, weights, x, x_stride, cols, out, out_stride, bias, accumulate = args[1:]
+        kind = ALL_FORMS[form.literal_value]
+        if kind.is_float:
+            return context.get_dummy_value()
+        sums = emit_amx_tile(builder, kind, num_tokens, weights, x, x_stride, cols)
+        vector = ir.VectorType(ir.FloatType(), AMX.rows)
+        with cgutils.for_range(builder, num_tokens, intp=_I64) as loop:
+            offset = builder.mul(loop.index, ir.Constant(_I64, 4 * AMX.rows))
+            total = builder.load(_at(builder, sums, offset, vector))
+            target = builder.add(out, builder.mul(out_stride, loop.index))
+            _finish(builder, [total], target, out_stride, bias, accumulate)
+        return context.get_dummy_value()
+
+    return types.void(form, *[types.int64] * 9), codegen

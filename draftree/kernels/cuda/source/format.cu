@@ -2,7 +2,7 @@
 //
 // A unit is ROWS rows by COLS columns, stored whole: units of a row tile follow each other along the columns.
 // In a unit, a strip is 16 rows; lane = 4 g + t serves rows g and g + 8 of it and columns 8t..8t+7 of each
-// group of 32. FORMAT is the GGML number of the type.
+// group of 32. FORMAT is the GGML number of the type; COLS is 128 or 256.
 //
 // Quants of 4 bits sit in 32-bit words so that a mask leaves two integers, one per half, which as 16-bit floats
 // are subnormal: q * 2^-24 << position. One fused multiply-add with the scale gives two weights, rounded once.
@@ -26,7 +26,7 @@ constexpr int BITS = FORMAT == F16                                        ? 16
                                                                           : 4;
 constexpr int ROWS = 128;
 constexpr int STRIPS = ROWS / 16;
-constexpr int COLS = FORMAT == F16 ? 128 : 256;
+static_assert(COLS == 256 || (COLS == 128 && BITS >= 6 && FORMAT != Q5_K), "no such unit");
 constexpr int HALF_COLS = COLS / 2;  // a warp takes one half of a unit's columns
 constexpr int GROUPS = HALF_COLS / 32;
 
@@ -39,6 +39,7 @@ constexpr int HIGH_AT = LOW_BYTES;
 constexpr int SCALE_AT = HIGH_AT + HIGH_BYTES;
 constexpr int SUPER_AT = SCALE_AT + SCALE_BYTES;
 constexpr int UNIT_BYTES = SUPER_AT + SUPER_BYTES;
+static_assert(UNIT_BYTES == HOST_UNIT_BYTES, "the host allocates units of another size");
 
 // Where a nibble starts in its half: 2 leaves small minima their precision, 6 bits need 0 to stay mantissas.
 constexpr int SHIFT = BITS < 6 ? 2 : 0;
@@ -67,20 +68,24 @@ struct Scales {
 DEV Scales load_scales(const u8* unit, int strip, int half, int lane) {
   Scales s = {};
   const int g = lane >> 2, at = strip * 2 + half;
-  if (BITS == 5) {
+  if (BITS == 5 || (BITS == 6 && GROUPS == 2)) {
     const uint2 h = reinterpret_cast<const uint2*>(unit + HIGH_AT)[at * 32 + lane];
     s.high.x = h.x, s.high.y = h.y;
   }
-  if (BITS == 6) s.high = reinterpret_cast<const uint4*>(unit + HIGH_AT)[at * 32 + lane];
+  if (BITS == 6 && GROUPS == 4) s.high = reinterpret_cast<const uint4*>(unit + HIGH_AT)[at * 32 + lane];
+  const u8* scale = unit + SCALE_AT;
   if (FORMAT == Q6_K) {
-    const uint2 b = reinterpret_cast<const uint2*>(unit + SCALE_AT)[at * 16 + lane / 2];
-    s.first.x = b.x, s.first.y = b.y;
+    s.first.x = reinterpret_cast<const u32*>(scale)[(at * 16 + lane / 2) * (GROUPS / 2)];
+    if (GROUPS == 4) s.first.y = reinterpret_cast<const u32*>(scale)[(at * 16 + lane / 2) * 2 + 1];
     s.super.x = reinterpret_cast<const u32*>(unit + SUPER_AT)[strip * 8 + g];
   } else if (HAS_HALF_MIN) {
-    s.first = reinterpret_cast<const uint4*>(unit + SCALE_AT)[at * 16 + g * 2];
-    s.second = reinterpret_cast<const uint4*>(unit + SCALE_AT)[at * 16 + g * 2 + 1];
+    s.first = reinterpret_cast<const uint4*>(scale)[at * 16 + g * 2];
+    s.second = reinterpret_cast<const uint4*>(scale)[at * 16 + g * 2 + 1];
+  } else if (FORMAT != F16 && GROUPS == 2) {
+    const uint2 b = reinterpret_cast<const uint2*>(scale)[at * 8 + g];
+    s.first.x = b.x, s.first.z = b.y;
   } else if (FORMAT != F16) {
-    s.first = reinterpret_cast<const uint4*>(unit + SCALE_AT)[at * 8 + g];
+    s.first = reinterpret_cast<const uint4*>(scale)[at * 8 + g];
   }
   if (HAS_SUPER_MIN) s.super = reinterpret_cast<const uint2*>(unit + SUPER_AT)[strip * 8 + g];
   return s;
@@ -160,7 +165,7 @@ DEV void load_operands(const u8* unit, const Scales& s, int strip, int half, int
     decode_bytes(v.x, v.y, scale[0], offset[0], pair[0]);
     decode_bytes(v.z, v.w, scale[1], offset[1], pair[1]);
   } else {
-    const uint4 v = low[(at * 2 + (group >> 1)) * 32 + lane];
+    const uint4 v = low[(at * (GROUPS / 2) + (group >> 1)) * 32 + lane];
     const bool upper = BITS == 6 && group >> 1;
     decode_nibbles(group & 1 ? v.z : v.x, upper ? s.high.z : s.high.x, group, scale[0], offset[0], pair[0]);
     decode_nibbles(group & 1 ? v.w : v.y, upper ? s.high.w : s.high.y, group, scale[1], offset[1], pair[1]);

@@ -118,7 +118,12 @@ DEV void multiply_unit(const u8* unit, const u8* x, int rows32, int half, int nu
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256, BLOCKS_PER_SM) linear_kernel(const Problem p) {
+extern "C" __global__ void __launch_bounds__(256, BLOCKS_PER_SM)
+    linear_kernel(const u8* weights, const float* row_scale, const u8* x, const float* token_scale, float* out,
+                  const float* bias, float4* partial, u32* arrived, const int* live, int num_tokens, int first_token,
+                  int num_rows, int num_tiles, int num_chunks, int x_tiles, int out_stride, int add_to_out) {
+  const Problem p = {weights,     row_scale, x,         token_scale, out,     bias,       partial,   arrived, live, num_tokens,
+                     first_token, num_rows,  num_tiles, num_chunks,  x_tiles, out_stride, add_to_out};
   extern __shared__ __align__(128) u8 stages[];
   __shared__ u64 full[STAGES];
   const int warp = threadIdx.x >> 5, rows32 = warp & 3, half = warp >> 2;

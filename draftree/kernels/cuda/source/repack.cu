@@ -82,13 +82,13 @@ DEV void pack_scales(const u8* row, u8* unit, int strip, int r, int half, int fi
       *to = inside ? read_super_bytes(block, k & 7) : 0;
     } else if (FORMAT == Q6_K) {
       for (int th = 0; th < 2; th++)
-        (unit + SCALE_AT)[at * 128 + (g * 2 + th) * 8 + group * 2 + upper] =
+        (unit + SCALE_AT)[(at * 16 + g * 2 + th) * GROUPS * 2 + group * 2 + upper] =
             inside ? block[192 + (k & 7) * 2 + th] ^ 0x80 : 0x80;
     } else if (HAS_HALF_MIN) {
       u32* to = reinterpret_cast<u32*>(unit + SCALE_AT) + at * 64 + g * 8 + upper * 4 + group;
       *to = inside ? half_of(read_half(block), e) | half_of(read_half(block + 2), e - UNIT_EXPONENT) << 16 : 0;
     } else if (FORMAT != F16) {
-      u16* to = reinterpret_cast<u16*>(unit + SCALE_AT) + at * 64 + g * 8 + upper * 4 + group;
+      u16* to = reinterpret_cast<u16*>(unit + SCALE_AT) + (at * 16 + g * 2 + upper) * GROUPS + group;
       *to = inside ? half_of(read_half(block), e) : 0;
     }
   }
@@ -134,7 +134,7 @@ DEV void pack_octet(const u8* row, u8* unit, int strip, int r, int half, int t, 
       }
       word |= ((nibbles << SHIFT | nibbles >> (16 - SHIFT)) & 0xFFFF) << side * 16;
     }
-    low[(at * 2 + (group >> 1)) * 128 + lane * 4 + (group & 1) * 2 + upper] = word;
+    low[(at * (GROUPS / 2) + (group >> 1)) * 128 + lane * 4 + (group & 1) * 2 + upper] = word;
   }
 }
 
@@ -157,6 +157,6 @@ extern "C" __global__ void repack_kernel(const u8* raw, const int* row_exponent,
   u32* to = reinterpret_cast<u32*>(unit + HIGH_AT);
   const int at = strip * 2 + half, lane = (r & 7) * 4 + t, upper = r >> 3;
   if (BITS == 5) to[at * 64 + lane * 2 + upper] = high[0];
-  if (BITS == 6) to[at * 128 + lane * 4 + upper] = high[0], to[at * 128 + lane * 4 + 2 + upper] = high[1];
+  for (int i = 0; BITS == 6 && i < GROUPS / 2; i++) to[(at * 32 + lane) * GROUPS + i * 2 + upper] = high[i];
   if (t == 0) pack_scales(source, unit, strip, r, half, first_group, num_groups, e);
 }

@@ -1,0 +1,67 @@
+"""Our decoding alone: tokens per second by depth, cost of a pass by number of tokens, shares of its
+operations.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from draftree.bench.operation import Shares, measure_shares
+from draftree.bench.sample import Ratio, Samples, divide, summarize
+from draftree.bench.subject import Subject, wide_config
+
+Report = Callable[[str], None]
+
+DEPTHS: Final = (32, 512, 1024, 2048)
+WIDTHS: Final = (1, 2, 4, 8, 16, 24, 32, 64)
+_DEPTH_OF_PASSES: Final = 128
+_STEPS_A_ROUND: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeMeasures:
+    by_depth: dict[str, Samples]  # tok/s of single tokens after that many
+    forward_ms: dict[
+        str, Samples
+    ]  # of a tentative pass by number of tokens, logits for all of them
+    eight_over_one: Ratio
+    shares: dict[str, Shares]  # by number of tokens
+
+
+def measure_decode(
+    path: Path, threads: int, rounds: int, report: Report, depths: Sequence[int] = DEPTHS
+) -> DecodeMeasures:
+    max_ctx = max(*depths, _DEPTH_OF_PASSES) + max(WIDTHS) + _STEPS_A_ROUND * (rounds + 1)
+    subject = Subject(path, wide_config(threads, max_ctx))
+    try:
+        (text,) = subject.windows(1, max(*depths, _DEPTH_OF_PASSES))
+        forward = _measure_forward(subject, text[:_DEPTH_OF_PASSES], rounds, report)
+        by_depth = {}
+        for depth in depths:
+            report(f"decode at depth {depth}")
+            steps = subject.decode_steps(text[:depth], _STEPS_A_ROUND * rounds)
+            by_depth[str(depth)] = summarize([1000.0 / ms for ms in steps], "tok/s")
+        report("operations")
+        shares = {
+            str(width): measure_shares(subject, width, rounds, head_rows=width) for width in (1, 8)
+        }
+    finally:
+        subject.close()
+    return DecodeMeasures(by_depth, forward, divide(forward["8"], forward["1"]), shares)
+
+
+def _measure_forward(
+    subject: Subject, text: Sequence[int], rounds: int, report: Report
+) -> dict[str, Samples]:
+    """All widths in turns, so that a slow moment of the machine hits all of them."""
+    subject.prefill(text)
+    times: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    for width in WIDTHS:
+        subject.forward(width)
+    for number in range(2 * rounds):
+        report(f"passes of {WIDTHS[0]} to {WIDTHS[-1]} tokens: round {number + 1} of {2 * rounds}")
+        for width in WIDTHS:
+            subject.forward(width)
+            times[width].append(subject.forward(width))
+    return {str(width): summarize(values, "ms") for width, values in times.items()}

@@ -1,0 +1,155 @@
+"""CUDA C++ to loaded kernels: compiled by NVRTC for the chip at hand, kept on disk as machine code.
+
+In: a `KernelSource` (files of source/, macro values). Out: a `Kernel` that launches on torch's current stream,
+also while a CUDA graph is captured. Needs a driver and the NVRTC that torch brings, no toolkit.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftree import env
+
+_FOLDER = Path(__file__).parent / "source"
+OLDEST_ARCH = 80
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """A kernel by its files, read one after the other, and the values of its macros."""
+
+    name: str
+    files: tuple[str, ...]
+    macros: tuple[tuple[str, int], ...] = ()
+
+    def text(self) -> str:
+        parts = [f"#define {name} {value}\n" for name, value in self.macros]
+        parts += [(_FOLDER / f"{file}.cu").read_text(encoding="utf-8") for file in self.files]
+        return "".join(parts)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What kernels need to know of a device."""
+
+    index: int
+    arch: int  # 90 for compute capability 9.0
+    num_sms: int
+    shared_per_sm: int
+    shared_per_block: int
+
+    @property
+    def can_chain(self) -> bool:
+        """Whether a kernel may start while the one before it ends."""
+        return self.arch >= 90
+
+
+@cache
+def gpu(index: int) -> Gpu:
+    properties = torch.cuda.get_device_properties(index)
+    return Gpu(
+        index,
+        properties.major * 10 + properties.minor,
+        properties.multi_processor_count,
+        properties.shared_memory_per_multiprocessor,
+        properties.shared_memory_per_block_optin,
+    )
+
+
+def compile_cubin(source: KernelSource, arch: int) -> bytes:
+    """Machine code for compute capability arch / 10, from the disk cache where it has been made before."""
+    from cuda.bindings import nvrtc
+
+    if arch < OLDEST_ARCH:
+        raise ValueError(f"the GPU kernels need compute capability 8.0 or newer, this is {arch / 10}")
+    text = source.text()
+    _, major, minor = nvrtc.nvrtcVersion()
+    digest = hashlib.sha256(f"{arch} {major}.{minor} {text}".encode()).hexdigest()[:24]
+    path = env.cache_dir() / "cuda" / f"{source.name}_{digest}.cubin"
+    if path.exists():
+        return path.read_bytes()
+    code = _compile(text, source.name, arch)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.write_bytes(code)
+    scratch.replace(path)  # another process never sees half a file
+    return code
+
+
+def _compile(text: str, name: str, arch: int) -> bytes:
+    from cuda.core import Program, ProgramOptions
+
+    options = ProgramOptions(name=name, arch=f"sm_{arch}", std="c++17", diag_suppress=177)
+    code = Program(text, "c++", options).compile("cubin").code
+    assert isinstance(code, bytes)
+    return code
+
+
+class Kernel:
+    """A compiled kernel on one device."""
+
+    def __init__(self, source: KernelSource, device: Gpu) -> None:
+        from cuda.core import ObjectCode
+
+        self._device = device
+        self._object = ObjectCode.from_cubin(compile_cubin(source, device.arch), name=source.name)
+        self._kernel = self._object.get_kernel(source.name)
+        self._shared_limit = 48 * 1024
+
+    def launch(
+        self,
+        grid: tuple[int, ...],
+        block: int,
+        *args: torch.Tensor | int | None,
+        shared_bytes: int = 0,
+        is_chained: bool = False,
+    ) -> None:
+        """Tensors are passed as pointers, None as a null pointer, integers as 32 bits.
+
+        A chained launch may overlap with the end of the kernel before; the source must expect that.
+        """
+        from cuda.core import LaunchConfig, launch
+
+        if shared_bytes > self._shared_limit:
+            self._raise_shared_limit(shared_bytes)
+        config = LaunchConfig(
+            grid=grid,
+            block=block,
+            shmem_size=shared_bytes,
+            programmatic_stream_serialization=is_chained and self._device.can_chain,
+        )
+        launch(_current_stream(self._device.index), config, self._kernel, *map(_argument, args))
+
+    def _raise_shared_limit(self, shared_bytes: int) -> None:
+        from cuda.bindings import driver
+
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        kernel, device = driver.CUkernel(int(self._kernel.handle)), self._device.index
+        (error,) = driver.cuKernelSetAttribute(attribute, shared_bytes, kernel, device)
+        if error != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"{shared_bytes} bytes of shared memory were refused: {error.name}")
+        self._shared_limit = shared_bytes
+
+
+@cache
+def load_kernel(source: KernelSource, device: Gpu) -> Kernel:
+    return Kernel(source, device)
+
+
+def _current_stream(index: int) -> Any:
+    from cuda.core import LEGACY_DEFAULT_STREAM, Stream
+
+    handle = torch.cuda.current_stream(index).cuda_stream
+    return Stream.from_handle(handle) if handle else LEGACY_DEFAULT_STREAM
+
+
+def _argument(value: torch.Tensor | int | None) -> Any:
+    if value is None:
+        return 0
+    return value.data_ptr() if isinstance(value, torch.Tensor) else np.int32(value)

@@ -1,0 +1,104 @@
+"""How a weight matrix lies in device memory: units of 128 rows by 128 or 256 columns, row tile by row tile.
+
+The layout within a unit is written down in source/format.cu; here are its sizes, and the fixed way in which the
+blocks of a launch share out the units of a matrix.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from draftree.kernels.cuda.compile import Gpu
+from draftree.kernels.quant.formats import QuantType
+
+ROWS = 128
+BLOCK_THREADS = 256
+X_COLS = 256  # activations are padded to whole units of any format
+
+# Columns of a unit; bits a weight with the scales of groups; bytes a row of what belongs to whole units.
+_UNITS = {
+    QuantType.Q4_0: (256, 4.5, 0),
+    QuantType.Q4_1: (256, 5.0, 0),
+    QuantType.Q5_0: (256, 5.5, 0),
+    QuantType.Q5_1: (256, 6.0, 0),
+    QuantType.Q8_0: (128, 8.5, 0),
+    QuantType.Q4_K: (256, 4.5, 4),
+    QuantType.Q5_K: (256, 5.5, 4),
+    QuantType.Q6_K: (128, 6.5, 2),
+    QuantType.F16: (128, 16.0, 0),
+}
+
+
+@dataclass(frozen=True)
+class UnitFormat:
+    """A device layout, named by the file format that it holds without loss."""
+
+    qtype: QuantType
+    cols: int
+
+    @property
+    def unit_bytes(self) -> int:
+        _, bits, super_bytes = _UNITS[self.qtype]
+        return ROWS * (int(self.cols * bits) // 8 + super_bytes)
+
+    @property
+    def bits_per_weight(self) -> float:
+        return 8 * self.unit_bytes / (ROWS * self.cols)
+
+    @property
+    def macros(self) -> tuple[tuple[str, int], ...]:
+        return (
+            ("FORMAT", self.qtype.value),
+            ("COLS", self.cols),
+            ("HOST_UNIT_BYTES", self.unit_bytes),
+        )
+
+
+def unit_format(qtype: QuantType) -> UnitFormat:
+    """The layout for a file format; those without one of their own are kept as 16-bit floats."""
+    kept = qtype if qtype in _UNITS else QuantType.F16
+    return UnitFormat(kept, _UNITS[kept][0])
+
+
+def blocks_per_sm(device: Gpu) -> int:
+    return 2 if device.shared_per_sm > 128 * 1024 else 1
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """A weight matrix on a device; row r is units[r // 128] times row_scale[r]."""
+
+    format: UnitFormat
+    num_rows: int
+    num_cols: int
+    units: torch.Tensor  # uint8 [tiles, chunks, unit_bytes]
+    row_scale: torch.Tensor  # float32 [tiles * 128], powers of two
+    num_blocks: int  # fixed with the matrix: it decides in which order products are added up
+
+    @property
+    def num_tiles(self) -> int:
+        return self.units.shape[0]
+
+    @property
+    def num_chunks(self) -> int:
+        return self.units.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.units.numel() + 4 * self.row_scale.numel()
+
+
+def new_matrix(
+    form: UnitFormat, num_rows: int, num_cols: int, device: Gpu, num_blocks: int = 0
+) -> PackedMatrix:
+    """Room for a matrix; num_blocks 0 chooses the number of blocks that run at once."""
+    tiles, chunks = -(-num_rows // ROWS), -(-num_cols // form.cols)
+    place = torch.device("cuda", device.index)
+    return PackedMatrix(
+        form,
+        num_rows,
+        num_cols,
+        torch.empty((tiles, chunks, form.unit_bytes), dtype=torch.uint8, device=place),
+        torch.empty(tiles * ROWS, dtype=torch.float32, device=place),
+        num_blocks or min(tiles * chunks, device.num_sms * blocks_per_sm(device)),
+    )

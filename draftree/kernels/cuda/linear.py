@@ -1,0 +1,160 @@
+"""Matrix products for a few tokens, 1 to 64 and more in slices: quantised weights times float32 activations.
+
+`prepare` turns activations into 16-bit floats once for all matrices that read them; `linear` multiplies. A token's
+result has the same bits whatever other tokens share the call. The number of tokens may lie in device memory, so
+that one CUDA graph serves several. Long prompts are in prefill.py.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
+from draftree.kernels.cuda.layout import (
+    BLOCK_THREADS,
+    X_COLS,
+    PackedMatrix,
+    UnitFormat,
+    blocks_per_sm,
+)
+
+TOKEN_TILES = (1, 2, 3, 4, 6, 8)  # kernels exist for this many groups of 8 tokens
+_MOST_STAGES = 4
+_RESERVED_SHARED = 2048  # what a block needs beside its stages, and the driver's own
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Prepared activations of up to 8 * num_tiles tokens."""
+
+    halves: torch.Tensor  # uint8 [padded_cols / 128, num_tiles, 2048], see source/prepare.cu
+    token_scale: torch.Tensor  # float32 [8 * num_tiles], powers of two
+    num_cols: int
+
+    @property
+    def num_tiles(self) -> int:
+        return self.halves.shape[1]
+
+    @property
+    def padded_cols(self) -> int:
+        return self.halves.shape[0] * 128
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Scratch for partial sums; products that share one must follow each other on one stream."""
+
+    partial: torch.Tensor  # float32
+    arrived: torch.Tensor  # int32 [tiles], zero between launches
+
+
+@dataclass(frozen=True)
+class LinearPlan:
+    """How one product is launched: a kernel for some token tiles with a ring of some stages."""
+
+    format: UnitFormat
+    token_tiles: int
+    num_stages: int
+    blocks_per_sm: int
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.num_stages * _stage_bytes(self.format, self.token_tiles)
+
+    @property
+    def source(self) -> KernelSource:
+        macros = (
+            *self.format.macros,
+            ("TOKEN_TILES", self.token_tiles),
+            ("STAGES", self.num_stages),
+            ("BLOCKS_PER_SM", self.blocks_per_sm),
+        )
+        return KernelSource("linear_kernel", ("bits", "format", "ring", "linear"), macros)
+
+
+def _stage_bytes(form: UnitFormat, token_tiles: int) -> int:
+    return form.unit_bytes + token_tiles * form.cols * 16
+
+
+def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
+    """The kernel for num_tokens, or the largest one that fits where they are too many for one launch."""
+    wanted = -(-num_tokens // 8)
+    per_block = min(gpu.shared_per_block, gpu.shared_per_sm // blocks_per_sm(gpu)) - _RESERVED_SHARED
+    fitting = [n for n in TOKEN_TILES if 2 * _stage_bytes(form, n) <= per_block]
+    tiles = next((n for n in fitting if n >= wanted), fitting[-1])
+    stages = min(_MOST_STAGES, per_block // _stage_bytes(form, tiles))
+    return LinearPlan(form, tiles, stages, blocks_per_sm(gpu))
+
+
+def new_activations(num_tokens: int, num_cols: int, gpu: Gpu) -> Activations:
+    tiles, blocks = -(-num_tokens // 8), -(-num_cols // X_COLS) * X_COLS // 128
+    place = torch.device("cuda", gpu.index)
+    halves = torch.zeros((blocks, tiles, 2048), dtype=torch.uint8, device=place)
+    return Activations(halves, torch.zeros(tiles * 8, device=place), num_cols)
+
+
+def new_workspace(max_rows: int, max_tokens: int, gpu: Gpu) -> Workspace:
+    """Scratch for matrices of up to max_rows rows."""
+    tiles = next((n for n in TOKEN_TILES if n * 8 >= max_tokens), TOKEN_TILES[-1])
+    floats = gpu.num_sms * 4 * 2 * tiles * 8 * 128
+    place = torch.device("cuda", gpu.index)
+    arrived = torch.zeros(-(-max_rows // 128), dtype=torch.int32, device=place)
+    return Workspace(torch.empty(floats, device=place), arrived)
+
+
+def prepare(
+    x: torch.Tensor, into: Activations, gpu: Gpu, *, live: torch.Tensor | None = None
+) -> Activations:
+    """Fill `into` from float32 [tokens, num_cols]; live: how many of them count, int32 [1] on the device."""
+    if x.dtype != torch.float32 or x.shape[1] != into.num_cols or x.stride(1) != 1:
+        raise ValueError(f"expected float32 rows of {into.num_cols}, not {x.dtype} {tuple(x.shape)}")
+    if x.shape[0] > 8 * into.num_tiles:
+        raise ValueError(f"{x.shape[0]} tokens do not fit into {into.num_tiles} tiles of 8")
+    kernel = load_kernel(prepare_source(in_rows=False), gpu)
+    sizes = (into.num_cols, into.padded_cols, x.stride(0), into.num_tiles)
+    kernel.launch(
+        (x.shape[0],), 512, x, into.halves, into.token_scale, live, *sizes, is_chained=True
+    )
+    return into
+
+
+def prepare_source(*, in_rows: bool) -> KernelSource:
+    return KernelSource("prepare_kernel", ("bits", "prepare"), (("IN_ROWS", int(in_rows)),))
+
+
+def linear(
+    matrix: PackedMatrix,
+    x: Activations,
+    out: torch.Tensor,
+    workspace: Workspace,
+    gpu: Gpu,
+    *,
+    bias: torch.Tensor | None = None,
+    add_to: bool = False,
+    live: torch.Tensor | None = None,
+    is_chained: bool = True,
+) -> torch.Tensor:
+    """out = x @ matrix.T (+ bias), float32 [tokens, num_rows]; add_to adds to out instead of replacing it.
+
+    Rows from `live` (int32 [1] on the device) on are left as they are.
+    """
+    num_tokens = out.shape[0]
+    if out.dtype != torch.float32 or out.shape[1] != matrix.num_rows or out.stride(1) != 1:
+        raise ValueError(f"expected float32 rows of {matrix.num_rows}, not {out.dtype} {tuple(out.shape)}")
+    if x.num_cols != matrix.num_cols or num_tokens > 8 * x.num_tiles:
+        raise ValueError(f"{x.num_tiles} tiles of {x.num_cols} columns do not fit the product")
+    plan = plan_linear(matrix.format, num_tokens, gpu)
+    kernel = load_kernel(plan.source, gpu)
+    for first_token in range(0, num_tokens, 8 * plan.token_tiles):
+        kernel.launch(
+            (matrix.num_blocks,),
+            BLOCK_THREADS,
+            *(matrix.units, matrix.row_scale, x.halves, x.token_scale, out, bias),
+            *(workspace.partial, workspace.arrived, live),
+            min(8 * plan.token_tiles, num_tokens - first_token),
+            *(first_token, matrix.num_rows, matrix.num_tiles, matrix.num_chunks),
+            *(x.num_tiles, out.stride(0), int(add_to)),
+            shared_bytes=plan.shared_bytes,
+            is_chained=is_chained,
+        )
+    return out

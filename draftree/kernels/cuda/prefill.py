@@ -1,0 +1,71 @@
+"""Matrix products for long prompts: slabs of weights are expanded to 16 bits and given to the vendor's matmul.
+
+Same weights and activations, bit for bit, as in linear.py; only the order of additions is the library's. Scratch
+is bounded by `slab_bytes` of weights and one slab of float32 products.
+"""
+
+import torch
+
+from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
+from draftree.kernels.cuda.layout import BLOCK_THREADS, ROWS, X_COLS, PackedMatrix
+from draftree.kernels.cuda.linear import prepare_source
+
+SLAB_BYTES = 128 * 1024 * 1024
+
+
+def expand_source(name: str, matrix: PackedMatrix) -> KernelSource:
+    return KernelSource(name, ("bits", "format", "expand"), matrix.format.macros)
+
+
+def expand(matrix: PackedMatrix, first_tile: int, num_tiles: int, gpu: Gpu) -> torch.Tensor:
+    """Rows of whole tiles as float16 [num_tiles * 128, padded columns], each divided by its row_scale."""
+    cols = matrix.num_chunks * matrix.format.cols
+    out = torch.empty((num_tiles * ROWS, cols), dtype=torch.float16, device=matrix.units.device)
+    load_kernel(expand_source("expand_kernel", matrix), gpu).launch(
+        (num_tiles * matrix.num_chunks,),
+        BLOCK_THREADS,
+        *(matrix.units[first_tile:], out, matrix.num_chunks, cols),
+    )
+    return out
+
+
+def prepare_rows(x: torch.Tensor, gpu: Gpu) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [tokens, cols] -> float16 [tokens, padded columns] and float32 [tokens], a power of two each."""
+    num_tokens, num_cols = x.shape
+    padded = -(-num_cols // X_COLS) * X_COLS
+    halves = torch.empty((num_tokens, padded), dtype=torch.float16, device=x.device)
+    scale = torch.empty(num_tokens, device=x.device)
+    load_kernel(prepare_source(in_rows=True), gpu).launch(
+        (num_tokens,), 512, x, halves, scale, None, *(num_cols, padded, x.stride(0), 0)
+    )
+    return halves, scale
+
+
+def prefill_linear(
+    matrix: PackedMatrix,
+    x: torch.Tensor,
+    out: torch.Tensor,
+    gpu: Gpu,
+    *,
+    bias: torch.Tensor | None = None,
+    add_to: bool = False,
+    slab_bytes: int = SLAB_BYTES,
+) -> torch.Tensor:
+    """out = x @ matrix.T (+ bias), float32 [tokens, num_rows], for any number of tokens."""
+    halves, token_scale = prepare_rows(x, gpu)
+    cols = matrix.num_chunks * matrix.format.cols
+    slab_tiles = max(1, slab_bytes // (2 * cols * ROWS))
+    rescale = load_kernel(expand_source("rescale_kernel", matrix), gpu)
+    for tile in range(0, matrix.num_tiles, slab_tiles):
+        num_tiles = min(slab_tiles, matrix.num_tiles - tile)
+        weights = expand(matrix, tile, num_tiles, gpu)
+        product = torch.mm(halves[:, :cols], weights.T, out_dtype=torch.float32)
+        row = tile * ROWS
+        num_rows = min(matrix.num_rows - row, num_tiles * ROWS)
+        rescale.launch(
+            (-(-num_rows // 256), x.shape[0]),
+            256,
+            *(product, matrix.row_scale[row:], token_scale, None if bias is None else bias[row:]),
+            *(out[:, row:], num_tiles * ROWS, num_rows, out.stride(0), int(add_to)),
+        )
+    return out

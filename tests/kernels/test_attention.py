@@ -1,0 +1,195 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draftree.kernels.cpu.attention import (
+    KvCache,
+    attention_scratch_len,
+    record_attention,
+    record_kv_commit,
+    record_kv_write,
+)
+from draftree.kernels.cpu.program import Program
+from draftree.kernels.cpu.step import Step
+from draftree.kernels.reference.attention import (
+    attention_reference,
+    block_mask,
+    chain_mask,
+    tree_mask,
+)
+from tests.kernels.passes import make_tree, poison, randn, set_rows, team, trees
+
+MAX_ROWS, MAX_NODES = 160, 24
+
+
+class Layer:
+    """One attention layer over a poisoned cache, and the programs that run and commit it."""
+
+    def __init__(self, heads, kv_heads, dim, capacity=640, dtype=np.float32, threads=2, **options):
+        self.shape = heads, kv_heads, dim
+        self.step = Step(MAX_ROWS, MAX_NODES)
+        self.cache = KvCache(kv_heads, dim, capacity, dtype)
+        self.cache.keys[:], self.cache.values[..., :dim] = np.nan, np.nan
+        widths = (heads * dim, kv_heads * dim, kv_heads * dim)
+        self.inputs = [poison(MAX_ROWS, width) for width in widths]
+        self.out = poison(MAX_ROWS, heads * dim)
+        q, k, v = self.inputs
+        scratch = poison(attention_scratch_len(self.step, self.cache, heads, threads))
+        self.program, self.commit = Program(team(threads)), Program(team(threads))
+        record_kv_write(self.program, self.step, k, v, self.cache)
+        where = (self.program, self.step, q, self.cache, heads, dim**-0.5, self.out, scratch)
+        record_attention(*where, **options)
+        record_kv_commit(self.commit, self.step, self.cache)
+
+    def random_inputs(self, rng, count):
+        """Values that float16 holds exactly, so that both caches have the same reference."""
+        heads, kv_heads, dim = self.shape
+        found = [randn(rng, count, n * dim) for n in (heads, kv_heads, kv_heads)]
+        return [a.astype(np.float16).astype(np.float32) for a in found]
+
+    def chain(self, inputs, committed):
+        set_rows(self.step, len(inputs[0]), committed)
+        return self._run(inputs)
+
+    def one_by_one(self, inputs, committed=0):
+        count = len(inputs[0])
+        rows = [[a[i : i + 1] for a in inputs] for i in range(count)]
+        return [self.chain(row, committed + i)[0] for i, row in enumerate(rows)]
+
+    def tree(self, tree, inputs, committed):
+        tree.load(self.step, committed)
+        return self._run(inputs)
+
+    def contents(self, length):
+        """Keys and values [kv_heads, length, head_dim] of the committed positions."""
+        heads = range(self.cache.kv_heads)
+        keys = [self.cache.keys_by_position(h)[:length] for h in heads]
+        return np.array(keys), self.cache.values[:, :length].copy()
+
+    def _run(self, inputs):
+        count = len(inputs[0])
+        for buffer, values in zip(self.inputs, inputs, strict=True):
+            buffer[:] = np.nan
+            buffer[:count] = values
+        self.out[:] = np.nan
+        self.program.run()
+        assert np.isnan(self.out[count:]).all()
+        return self.out[:count].copy()
+
+
+def _reference(layer, q, k, v, mask):
+    heads, kv_heads, dim = layer.shape
+    tensors = [
+        torch.from_numpy(a).unflatten(1, (n, dim))
+        for a, n in zip((q, k, v), (heads, kv_heads, kv_heads), strict=True)
+    ]
+    return attention_reference(*tensors, mask, dim**-0.5).flatten(1)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(9, 3, 64), (1, 1, 32), (8, 1, 32), (4, 2, 128), (5, 1, 48)]
+)
+def test_prefill_equals_reference(heads, kv_heads, dim, dtype):
+    rng = np.random.default_rng(dim)
+    layer = Layer(heads, kv_heads, dim, dtype=dtype)
+    inputs, done, out = layer.random_inputs(rng, 450), 0, []
+    for count in (65, 1, 63, 160, 7, 154):
+        out.append(layer.chain([a[done : done + count] for a in inputs], done))
+        done += count
+    expected = _reference(layer, *inputs, chain_mask(450, 0))
+    np.testing.assert_allclose(np.concatenate(out), expected, atol=3e-6)
+
+
+@pytest.mark.parametrize("window", [1, 24, 300])
+def test_windows_hide_what_is_further_back(window):
+    rng = np.random.default_rng(window)
+    layer = Layer(4, 2, 32, window=window)
+    inputs = layer.random_inputs(rng, 420)
+    out = [layer.chain([a[i : i + 140] for a in inputs], i) for i in (0, 140, 280)]
+    expected = _reference(layer, *inputs, chain_mask(420, 0, window))
+    np.testing.assert_allclose(np.concatenate(out), expected, atol=3e-6)
+
+
+@pytest.mark.parametrize("window", [0, 24])
+@pytest.mark.parametrize("committed", [0, 7, 300])
+def test_bidirectional_block(committed, window):
+    rng = np.random.default_rng(committed)
+    layer = Layer(4, 2, 64, window=window, bidirectional=True)
+    inputs = layer.random_inputs(rng, committed + 16)
+    for i in range(0, committed, 100):
+        layer.chain([a[i : min(i + 100, committed)] for a in inputs], i)
+    out = layer.chain([a[committed:] for a in inputs], committed)
+    queries = inputs[0][committed:]
+    mask = block_mask(16, committed, window)
+    np.testing.assert_allclose(out, _reference(layer, queries, *inputs[1:], mask), atol=3e-6)
+
+
+@pytest.mark.parametrize("window", [0, 5, 270])
+@pytest.mark.parametrize("committed", [0, 1, 250, 256, 400])
+def test_tree_equals_reference(committed, window):
+    rng = np.random.default_rng(committed)
+    tree = make_tree([0, 1, 1, 2, 0, 5, 6, 7, 8, 3, 9], 11)
+    layer = Layer(9, 3, 64, window=window)
+    inputs = layer.random_inputs(rng, committed + len(tree))
+    for i in range(0, committed, 100):
+        layer.chain([a[i : min(i + 100, committed)] for a in inputs], i)
+    out = layer.tree(tree, [a[committed:] for a in inputs], committed)
+    mask = tree_mask(list(tree.parents), committed, window)
+    expected = _reference(layer, inputs[0][committed:], *inputs[1:], mask)
+    np.testing.assert_allclose(out, expected, atol=3e-6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    tree=trees(MAX_NODES),
+    shape=st.sampled_from([(3, 1, 32), (4, 4, 32), (6, 2, 48), (8, 1, 32)]),
+    committed=st.sampled_from([0, 3, 16, 243, 255, 256, 300]),
+    dtype=st.sampled_from([np.float32, np.float16]),
+    num_threads=st.integers(1, 3),
+    window=st.sampled_from([0, 0, 9, 60]),
+)
+def test_tree_and_commit_equal_token_by_token(tree, shape, committed, dtype, num_threads, window):
+    rng = np.random.default_rng(committed + len(tree))
+    layer = Layer(*shape, 384, dtype, num_threads, window=window)
+    plain = Layer(*shape, 384, dtype, 1, window=window)
+    prompt = layer.random_inputs(rng, committed)
+    inputs = layer.random_inputs(rng, len(tree))
+    for i in range(0, committed, 150):
+        for one in (layer, plain):
+            one.chain([a[i : min(i + 150, committed)] for a in prompt], i)
+    before = layer.contents(committed)
+    out = layer.tree(tree, inputs, committed)
+    for kept, old in zip(layer.contents(committed), before, strict=True):
+        np.testing.assert_array_equal(kept, old)  # a rollback is doing nothing
+    path = list(tree.path)
+    steps = plain.one_by_one([a[path] for a in inputs], committed)
+    np.testing.assert_array_equal(out[path], steps)
+    layer.commit.run()
+    length = committed + len(path)
+    for kept, expected in zip(layer.contents(length), plain.contents(length), strict=True):
+        np.testing.assert_array_equal(kept, expected)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("num_threads", [1, 2, 3])
+def test_chunks_equal_token_by_token(num_threads, dtype):
+    """Rows alone (keys split over threads) and in blocks (one thread each) give the same bits."""
+    rng = np.random.default_rng(num_threads)
+    layer = Layer(9, 3, 64, dtype=dtype, threads=num_threads)
+    plain = Layer(9, 3, 64, dtype=dtype, threads=3)
+    inputs, done, out = layer.random_inputs(rng, 560), 0, []
+    for count in (130, 150, 33, 2, 1, 84, 160):
+        out.append(layer.chain([a[done : done + count] for a in inputs], done))
+        done += count
+    np.testing.assert_array_equal(np.concatenate(out), plain.one_by_one(inputs))
+
+
+def test_large_scores_do_not_overflow():
+    layer = Layer(1, 1, 32)
+    inputs = [np.full((3, 32), 100.0, np.float32) for _ in range(3)]
+    inputs[1][1] = -100.0
+    out = layer.chain(inputs, 0)
+    np.testing.assert_allclose(out, np.full((3, 32), 100.0), rtol=1e-6)
