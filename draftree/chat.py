@@ -1,7 +1,7 @@
 """The one place where text meets the engine: prompts or messages in, a stream of text out.
 
-`Engine` is the public Python API. It resolves names to files, renders chat templates, turns token events into text
-that never splits a character, and applies stop strings.
+`Engine` is the public Python API. It resolves names to files, renders chat templates, turns token
+events into text that never splits a character, and applies stop strings.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,11 +30,15 @@ class Delta:
 
 
 class Generation:
-    """An iterator of Delta. Closing it cancels the request; afterwards usage and finish_reason are final."""
+    """An iterator of Delta. Closing it cancels the request; afterwards usage and finish_reason are
+    final.
+    """
 
-    def __init__(self, stream: TokenStream, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+    def __init__(
+        self, stream: TokenStream, detokenizer: Detokenizer, stop: Sequence[str] = ()
+    ) -> None:
         self._stream = stream
-        self._pieces = self._run(Detokenizer(tokenizer), StopStrings(tuple(stop)))
+        self._pieces = self._run(detokenizer, StopStrings(tuple(stop)))
         self.text = ""
         self.finish_reason: FinishReason | None = None
 
@@ -73,11 +77,8 @@ class Generation:
 
 
 class Engine:
-    """A model that is ready to write.
-
-    >>> engine = Engine.open("smollm2-135m")
-    >>> for delta in engine.generate("def fibonacci(n):", max_tokens=64):
-    ...     print(delta.text, end="")
+    """A model that is ready to write: `for delta in Engine.open(name).generate(prompt):
+    print(delta.text)`.
     """
 
     def __init__(self, tokens: TokenEngine, tokenizer: Tokenizer, name: str) -> None:
@@ -87,7 +88,7 @@ class Engine:
         self._template: ChatTemplate | None = None
 
     @classmethod
-    def open(cls, model: str, config: EngineConfig | None = None, **options: Any) -> "Engine":  # noqa: ANN401
+    def open(cls, model: str, config: EngineConfig | None = None, **options: Any) -> "Engine":
         """model: a catalogue name, a GGUF file, or a hub file. options are fields of EngineConfig."""
         settings = replace(config or EngineConfig(), **options)
         located = locate(model, settings.draft)
@@ -116,9 +117,12 @@ class Engine:
         system: str | None = None,
         chat: bool | None = None,
     ) -> Generation:
-        """Continue a text, or answer it. Messages, a system text or chat=True go through the chat template."""
-        if isinstance(prompt, str) and not system and not chat:
-            ids = self.tokenizer.encode(prompt)
+        """Continue a text, or answer it. Messages, a system text or chat=True go through the chat
+        template.
+        """
+        is_raw = isinstance(prompt, str) and not system and not chat
+        if is_raw:
+            ids = self.tokenizer.encode(str(prompt))
             if not ids and self.tokenizer.bos_id is not None:
                 ids = [self.tokenizer.bos_id]
         else:
@@ -129,11 +133,10 @@ class Engine:
             sampling=sampling or SamplingParams(),
             stop_ids=self.tokenizer.stop_ids,
         )
-        return Generation(self.tokens.generate(request), self.tokenizer, stop)
+        detokenizer = Detokenizer(self.tokenizer, is_continuation=is_raw)
+        return Generation(self.tokens.generate(request), detokenizer, stop)
 
-    def encode_chat(
-        self, prompt: str | Sequence[Message], system: str | None = None
-    ) -> list[int]:
+    def encode_chat(self, prompt: str | Sequence[Message], system: str | None = None) -> list[int]:
         """The token ids of a conversation that the model is to answer."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
         if system:
@@ -141,7 +144,7 @@ class Engine:
         if not messages:
             raise TokenizerError("There is no message to answer.")
         text = self._chat_template().render(messages)
-        return self.tokenizer.encode(text, add_special=False)
+        return self.tokenizer.encode_chat(text)
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:

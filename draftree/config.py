@@ -1,7 +1,8 @@
-"""EngineConfig is what was asked for; Plan is what will be done. The only place where "auto" is decided.
+"""EngineConfig is what was asked for; Plan is what will be done. The only place where "auto" is
+decided.
 
-The plan's memory is arithmetic on the model's facts, done before anything is loaded; what does not fit is refused
-here, with the numbers.
+The plan's memory is arithmetic on the model's facts, done before anything is loaded; what does not
+fit is refused here, with the numbers.
 """
 
 import os
@@ -120,8 +121,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, memory_limit: int | None = 
     limit = memory_limit if memory_limit is not None else machine_memory()
     if memory.total > limit:
         raise CapacityError(
-            f"{facts.name} needs {memory.total / _GIB:.1f} GiB (weights {memory.weights / _GIB:.1f}, "
-            f"context of {max_ctx} tokens {memory.kv / _GIB:.1f}), but the machine has "
+            f"{facts.name} needs {memory.total / _GIB:.1f} GiB "
+            f"(weights {memory.weights / _GIB:.1f}, context of {max_ctx} tokens {memory.kv / _GIB:.1f}), but the machine has "
             f"{limit / _GIB:.1f} GiB; try a smaller --max-ctx or a smaller model."
         )
     return Plan(

@@ -133,8 +133,8 @@ class RoundStats:
     num_rounds: int = 0
     num_drafted: int = 0  # nodes besides roots that were verified
     num_accepted: int = 0  # of those, on accepted paths
-    verified_by_depth: list[int] = field(default_factory=list)  # rounds whose tree reached depth d+1
-    accepted_by_depth: list[int] = field(default_factory=list)  # rounds whose path reached depth d+1
+    verified_by_depth: list[int] = field(default_factory=list)  # trees that reached depth d + 1
+    accepted_by_depth: list[int] = field(default_factory=list)  # paths that reached depth d + 1
     draft_ms: float = 0.0
     tree_ms: float = 0.0
     verify_ms: float = 0.0

@@ -5,7 +5,9 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """Where downloaded models and compiled kernels live: DRAFTREE_CACHE, or the user's cache folder."""
+    """Where downloaded models and compiled kernels live: DRAFTREE_CACHE, or the user's cache
+    folder.
+    """
     explicit = os.environ.get("DRAFTREE_CACHE")
     if explicit:
         return Path(explicit).expanduser()

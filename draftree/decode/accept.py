@@ -1,7 +1,7 @@
 """The accept walk: follow the target's own choices through the tree for as long as it holds them.
 
-Each choice is the one that plain decoding would make at that position, so the tree decides how many tokens a round
-yields, never which.
+Each choice is the one that plain decoding would make at that position, so the tree decides how many
+tokens a round yields, never which.
 """
 
 from dataclasses import dataclass

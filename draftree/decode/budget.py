@@ -1,10 +1,12 @@
-"""How many nodes pay: measured cost of a pass by node count, and how far the draft's confidence can be trusted.
+"""How many nodes pay: measured cost of a pass by node count, and how far the draft's confidence can
+be trusted.
 
-In: what each round took and how deep it went. Out: for a ranked tree, the number of nodes with the most expected
-tokens per second, 0 included.
+In: what each round took and how deep it went. Out: for a ranked tree, the number of nodes with the
+most expected tokens per second, 0 included.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import exp
 
 EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
@@ -49,7 +51,7 @@ class CostModel:
             return 1.0 + 0.1 * num_nodes
         if len(points) == 1 or num_nodes <= points[0][0]:
             return points[0][1] * max(1.0, num_nodes / points[0][0] if len(points) == 1 else 1.0)
-        for (n0, t0), (n1, t1) in zip(points, points[1:], strict=False):
+        for (n0, t0), (n1, t1) in pairwise(points):
             if num_nodes <= n1 or n1 == points[-1][0]:
                 return t0 + (t1 - t0) * (num_nodes - n0) / (n1 - n0)
         raise AssertionError("unreachable")
@@ -63,7 +65,9 @@ class Calibration:
         self._accepted = [_PRIOR_ROUNDS] * max_depth
 
     def observe(self, predicted: Sequence[float], num_accepted: int) -> None:
-        """predicted[d]: conditional probability mass that the tree held at depth d + 1 below the accepted node."""
+        """predicted[d]: conditional probability mass that the tree held at depth d + 1 below the
+        accepted node.
+        """
         for depth, mass in enumerate(predicted[: num_accepted + 1]):
             if depth >= len(self._predicted):
                 break
@@ -93,7 +97,8 @@ def path_probabilities(
 
 
 def best_budget(probabilities: Sequence[float], cost: CostModel) -> int:
-    """The number of nodes with the most expected tokens per millisecond; the draft's time is already spent.
+    """The number of nodes with the most expected tokens per millisecond; the draft's time is
+    already spent.
 
     probabilities fall; the rate is looked at where a step of the staircase ends.
     """

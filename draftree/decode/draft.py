@@ -1,4 +1,6 @@
-"""The draft at work: keeps its context in step with the target and proposes a block after the anchor."""
+"""The draft at work: keeps its context in step with the target and proposes a block after the
+anchor.
+"""
 
 from typing import Protocol
 
@@ -13,7 +15,9 @@ from draftree.state.features import FeatureRing
 
 
 class Drafter(Protocol):
-    """Observes features of committed tokens; proposes candidates for the positions after the anchor."""
+    """Observes features of committed tokens; proposes candidates for the positions after the
+    anchor.
+    """
 
     def reset(self) -> None: ...
     def observe(self, features: np.ndarray) -> None: ...

@@ -1,6 +1,7 @@
 """Prompt lookup: text that repeats is its own draft.
 
-Remembers where every short run of tokens last occurred; proposes what followed it there. Knows nothing of models.
+Remembers where every short run of tokens last occurred; proposes what followed it there. Knows
+nothing of models.
 """
 
 from collections.abc import Iterable
@@ -24,7 +25,9 @@ class NgramIndex:
             self._tokens.append(token)
 
     def propose(self, max_tokens: int) -> tuple[tuple[int, ...], int]:
-        """What followed the longest matching end of the text, and the length of that match (0: none)."""
+        """What followed the longest matching end of the text, and the length of that match (0:
+        none).
+        """
         for length in range(min(_MAX_MATCH, len(self._tokens)), _MIN_MATCH - 1, -1):
             start = self._after.get(tuple(self._tokens[-length:]))
             if start is not None:

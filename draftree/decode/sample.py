@@ -1,7 +1,8 @@
 """Choosing a token: a pure function of logits, history, seed and absolute position.
 
-The noise is a counter-based function of (seed, position, token), so plain and speculative decoding, in any batch,
-choose the same token at the same position. A draft's candidates are ranked with the same noise.
+The noise is a counter-based function of (seed, position, token), so plain and speculative decoding,
+in any batch, choose the same token at the same position. A draft's candidates are ranked with the
+same noise.
 """
 
 from collections.abc import Sequence
@@ -58,10 +59,11 @@ class Sampler:
             self._seen_counts[slot] += 1
 
     def rank(self, logits: np.ndarray, position: int, num_candidates: int) -> DraftBlock:
-        """Candidates for consecutive positions from `position` on: logits float32 [num_positions, vocab_size].
+        """Candidates for consecutive positions from `position` on: logits float32 [num_positions,
+        vocab_size].
 
-        Scores are the draft's log-probabilities, or with a temperature those of log-probability / T + noise, so that
-        what the noise favours comes first, as it will in the target's own choice.
+        Scores are the draft's log-probabilities, or with a temperature those of log-probability / T
+        + noise, so that what the noise favours comes first, as it will in the target's own choice.
         """
         num_positions, count = len(logits), min(num_candidates, logits.shape[1])
         ids = np.empty((num_positions, count), dtype=np.int64)
@@ -80,7 +82,8 @@ class Sampler:
     def _slot(self, token: int) -> int:
         slot = self._slots.setdefault(token, len(self._slots))
         if slot == len(self._seen_ids):
-            self._seen_ids = np.concatenate([self._seen_ids, np.zeros_like(self._seen_ids)])
-            self._seen_counts = np.concatenate([self._seen_counts, np.zeros_like(self._seen_counts)])
+            more = np.zeros_like(self._seen_ids)
+            self._seen_ids = np.concatenate([self._seen_ids, more])
+            self._seen_counts = np.concatenate([self._seen_counts, more])
         self._seen_ids[slot] = token
         return slot

@@ -1,7 +1,8 @@
 """One round: draft, tree, verify, accept, commit. The only file that knows the order.
 
-The text is that of plain decoding with the same sampler, whatever is drafted. With a fixed budget every round
-drafts; with an automatic one, rounds that do not pay are plain steps, and drafting is tried again after a while.
+The text is that of plain decoding with the same sampler, whatever is drafted. With a fixed budget
+every round drafts; with an automatic one, rounds that do not pay are plain steps, and drafting is
+tried again after a while.
 """
 
 import time
@@ -96,7 +97,9 @@ class SpeculativeDecoder:
         return emitted
 
     def _draft(self, max_tokens: int) -> tuple[RankedTree, float]:
-        """Candidates in a tree as large as the options allow, and the milliseconds that the draft took."""
+        """Candidates in a tree as large as the options allow, and the milliseconds that the draft
+        took.
+        """
         state, options = self._target.state, self._options
         room = min(max_tokens, state.max_ctx - state.committed) - 1
         if room < 1 or options.max_budget == 0 or self._pause > 0:
@@ -144,7 +147,9 @@ class SpeculativeDecoder:
             self._drafter.observe(verified.features[list(accepted.path)])
 
     def _learn(self, chosen: RankedTree, path: tuple[int, ...], round_ms: float | None) -> None:
-        """Statistics, calibration, and whether drafting is worth going on with (round_ms: if it was done)."""
+        """Statistics, calibration, and whether drafting is worth going on with (round_ms: if it was
+        done).
+        """
         stats, num_accepted = self.stats, len(path) - 1
         stats.num_rounds += 1
         stats.num_drafted += chosen.tree.num_nodes - 1
@@ -171,7 +176,9 @@ def _count_depths(counts: list[int], depth: int) -> None:
 
 
 def _predicted_masses(chosen: RankedTree, path: tuple[int, ...]) -> list[float]:
-    """For each node of the path: the draft's own probability that one of its children in the tree is right."""
+    """For each node of the path: the draft's own probability that one of its children in the tree
+    is right.
+    """
     logs = (0.0, *chosen.path_log_probs)
     masses = dict.fromkeys(path, 0.0)
     for node, parent in enumerate(chosen.tree.parents):

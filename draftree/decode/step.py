@@ -15,7 +15,9 @@ class Emitted:
 
 
 class Decoder(Protocol):
-    """start once with the last prompt token as the anchor; then each step commits one or more tokens."""
+    """start once with the last prompt token as the anchor; then each step commits one or more
+    tokens.
+    """
 
     stats: RoundStats
 

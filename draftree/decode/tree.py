@@ -1,7 +1,8 @@
 """Draft trees (DDTree): the most probable nodes first, as if block positions were independent.
 
-In: per block position, candidate tokens with log-probabilities, best first. Out: a DraftTree whose nodes come
-in the order in which they were added. A pure function; how many nodes pay is decided elsewhere.
+In: per block position, candidate tokens with log-probabilities, best first. Out: a DraftTree whose
+nodes come in the order in which they were added. A pure function; how many nodes pay is decided
+elsewhere.
 """
 
 import heapq
@@ -23,7 +24,9 @@ class DraftBlock:
 
 @dataclass(frozen=True, slots=True)
 class RankedTree:
-    """A tree and, for each node but the root, the log-probability of its path (in the tree's order)."""
+    """A tree and, for each node but the root, the log-probability of its path (in the tree's
+    order).
+    """
 
     tree: DraftTree
     path_log_probs: tuple[float, ...]
@@ -79,9 +82,11 @@ def build_tree(
     lookup: Sequence[int] = (),
     lookup_log_prob: float = -0.1,
 ) -> RankedTree:
-    """At most budget nodes besides the root: looked-up text first, then the top-1 chain, then best first.
+    """At most budget nodes besides the root: looked-up text first, then the top-1 chain, then best
+    first.
 
-    lookup is a continuation found in the text so far; lookup_log_prob is the trust in each of its tokens.
+    lookup is a continuation found in the text so far; lookup_log_prob is the trust in each of its
+    tokens.
     """
     growth = _Growth(anchor)
     node, log_prob = 0, 0.0
@@ -108,15 +113,14 @@ def _grow(growth: _Growth, block: DraftBlock, budget: int, *, seed_chain: bool) 
     if num_candidates == 0:
         return
     # (cost, ranks on the way from the root, parent node, cost of the parent's path)
-    heap = [(-log_probs[0][0], (0,), 0, 0.0)]
+    heap: list[tuple[float, tuple[int, ...], int, float]] = [(-log_probs[0][0], (0,), 0, 0.0)]
     while heap and len(growth.path_log_probs) < budget:
         cost, ranks, parent, parent_cost = heapq.heappop(heap)
         depth, rank = len(ranks) - 1, ranks[-1]
         token = tokens[depth][rank]
-        node = growth.child(parent, token)
-        if node is None:
-            source = TokenSource.CHAIN if not any(ranks) else TokenSource.SIBLING
-            node = growth.add(parent, token, source, -cost)
+        known = growth.child(parent, token)
+        source = TokenSource.SIBLING if any(ranks) else TokenSource.CHAIN
+        node = growth.add(parent, token, source, -cost) if known is None else known
         if rank + 1 < num_candidates:
             sibling = parent_cost - log_probs[depth][rank + 1]
             heapq.heappush(heap, (sibling, (*ranks[:-1], rank + 1), parent, parent_cost))

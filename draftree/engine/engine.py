@@ -1,6 +1,7 @@
 """Token ids in, TokenEvents out: one model, one sequence at a time, on one device.
 
-Opens a checkpoint and its draft as the plan says, prefills what is new of a prompt, and decodes. Knows no text.
+Opens a checkpoint and its draft as the plan says, prefills what is new of a prompt, and decodes.
+Knows no text.
 """
 
 import gc
@@ -36,7 +37,9 @@ _log = logging.getLogger("draftree")
 
 
 class TokenStream:
-    """The events of one request. Closing it (or leaving the loop) cancels; then usage and finish_reason are set."""
+    """The events of one request. Closing it (or leaving the loop) cancels; then usage and
+    finish_reason are set.
+    """
 
     def __init__(self, events: Iterator[TokenEvent], usage: Usage) -> None:
         self._events = events

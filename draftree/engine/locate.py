@@ -14,7 +14,9 @@ class Located:
 
 
 def locate(model: str, draft: str) -> Located:
-    """draft: a name or path, "none", or "auto" for the one that the catalogue pairs with the model, if downloaded."""
+    """draft: a name or path, "none", or "auto" for the one that the catalogue pairs with the model,
+    if downloaded.
+    """
     checkpoint = open_checkpoint(resolve(model))
     if checkpoint.architecture == "dflash":
         raise ModelError(

@@ -30,7 +30,9 @@ class HeadNorm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The keys and values of a pass go into the cache first; then every row attends to what it may see."""
+    """The keys and values of a pass go into the cache first; then every row attends to what it may
+    see.
+    """
 
     query: Projection
     key: Projection

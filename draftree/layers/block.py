@@ -32,6 +32,6 @@ class Block:
     def __call__(self, ops: Ops, x: Array, state: LayerState) -> None:
         """Updates x, the residual stream, in place."""
         with ops.scope():
-            self.mixer(ops, ops.rms_norm(x, self.mixer_norm, self.eps), state, add_to=x)  # type: ignore[arg-type]
+            self.mixer(ops, ops.rms_norm(x, self.mixer_norm, self.eps), state, add_to=x)
         with ops.scope():
             self.ffn(ops, ops.rms_norm(x, self.ffn_norm, self.eps), add_to=x)

@@ -1,4 +1,6 @@
-"""Gated delta net: a short convolution, then one recurrent matrix per head instead of keys and values."""
+"""Gated delta net: a short convolution, then one recurrent matrix per head instead of keys and
+values.
+"""
 
 from dataclasses import dataclass
 
@@ -16,7 +18,9 @@ class RecurrentState:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """qkv holds all queries, then all keys, then all values; value head j uses key head j % key_heads."""
+    """qkv holds all queries, then all keys, then all values; value head j uses key head j %
+    key_heads.
+    """
 
     qkv: Projection
     gate: Projection

@@ -14,7 +14,9 @@ def inverse_frequencies(rotary_dim: int, base: float) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """One table for all layers of a model. interleaved: pairs (2i, 2i+1), else (i, i + rotary_dim / 2)."""
+    """One table for all layers of a model. interleaved: pairs (2i, 2i+1), else (i, i + rotary_dim /
+    2).
+    """
 
     table: Array
     head_dim: int

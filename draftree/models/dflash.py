@@ -1,7 +1,9 @@
-"""DFlash: a small block-diffusion draft that reads the target's hidden states and fills a block in one pass.
+"""DFlash: a small block-diffusion draft that reads the target's hidden states and fills a block in
+one pass.
 
-It shares the target's embedding and head. Its keys and values for the context come from the target's features alone,
-so they are computed once per committed token; those of the block are thrown away after the pass.
+It shares the target's embedding and head. Its keys and values for the context come from the
+target's features alone, so they are computed once per committed token; those of the block are
+thrown away after the pass.
 """
 
 from dataclasses import dataclass
@@ -46,7 +48,7 @@ class Draft:
         for block, state in zip(self.blocks, states, strict=True):
             assert isinstance(block.mixer, Attention)
             with ops.scope():
-                block.mixer.write_keys(ops, fused, state)  # type: ignore[arg-type]
+                block.mixer.write_keys(ops, fused, state)
 
     def record_block(self, ops: Ops, target: Model, states: tuple[LayerState, ...]) -> Array:
         """The block's hidden states before the final norm."""
@@ -87,9 +89,7 @@ def check_fit(facts: DraftFacts, draft_name: str, target: Model, target_name: st
     if facts.hidden_size != target.hidden_size:
         reason = f"it expects hidden size {facts.hidden_size}, the target has {target.hidden_size}"
     elif not all(0 <= i < target.num_layers for i in facts.feature_layers):
-        reason = (
-            f"it reads layers {list(facts.feature_layers)}, the target has {target.num_layers}"
-        )
+        reason = f"it reads layers {list(facts.feature_layers)}, the target has {target.num_layers}"
     elif not 0 <= facts.mask_token < target.vocab_size:
         reason = (
             f"its mask token {facts.mask_token} is outside the target's vocabulary "

@@ -27,10 +27,10 @@ class Metadata:
             self._refuse(key, value, "a positive number")
         return float(value)
 
-    def optional(self, key: str) -> Any:  # noqa: ANN401
+    def optional(self, key: str) -> Any:
         return self._checkpoint.metadata.get(f"{self._checkpoint.architecture}.{key}")
 
-    def _value(self, key: str, default: Any) -> Any:  # noqa: ANN401
+    def _value(self, key: str, default: Any) -> Any:
         value = self.optional(key)
         if value is None and default is None:
             name = f"{self._checkpoint.architecture}.{key}"

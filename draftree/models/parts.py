@@ -1,7 +1,5 @@
 """Parts that several architectures build alike from a file's usual tensor names."""
 
-import numpy as np
-
 from draftree.errors import CheckpointError
 from draftree.kernels.ops import Ops, Weight
 from draftree.layers.attention import Attention, HeadNorm
@@ -113,9 +111,7 @@ def read_dense_model(
     blocks = []
     for i in range(metadata.count("block_count")):
         prefix = f"blk.{i}"
-        attention = read_attention(
-            source, prefix, metadata, rotary, has_head_norms=has_head_norms
-        )
+        attention = read_attention(source, prefix, metadata, rotary, has_head_norms=has_head_norms)
         blocks.append(
             Block(
                 mixer_norm=source.vector(f"{prefix}.attn_norm.weight", hidden),

@@ -1,7 +1,9 @@
-"""Qwen3.5 and 3.6 text models: three gated delta net blocks, then one gated attention block, repeated.
+"""Qwen3.5 and 3.6 text models: three gated delta net blocks, then one gated attention block,
+repeated.
 
-Facts of the file: value heads are stored tiled (value head j uses key head j % key_heads); the query projection
-holds, per head, the query and then the gate; a multi-token-prediction block at the end is not part of the main pass.
+Facts of the file: value heads are stored tiled (value head j uses key head j % key_heads); the
+query projection holds, per head, the query and then the gate; a multi-token-prediction block at the
+end is not part of the main pass.
 """
 
 import numpy as np
@@ -60,9 +62,7 @@ def _read_delta_net(
         alpha=source.projection(f"{prefix}.ssm_alpha.weight", value_heads, hidden),
         beta=source.projection(f"{prefix}.ssm_beta.weight", value_heads, hidden),
         output=source.projection(f"{prefix}.ssm_out.weight", hidden, inner),
-        conv_weight=ops.constant(
-            source.array(f"{prefix}.ssm_conv1d.weight", channels, kernel_len)
-        ),
+        conv_weight=ops.constant(source.array(f"{prefix}.ssm_conv1d.weight", channels, kernel_len)),
         decay=source.vector(f"{prefix}.ssm_a", value_heads),
         decay_bias=source.vector(f"{prefix}.ssm_dt.bias", value_heads),
         norm=source.vector(f"{prefix}.ssm_norm.weight", head_dim),

@@ -39,9 +39,7 @@ class TensorSource:
         raw, qtype = self.raw(name, rows, cols)
         return self._ops.pack(raw if keep is None else raw[keep], qtype)
 
-    def projection(
-        self, name: str, rows: int, cols: int, *, bias: str | None = None
-    ) -> Projection:
+    def projection(self, name: str, rows: int, cols: int, *, bias: str | None = None) -> Projection:
         """A matrix with the bias of that name, where the file has one."""
         has_bias = bias is not None and self.has(bias)
         return Projection(
@@ -65,6 +63,6 @@ class TensorSource:
             some = ", ".join(sorted(self._left)[:3])
             raise CheckpointError(
                 f"{self._checkpoint.path} holds {len(self._left)} tensors that this architecture "
-                f"does not use ({some}{', …' if len(self._left) > 3 else ''}); it is probably a variant "
-                "that is not supported."
+                f"does not use ({some}{', …' if len(self._left) > 3 else ''}); "
+                "it is probably a variant that is not supported."
             )

@@ -1,4 +1,6 @@
-"""A model bound to the arrays of one sequence: what a pass computes is recorded once and run many times."""
+"""A model bound to the arrays of one sequence: what a pass computes is recorded once and run many
+times.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +45,9 @@ class Target:
                 self._logits = model.record_head(ops, hidden)
 
     def forward(self, rows: Sequence[int]) -> Verified:
-        """One pass over what state.begin() was given; logits for those of its nodes that rows names."""
+        """One pass over what state.begin() was given; logits for those of its nodes that rows
+        names.
+        """
         self._body.run()
         self.num_forwards += 1
         if rows:

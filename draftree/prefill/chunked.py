@@ -14,7 +14,9 @@ def prefill(
     chunk_len: int,
     observe: Callable[[np.ndarray], None] | None = None,
 ) -> None:
-    """Run the tokens and keep them. observe gets each chunk's features, where the target captures any."""
+    """Run the tokens and keep them. observe gets each chunk's features, where the target captures
+    any.
+    """
     for start in range(0, len(tokens), chunk_len):
         chunk = DraftTree.chain(tuple(tokens[start : start + chunk_len]))
         target.state.begin(chunk, certain=True)

@@ -1,4 +1,6 @@
-"""A ring of the target's hidden states for the newest positions, which a draft reads as its context."""
+"""A ring of the target's hidden states for the newest positions, which a draft reads as its
+context.
+"""
 
 import numpy as np
 

@@ -1,8 +1,9 @@
 """What a sequence remembers between passes, and the only verbs that change it.
 
-begin(tree) opens a pass, commit(path) keeps the nodes on the path, rollback() forgets the pass. After commit the
-state equals, bit for bit, the one reached by running those tokens one at a time. A certain pass (prefill, plain
-decoding) is a chain that will be kept whole: recurrent state then advances during the pass itself.
+begin(tree) opens a pass, commit(path) keeps the nodes on the path, rollback() forgets the pass.
+After commit the state equals, bit for bit, the one reached by running those tokens one at a time. A
+certain pass (prefill, plain decoding) is a chain that will be kept whole: recurrent state then
+advances during the pass itself.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,9 @@ class Snapshot:
 
 
 class SequenceState:
-    """tokens: what the target has read. A tree's root is the next position, so the anchor is not in it yet."""
+    """tokens: what the target has read. A tree's root is the next position, so the anchor is not in
+    it yet.
+    """
 
     def __init__(self, ops: Ops, stores: tuple[LayerStore, ...], max_ctx: int) -> None:
         self.tokens: list[int] = []
@@ -49,8 +52,8 @@ class SequenceState:
         length = self.committed + max(tree.depths) + 1
         if length > self.max_ctx:
             raise CapacityError(
-                f"The text has reached {length} tokens, but the context was planned for {self.max_ctx}; "
-                "start again with a larger --max-ctx."
+                f"The text has reached {length} tokens, but the context was planned for "
+                f"{self.max_ctx}; start again with a larger --max-ctx."
             )
         tokens = np.asarray(tree.tokens, dtype=np.int64)
         if certain:
@@ -87,7 +90,9 @@ class SequenceState:
     def snapshot(self) -> Snapshot:
         assert self._tree is None, "a snapshot is taken between passes"
         length = self.committed
-        return Snapshot(tuple(self.tokens), tuple(self._ops.snapshot(s, length) for s in self._stores))
+        return Snapshot(
+            tuple(self.tokens), tuple(self._ops.snapshot(s, length) for s in self._stores)
+        )
 
     def restore(self, snapshot: Snapshot) -> None:
         """Return to a snapshot of this same sequence kind, whatever happened since."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import wraps
 from json import dumps
 from types import CodeType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
@@ -184,7 +184,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 class GenerationTag(Extension):
     """{% generation %}…{% endgeneration %} marks text for training; here it is only its body."""
 
-    tags = frozenset(("generation",))  # type: ignore[assignment]
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

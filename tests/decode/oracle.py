@@ -6,7 +6,7 @@ decodes the same request speculatively and compares everything after every round
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -38,6 +38,10 @@ class PlainRun:
     @property
     def text(self) -> tuple[int, ...]:
         return self.prompt + self.tokens
+
+    def first(self, count: int) -> "PlainRun":
+        """The same run, broken off after that many tokens."""
+        return replace(self, tokens=self.tokens[:count])
 
 
 def run_plain(

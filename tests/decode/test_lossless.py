@@ -1,4 +1,4 @@
-"""Speculation never changes the text or the state: every target, draft, budget and way of sampling."""
+"""Speculation never changes text or state: every target, draft, budget and way of sampling."""
 
 from collections import Counter
 from dataclasses import replace
@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from draftree.core import SamplingParams, TokenSource
+from draftree.decode import speculative
 from draftree.decode.budget import CostModel
 from draftree.decode.draft import BlockDrafter, Drafter
+from draftree.decode.ngram import NgramIndex
 from draftree.decode.sample import Sampler
 from draftree.decode.speculative import SpeculationOptions, SpeculativeDecoder
+from draftree.kernels.cpu.attention_chunk import CHUNK
 from draftree.models.dflash import load_draft
 from draftree.models.target import Target
 from draftree.weights.checkpoint import open_checkpoint
@@ -28,6 +31,7 @@ from tests.tiny import ARCHITECTURES, new_ops, open_target, same_state, tiny_pat
 
 BUDGETS = (0, 1, 8, 15, 22, 40, 64)
 NUM_TOKENS = 32
+NUM_WITHOUT_LUCK = 12  # a random draft is hardly ever right: a round a token
 _FILTERS = SamplingParams(temperature=1.0, top_p=0.9, top_k=40, min_p=0.05)
 _PENALTIES = SamplingParams(repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.3)
 SAMPLINGS = {
@@ -48,9 +52,7 @@ def fixed(budget: int) -> SpeculationOptions:
 def one_thread(name: str) -> Target:
     """Threads never change a bit (tests/state), and one is faster where cores are shared."""
     if name == "quantised":
-        return open_target(
-            tiny_path("qwen35-q4"), exact=False, num_threads=1, kv_dtype=np.float16
-        )
+        return open_target(tiny_path("qwen35-q4"), exact=False, num_threads=1, kv_dtype=np.float16)
     layers = (1, 2, 3, 4, 5) if name == "qwen35" else ()
     return open_target(tiny_path(name), num_threads=1, feature_layers=layers)
 
@@ -89,7 +91,7 @@ def test_oracle_drafts(name: str, sampling: str) -> None:
 def test_random_drafts(name: str, sampling: str) -> None:
     target, kinds = one_thread(name), Counter()
     for i, budget in enumerate(BUDGETS):
-        plain = plain_run(name, sampling, 1 + i % 2)
+        plain = plain_run(name, sampling, 1 + i % 2).first(NUM_WITHOUT_LUCK)
         drafter = RandomDrafter(target.state, target.model.vocab_size, budget)
         kinds += count_kinds(check_lossless(target, plain, drafter, fixed(budget)))
     assert kinds["zero"] > 0
@@ -102,3 +104,137 @@ def test_a_real_draft(sampling: str) -> None:
         plain = plain_run("qwen35", sampling, 1 + i % 2)
         kinds += count_kinds(check_lossless(target, plain, block_drafter(), fixed(budget)))
     assert kinds["zero"] > 0
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen35"])
+def test_trees_across_the_chunks_of_attention(name: str) -> None:
+    target, kinds = one_thread(name), Counter()
+    prompt = np.random.default_rng(4).integers(0, 500, CHUNK - 12).tolist()
+    plain = run_plain(target, prompt, SamplingParams(temperature=0.7, seed=4), NUM_TOKENS)
+    for budget in (15, 40):
+        oracle = OracleDrafter(target.state, plain.text, target.model.vocab_size, budget)
+        kinds += count_kinds(check_lossless(target, plain, oracle, fixed(budget)))
+    assert kinds["partial"] > 0 and kinds["moved"] > 0
+
+
+def test_seeds_and_temperature_matter() -> None:
+    """Otherwise the runs above would all be the same one."""
+    target, prompt = one_thread("llama"), (5, 9, 200, 31)
+    texts = {
+        run_plain(target, prompt, replace(sampling, seed=seed), 8).tokens
+        for sampling in SAMPLINGS.values()
+        for seed in (1, 2, 3)
+    }
+    assert len(texts) >= 1 + 1 + 3 * 2  # greedy ones once each; some filtered ones may agree
+
+
+@pytest.mark.parametrize("is_auto", [False, True])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_looked_up_drafts_alone_and_merged(
+    name: str, is_auto: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, kinds = one_thread(name), Counter()
+    options = SpeculationOptions(22, is_auto=is_auto, use_ngram=True)
+    for sampling in ("greedy", "penalised"):
+        plain = plain_run(name, sampling, 1)
+        oracle = OracleDrafter(target.state, plain.text, target.model.vocab_size, 5)
+        monkeypatch.setattr(speculative, "NgramIndex", lambda p=plain: _KnowingIndex(p.text))
+        for drafter in (None, oracle):
+            rounds = check_lossless(target, plain, drafter, options, cost=_cheap_nodes())
+            kinds += count_kinds(rounds)
+    assert all(kinds[kind] > 0 for kind in ("lookup", "zero", "partial", "whole", "moved")), kinds
+
+
+class _KnowingIndex(NgramIndex):
+    """Looks up a few true tokens, then wrong ones."""
+
+    def __init__(self, text: tuple[int, ...]) -> None:
+        super().__init__()
+        self._text, self._rng = text, np.random.default_rng(3)
+
+    def propose(self, max_tokens: int) -> tuple[tuple[int, ...], int]:
+        start, count = len(self._tokens), int(self._rng.integers(0, 6))
+        tokens = (*self._text[start : start + count], *self._rng.integers(0, 256, 4).tolist())
+        return tokens[:max_tokens], int(self._rng.integers(3, 7))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen35"])
+def test_looked_up_drafts_of_a_text_that_repeats(name: str) -> None:
+    target = one_thread(name)
+    loop = run_plain(target, (7, 8, 9), SamplingParams(), 12).text
+    plain = run_plain(target, (*loop, 7, 8, 9), SamplingParams(), NUM_TOKENS)
+    options = SpeculationOptions(22, is_auto=False, use_ngram=True)
+    rounds = check_lossless(target, plain, None, options)
+    assert any(TokenSource.NGRAM in one.tree.sources for one in rounds)
+
+
+def _cheap_nodes() -> CostModel:
+    cost = CostModel()
+    cost.measure(lambda num_nodes: 10.0 + 0.01 * num_nodes, 64)
+    return cost
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen35", "quantised"])
+def test_automatic_budget(name: str) -> None:
+    target, sizes = one_thread(name), set()
+    for seed in (1, 2):
+        plain = plain_run(name, "warm", seed)
+        oracle = OracleDrafter(target.state, plain.text, target.model.vocab_size, seed)
+        options = SpeculationOptions(64, is_auto=True, use_ngram=True)
+        rounds = check_lossless(target, plain, oracle, options, cost=_cheap_nodes())
+        sizes |= {one.tree.num_nodes for one in rounds}
+    assert len(sizes) > 1
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen35"])
+def test_a_path_ends_at_a_stop_token(name: str) -> None:
+    """Wherever it stands in a path that was drafted right, nothing after it is emitted or kept."""
+    target, plain = one_thread(name), plain_run(name, "warm", 1)
+    for at in range(NUM_TOKENS // 2):
+        stop = plain.tokens[at]
+        if stop in plain.tokens[:at]:
+            continue
+        found = _Decoding(target, plain, _perfect(target, plain), 15, stop_ids=frozenset({stop}))
+        while stop not in found.tokens:
+            found.step(NUM_TOKENS)
+        assert tuple(found.tokens) == plain.tokens[: at + 1]
+        assert same_state(target.state.snapshot(), plain.states[at + 1])
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen35"])
+def test_a_path_ends_at_max_tokens(name: str) -> None:
+    target, plain = one_thread(name), plain_run(name, "filtered", 2)
+    for max_tokens in range(1, 19):
+        found = _Decoding(target, plain, _perfect(target, plain), 15)
+        assert found.step(max_tokens) == min(max_tokens, 16)
+        assert same_state(target.state.snapshot(), plain.states[len(found.tokens)])
+        found.step(3)
+        assert tuple(found.tokens) == plain.tokens[: len(found.tokens)]
+
+
+def _perfect(target: Target, plain: PlainRun) -> OracleDrafter:
+    return OracleDrafter(target.state, plain.text, target.model.vocab_size, seed=0, is_perfect=True)
+
+
+class _Decoding:
+    """A speculative run by hand."""
+
+    def __init__(
+        self,
+        target: Target,
+        plain: PlainRun,
+        drafter: Drafter,
+        budget: int,
+        stop_ids: frozenset[int] = frozenset(),
+    ) -> None:
+        self.tokens: list[int] = []
+        target.state.restore(plain.states[0])
+        sampler = Sampler(plain.sampling, target.model.vocab_size, plain.prompt)
+        options = replace(fixed(budget), stop_ids=stop_ids)
+        self._decoder = SpeculativeDecoder(target, sampler, drafter, options)
+        self._decoder.start(plain.prompt[-1])
+
+    def step(self, max_tokens: int) -> int:
+        emitted = [e.token for e in self._decoder.step(max_tokens)]
+        self.tokens += emitted
+        return len(emitted)

@@ -30,7 +30,9 @@ def test_reference_trees(case: int) -> None:
     info = json.loads(golden("ddtree/ddtree_cases.json").read_text())[case]
     name, source = info["case"], info["input"]
     block, _ = _block(
-        arrays[f"{source}.log_probs"], arrays[f"{source}.token_ids"].astype(np.int64), info["budget"]
+        arrays[f"{source}.log_probs"],
+        arrays[f"{source}.token_ids"].astype(np.int64),
+        info["budget"],
     )
     tree = build_tree(7, block, info["budget"], seed_chain=False).tree
     assert tree.tokens[0] == 7 and tree.num_nodes == info["nodes"] + 1
@@ -56,7 +58,9 @@ def test_reference_walk(case: int) -> None:
 
 
 def _flat_block() -> DraftBlock:
-    """First position very sure of one token, later ones nearly flat: best-first alone stays shallow."""
+    """First position very sure of one token, later ones nearly flat: best-first alone stays
+    shallow.
+    """
     log_probs = np.log(np.array([[0.9, 0.05, 0.05]] + [[0.34, 0.33, 0.33]] * 5))
     return DraftBlock(np.arange(18).reshape(6, 3), log_probs)
 
@@ -71,7 +75,7 @@ def test_the_whole_chain_is_seeded() -> None:
 
 
 def test_budget_is_never_exceeded_and_siblings_differ() -> None:
-    for budget in range(0, 30):
+    for budget in range(30):
         tree = build_tree(1, _flat_block(), budget).tree
         assert tree.num_nodes <= budget + 1
         edges = list(zip(tree.parents, tree.tokens, strict=True))

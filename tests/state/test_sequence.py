@@ -1,4 +1,6 @@
-"""commit(path) equals running the path token by token, rollback equals never having begun; bit for bit."""
+"""commit(path) equals running the path token by token, rollback equals never having begun; bit for
+bit.
+"""
 
 import numpy as np
 import pytest

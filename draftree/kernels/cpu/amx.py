@@ -51,14 +51,35 @@ def emit_end(builder):
 
 
 def _room(builder, size):
-    """Bytes on the stack, on a cache line, as an address."""
+    """Bytes on the stack, on a cache line."""
     block = cgutils.alloca_once(builder, ir.ArrayType(_I8, size))
     block.align = _LINE
-    return builder.ptrtoint(block, _I64)
+    return builder.bitcast(block, _I8.as_pointer())
+
+
+def _step(builder, pointer, count, size):
+    """pointer + count * size, the size being a constant."""
+    return builder.gep(pointer, [builder.mul(count, ir.Constant(_I64, size))])
+
+
+def _move(builder, pointer, offset):
+    return builder.gep(pointer, [ir.Constant(_I64, offset)])
 
 
 def _pointer(builder, address):
     return builder.inttoptr(address, _I8.as_pointer())
+
+
+def _store_lanes(builder, value, pointer, offset):
+    place = builder.bitcast(_move(builder, pointer, offset), value.type.as_pointer())
+    builder.store(value, place).align = _LINE
+
+
+def _load_lanes(builder, kind, pointer, offset):
+    place = builder.bitcast(_move(builder, pointer, offset), kind.as_pointer())
+    value = builder.load(place)
+    value.align = _LINE
+    return value
 
 
 def _store_signed_units(builder, form, weights, target):
@@ -67,8 +88,7 @@ def _store_signed_units(builder, form, weights, target):
     zero = ir.Constant(bytes_type, [form.zero if form.zero < 128 else -128] * (4 * _LANES))
     for i, unit in enumerate(unpack_units(builder, form, _LANES, weights)):
         signed = builder.sub(builder.bitcast(unit, bytes_type), zero)
-        place = builder.add(target, ir.Constant(_I64, _LINE * i))
-        builder.store(signed, builder.inttoptr(place, bytes_type.as_pointer())).align = _LINE
+        _store_lanes(builder, signed, target, _LINE * i)
 
 
 def _multiply(builder, form, x, x_stride, units, products):
@@ -77,37 +97,25 @@ def _multiply(builder, form, x, x_stride, units, products):
     for part in range(GROUP_COLS // form.group_len):
         sums, activations, weights = (_register(r[part]) for r in (_SUMS, _ACTIVATIONS, _WEIGHTS))
         columns = builder.add(x, ir.Constant(_I64, part * form.group_len))
-        rows = builder.add(units, ir.Constant(_I64, part * form.group_len // 4 * _LINE))
-        target = builder.add(products, ir.Constant(_I64, part * AMX_TOKENS * _LINE))
+        rows = _move(builder, units, part * form.group_len // 4 * _LINE)
+        target = _move(builder, products, part * AMX_TOKENS * _LINE)
         _void(builder, "tileloadd64", [activations, _pointer(builder, columns), x_stride])
-        _void(builder, "tileloadd64", [weights, _pointer(builder, rows), stride])
+        _void(builder, "tileloadd64", [weights, rows, stride])
         _void(builder, "tilezero", [sums])
         _void(builder, "tdpbssd", [sums, activations, weights])
-        _void(builder, "tilestored64", [sums, _pointer(builder, target), stride])
-
-
-def _store_lanes(builder, value, address, offset):
-    place = builder.add(address, ir.Constant(_I64, offset))
-    builder.store(value, builder.inttoptr(place, value.type.as_pointer())).align = _LINE
-
-
-def _load_lanes(builder, kind, address, offset):
-    place = builder.add(address, ir.Constant(_I64, offset))
-    value = builder.load(builder.inttoptr(place, kind.as_pointer()))
-    value.align = _LINE
-    return value
+        _void(builder, "tilestored64", [sums, target, stride])
 
 
 def _add_chunk(builder, form, count, first_token, record, x_stride, scales, products, sums):
     """Add the products of `count` groups to a few tokens. sums: float32 [token, row] in memory."""
     num_parts, kinds = GROUP_COLS // form.group_len, 2 if form.has_min else 1
-    place = offset_by(builder, sums, first_token, _LINE)
+    place = _step(builder, sums, first_token, _LINE)
     cells = []
     for token in range(_TOKENS_AT_ONCE):
         cells.append(cgutils.alloca_once(builder, _FLOATS))
         builder.store(_load_lanes(builder, _FLOATS, place, token * _LINE), cells[-1])
     with cgutils.for_range(builder, count, intp=_I64) as loop:
-        scale = offset_by(builder, scales, loop.index, num_parts * kinds * _LINE)
+        scale = _step(builder, scales, loop.index, num_parts * kinds * _LINE)
         pairs = []
         for part in range(num_parts):
             loaded = [
@@ -115,8 +123,8 @@ def _add_chunk(builder, form, count, first_token, record, x_stride, scales, prod
                 for kind in range(kinds)
             ]
             pairs.append((loaded[0], loaded[1] if form.has_min else None))
-        group = offset_by(builder, products, loop.index, num_parts * AMX_TOKENS * _LINE)
-        group = offset_by(builder, group, first_token, _LINE)
+        group = _step(builder, products, loop.index, num_parts * AMX_TOKENS * _LINE)
+        group = _step(builder, group, first_token, _LINE)
         columns = offset_by(builder, record, loop.index, RECORD_BYTES)
         for token, cell in enumerate(cells):
             row = builder.add(columns, builder.mul(x_stride, ir.Constant(_I64, token)))
@@ -149,20 +157,20 @@ def emit_amx_tile(builder, form, num_tokens, weights, x, x_stride, cols):
             group = builder.add(first, loop.index)
             address = offset_by(builder, weights, group, group_bytes)
             _store_signed_units(
-                builder, form, address, offset_by(builder, units, loop.index, _UNIT_BYTES)
+                builder, form, address, _step(builder, units, loop.index, _UNIT_BYTES)
             )
-            place = offset_by(builder, scales, loop.index, num_parts * kinds * _LINE)
+            place = _step(builder, scales, loop.index, num_parts * kinds * _LINE)
             for part, pair in enumerate(load_scales(builder, form, _LANES, first_scale, group)):
                 for kind in range(kinds):
                     _store_lanes(builder, pair[kind], place, (part * kinds + kind) * _LINE)
         columns = offset_by(builder, x, first, RECORD_BYTES)
         with cgutils.for_range(builder, count, intp=_I64) as loop:
-            target = offset_by(builder, products, loop.index, num_parts * AMX_TOKENS * _LINE)
+            target = _step(builder, products, loop.index, num_parts * AMX_TOKENS * _LINE)
             source = offset_by(builder, columns, loop.index, RECORD_BYTES)
-            rows = offset_by(builder, units, loop.index, _UNIT_BYTES)
+            rows = _step(builder, units, loop.index, _UNIT_BYTES)
             _multiply(builder, form, source, x_stride, rows, target)
         some = ir.Constant(_I64, _TOKENS_AT_ONCE)
         with cgutils.for_range_slice(builder, zero, num_tokens, some, _I64) as (token, _):
             record = builder.add(columns, builder.mul(x_stride, token))
             _add_chunk(builder, form, count, token, record, x_stride, scales, products, sums)
-    return sums
+    return builder.ptrtoint(sums, _I64)

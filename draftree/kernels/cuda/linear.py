@@ -56,6 +56,7 @@ class LinearPlan:
     token_tiles: int
     num_stages: int
     blocks_per_sm: int
+    use_bulk: bool = True  # bulk copies, on chips that have them
 
     @property
     def shared_bytes(self) -> int:
@@ -68,6 +69,7 @@ class LinearPlan:
             ("TOKEN_TILES", self.token_tiles),
             ("STAGES", self.num_stages),
             ("BLOCKS_PER_SM", self.blocks_per_sm),
+            *(() if self.use_bulk else (("BULK", 0),)),
         )
         return KernelSource("linear_kernel", ("bits", "format", "ring", "linear"), macros)
 
@@ -132,6 +134,7 @@ def linear(
     bias: torch.Tensor | None = None,
     add_to: bool = False,
     live: torch.Tensor | None = None,
+    plan: LinearPlan | None = None,
     is_chained: bool = True,
 ) -> torch.Tensor:
     """out = x @ matrix.T (+ bias), float32 [tokens, num_rows]; add_to adds to out instead of replacing it.
@@ -143,7 +146,7 @@ def linear(
         raise ValueError(f"expected float32 rows of {matrix.num_rows}, not {out.dtype} {tuple(out.shape)}")
     if x.num_cols != matrix.num_cols or num_tokens > 8 * x.num_tiles:
         raise ValueError(f"{x.num_tiles} tiles of {x.num_cols} columns do not fit the product")
-    plan = plan_linear(matrix.format, num_tokens, gpu)
+    plan = plan or plan_linear(matrix.format, num_tokens, gpu)
     kernel = load_kernel(plan.source, gpu)
     for first_token in range(0, num_tokens, 8 * plan.token_tiles):
         kernel.launch(

@@ -1,0 +1,84 @@
+"""Every CUDA source compiles for every kind of chip, without a GPU; the cache on disk is used."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from draftree.kernels.cuda import compile as cuda_compile
+from draftree.kernels.cuda.compile import Gpu, KernelSource, compile_cubin
+from draftree.kernels.cuda.layout import UnitFormat, unit_format
+from draftree.kernels.cuda.linear import plan_linear, prepare_source
+from draftree.kernels.cuda.pack import repack_source
+from draftree.kernels.quant.formats import QuantType
+
+# Shared memory a block and a multiprocessor has, in bytes, on each kind of chip.
+CHIPS = {
+    80: (166912, 167936),
+    86: (101376, 102400),
+    89: (101376, 102400),
+    90: (232448, 233472),
+    120: (101376, 102400),
+}
+SAMPLE = [QuantType.Q4_K, QuantType.Q6_K, QuantType.F16]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+    try:
+        nvrtc.nvrtcVersion()
+    except Exception as error:
+        pytest.skip(f"NVRTC cannot be loaded: {error}")
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
+    yield tmp_path / "cuda"
+
+
+def sources(form: UnitFormat, qtype: QuantType, gpu: Gpu) -> list[KernelSource]:
+    return [
+        plan_linear(form, 24, gpu).source,
+        repack_source("repack_kernel", qtype, form),
+        KernelSource("expand_kernel", ("bits", "format", "expand"), form.macros),
+    ]
+
+
+@pytest.mark.parametrize("arch", CHIPS)
+def test_sources_compile(arch: int) -> None:
+    per_block, per_sm = CHIPS[arch]
+    gpu = Gpu(0, arch, 100, per_sm, per_block)
+    everything = [prepare_source(in_rows=False), prepare_source(in_rows=True)]
+    everything += [KernelSource("read_kernel", ("bits", "read"))]
+    for qtype in SAMPLE[arch == 80 :]:  # Q4_K on every chip but one, to save time
+        everything += sources(unit_format(qtype), qtype, gpu)
+    for source in everything:
+        assert compile_cubin(source, arch)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize(
+    "qtype", [q for q in QuantType if unit_format(q).qtype == q and q not in SAMPLE]
+)
+def test_other_formats_compile(qtype: QuantType) -> None:
+    per_block, per_sm = CHIPS[90]
+    for source in sources(unit_format(qtype), qtype, Gpu(0, 90, 132, per_sm, per_block)):
+        assert compile_cubin(source, 90)[:4] == b"\x7fELF"
+
+
+def test_machine_code_is_made_once(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = KernelSource("read_kernel", ("bits", "read"))
+    code = compile_cubin(source, 90)
+    assert [path.read_bytes() for path in own_cache.iterdir()] == [code]
+    monkeypatch.setattr(cuda_compile, "_compile", lambda *_: pytest.fail("compiled again"))
+    assert compile_cubin(source, 90) == code
+
+
+def test_other_macros_or_chips_are_other_code(own_cache: Path) -> None:
+    for rows in (0, 1):
+        compile_cubin(prepare_source(in_rows=bool(rows)), 90)
+    compile_cubin(prepare_source(in_rows=True), 80)
+    assert len(list(own_cache.iterdir())) == 3
+
+
+def test_old_chips_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"8\.0 or newer"):
+        compile_cubin(KernelSource("read_kernel", ("bits", "read")), 75)
