@@ -87,7 +87,7 @@ def load_prompts(name: str, cache: Path) -> list[Prompt]:
 
 
 def read_prompt_file(path: Path) -> list[Prompt]:
-    """A user's prompts: a JSON object with "prompt", and "chat" if it is a message, on each line."""
+    """A user's prompts: on each line a JSON object with "prompt", and "chat" if it is a message."""
     prompts = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if line.strip():

@@ -18,7 +18,7 @@ BUSY_SHARE: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Seconds: on the clock, of all cores being busy, and of our processes, ended children included."""
+    """Seconds: on the clock, of busy cores, and of our own processes with their ended children."""
 
     clock: float
     busy: float

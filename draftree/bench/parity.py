@@ -52,7 +52,7 @@ class Noises:
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """Where two first choices differ, how far apart the exact path sees them, and if noise explains it."""
+    """Two first choices that differ; exact_gap: how far apart exact arithmetic sees them."""
 
     where: str
     position: int

@@ -64,7 +64,7 @@ class PeerOptions:
             "decode_prompt": _PROMPT_LEN,
             "prefill_lens": list(self.prefill_lens),
             "method": (
-                "in turns, each in its own process; a short warm-up before every timed run; greedy; "
+                "in turns, each in its own process; a short warm-up before each timed run; greedy; "
                 "the same token ids; prefill counts the prompt and its first token; ratio against "
                 "the faster of server and library"
             ),

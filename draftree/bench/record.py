@@ -64,8 +64,10 @@ def identify_model(path: Path) -> ModelId:
     return ModelId(name, path.name, path.stat().st_size, digest.hexdigest())
 
 
-def make_record(kind: str, model: ModelId, settings: Json, measures: Any) -> Json:
-    """measures: a dataclass of what the kind measures."""
+def make_record(
+    kind: str, model: ModelId, settings: Json, measures: Any, disturbance: float | None
+) -> Json:
+    """measures: a dataclass of what the kind measures. disturbance: see disturbance.foreign_share."""
     record = {
         "schema": SCHEMA,
         "kind": kind,
@@ -73,6 +75,7 @@ def make_record(kind: str, model: ModelId, settings: Json, measures: Any) -> Jso
         "machine": asdict(describe_machine()),
         "model": asdict(model),
         "settings": settings,
+        "disturbance": disturbance,
         "measures": asdict(measures),
     }
     # What is checked is what a reader will see: tuples have become lists.
@@ -107,6 +110,8 @@ def check_record(data: Any, name: str) -> Json:
         raise BenchError(f"{name} has schema {data['schema']}, this version reads {SCHEMA}.")
     if data["kind"] not in KINDS:
         raise BenchError(f"{name} is of the unknown kind {data['kind']!r}.")
+    if not isinstance(data.get("disturbance", ""), float | int | None):
+        raise BenchError(f"{name} does not say how much others disturbed it.")
     _check_fields(data["machine"], _MACHINE_FIELDS, f"{name}: machine")
     _check_fields(data["model"], _MODEL_FIELDS, f"{name}: model")
     try:

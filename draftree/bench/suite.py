@@ -31,7 +31,7 @@ class SuiteOptions:
 
 @dataclass(frozen=True, slots=True)
 class SetMeasures:
-    """One data set. accepted_by_depth[d]: of the rounds whose tree reached depth d + 1, how many paths did."""
+    """One data set. accepted_by_depth[d]: share of the trees of depth d + 1 whose path got there."""
 
     num_prompts: int
     num_equal: int

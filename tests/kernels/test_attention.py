@@ -95,12 +95,13 @@ def _reference(layer, q, k, v, mask):
 def test_prefill_equals_reference(heads, kv_heads, dim, dtype):
     rng = np.random.default_rng(dim)
     layer = Layer(heads, kv_heads, dim, dtype=dtype)
-    inputs, done, out = layer.random_inputs(rng, 450), 0, []
-    for count in (65, 1, 63, 160, 7, 154):
+    inputs, done, out = layer.random_inputs(rng, 620), 0, []
+    inputs[0] *= 3  # a few keys dominate, and the largest score moves from chunk to chunk
+    for count in (65, 1, 63, 160, 7, 154, 160, 10):
         out.append(layer.chain([a[done : done + count] for a in inputs], done))
         done += count
-    expected = _reference(layer, *inputs, chain_mask(450, 0))
-    np.testing.assert_allclose(np.concatenate(out), expected, atol=3e-6)
+    expected = _reference(layer, *inputs, chain_mask(620, 0))
+    np.testing.assert_allclose(np.concatenate(out), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("window", [1, 24, 300])

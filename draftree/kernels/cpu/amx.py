@@ -10,7 +10,15 @@ import struct
 from llvmlite import ir
 from numba.core import cgutils
 
-from draftree.kernels.cpu.dot import add_products, call, load_scales, offset_by, unpack_units
+from draftree.kernels.cpu.dot import (
+    add_products,
+    call,
+    load_at,
+    load_scales,
+    offset_by,
+    to_pointer,
+    unpack_units,
+)
 from draftree.kernels.cpu.form import GROUP_COLS, quant_bytes
 from draftree.kernels.cpu.quantize import RECORD_BYTES
 
@@ -57,17 +65,8 @@ def _room(builder, size):
     return builder.bitcast(block, _I8.as_pointer())
 
 
-def _step(builder, pointer, count, size):
-    """pointer + count * size, the size being a constant."""
-    return builder.gep(pointer, [builder.mul(count, ir.Constant(_I64, size))])
-
-
 def _move(builder, pointer, offset):
     return builder.gep(pointer, [ir.Constant(_I64, offset)])
-
-
-def _pointer(builder, address):
-    return builder.inttoptr(address, _I8.as_pointer())
 
 
 def _store_lanes(builder, value, pointer, offset):
@@ -76,10 +75,7 @@ def _store_lanes(builder, value, pointer, offset):
 
 
 def _load_lanes(builder, kind, pointer, offset):
-    place = builder.bitcast(_move(builder, pointer, offset), kind.as_pointer())
-    value = builder.load(place)
-    value.align = _LINE
-    return value
+    return load_at(builder, pointer, offset, kind, _LINE)
 
 
 def _store_signed_units(builder, form, weights, target):
@@ -96,10 +92,10 @@ def _multiply(builder, form, x, x_stride, units, products):
     stride = ir.Constant(_I64, _LINE)
     for part in range(GROUP_COLS // form.group_len):
         sums, activations, weights = (_register(r[part]) for r in (_SUMS, _ACTIVATIONS, _WEIGHTS))
-        columns = builder.add(x, ir.Constant(_I64, part * form.group_len))
+        columns = _move(builder, x, part * form.group_len)
         rows = _move(builder, units, part * form.group_len // 4 * _LINE)
         target = _move(builder, products, part * AMX_TOKENS * _LINE)
-        _void(builder, "tileloadd64", [activations, _pointer(builder, columns), x_stride])
+        _void(builder, "tileloadd64", [activations, columns, x_stride])
         _void(builder, "tileloadd64", [weights, rows, stride])
         _void(builder, "tilezero", [sums])
         _void(builder, "tdpbssd", [sums, activations, weights])
@@ -109,13 +105,13 @@ def _multiply(builder, form, x, x_stride, units, products):
 def _add_chunk(builder, form, count, first_token, record, x_stride, scales, products, sums):
     """Add the products of `count` groups to a few tokens. sums: float32 [token, row] in memory."""
     num_parts, kinds = GROUP_COLS // form.group_len, 2 if form.has_min else 1
-    place = _step(builder, sums, first_token, _LINE)
+    place = offset_by(builder, sums, first_token, _LINE)
     cells = []
     for token in range(_TOKENS_AT_ONCE):
         cells.append(cgutils.alloca_once(builder, _FLOATS))
         builder.store(_load_lanes(builder, _FLOATS, place, token * _LINE), cells[-1])
     with cgutils.for_range(builder, count, intp=_I64) as loop:
-        scale = _step(builder, scales, loop.index, num_parts * kinds * _LINE)
+        scale = offset_by(builder, scales, loop.index, num_parts * kinds * _LINE)
         pairs = []
         for part in range(num_parts):
             loaded = [
@@ -123,11 +119,11 @@ def _add_chunk(builder, form, count, first_token, record, x_stride, scales, prod
                 for kind in range(kinds)
             ]
             pairs.append((loaded[0], loaded[1] if form.has_min else None))
-        group = _step(builder, products, loop.index, num_parts * AMX_TOKENS * _LINE)
-        group = _step(builder, group, first_token, _LINE)
+        group = offset_by(builder, products, loop.index, num_parts * AMX_TOKENS * _LINE)
+        group = offset_by(builder, group, first_token, _LINE)
         columns = offset_by(builder, record, loop.index, RECORD_BYTES)
         for token, cell in enumerate(cells):
-            row = builder.add(columns, builder.mul(x_stride, ir.Constant(_I64, token)))
+            row = offset_by(builder, columns, x_stride, token)
             integers = [
                 _load_lanes(builder, _INTEGERS, group, (part * AMX_TOKENS + token) * _LINE)
                 for part in range(num_parts)
@@ -140,6 +136,7 @@ def _add_chunk(builder, form, count, first_token, record, x_stride, scales, prod
 
 def emit_amx_tile(builder, form, num_tokens, weights, x, x_stride, cols):
     """The address of the sums, float32 [token, row], of num_tokens (a run-time number, at most AMX_TOKENS)."""
+    weights, x = to_pointer(builder, weights), to_pointer(builder, x)
     num_groups = builder.udiv(cols, ir.Constant(_I64, GROUP_COLS))
     group_bytes = quant_bytes(form, _LANES, GROUP_COLS)
     first_scale = offset_by(builder, weights, num_groups, group_bytes)
@@ -157,20 +154,20 @@ def emit_amx_tile(builder, form, num_tokens, weights, x, x_stride, cols):
             group = builder.add(first, loop.index)
             address = offset_by(builder, weights, group, group_bytes)
             _store_signed_units(
-                builder, form, address, _step(builder, units, loop.index, _UNIT_BYTES)
+                builder, form, address, offset_by(builder, units, loop.index, _UNIT_BYTES)
             )
-            place = _step(builder, scales, loop.index, num_parts * kinds * _LINE)
+            place = offset_by(builder, scales, loop.index, num_parts * kinds * _LINE)
             for part, pair in enumerate(load_scales(builder, form, _LANES, first_scale, group)):
                 for kind in range(kinds):
                     _store_lanes(builder, pair[kind], place, (part * kinds + kind) * _LINE)
         columns = offset_by(builder, x, first, RECORD_BYTES)
         with cgutils.for_range(builder, count, intp=_I64) as loop:
-            target = _step(builder, products, loop.index, num_parts * AMX_TOKENS * _LINE)
+            target = offset_by(builder, products, loop.index, num_parts * AMX_TOKENS * _LINE)
             source = offset_by(builder, columns, loop.index, RECORD_BYTES)
-            rows = _step(builder, units, loop.index, _UNIT_BYTES)
+            rows = offset_by(builder, units, loop.index, _UNIT_BYTES)
             _multiply(builder, form, source, x_stride, rows, target)
         some = ir.Constant(_I64, _TOKENS_AT_ONCE)
         with cgutils.for_range_slice(builder, zero, num_tokens, some, _I64) as (token, _):
-            record = builder.add(columns, builder.mul(x_stride, token))
+            record = builder.gep(columns, [builder.mul(x_stride, token)])
             _add_chunk(builder, form, count, token, record, x_stride, scales, products, sums)
     return builder.ptrtoint(sums, _I64)

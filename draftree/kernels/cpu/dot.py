@@ -31,16 +31,21 @@ def wants_signed_bytes(isa) -> bool:
     return isa not in (AMX, AVX512_VNNI, AVX_VNNI)
 
 
-def offset_by(builder, address, count, size):
-    """address + count * size, the size being a constant."""
-    return builder.add(address, builder.mul(count, ir.Constant(_I64, size)))
+def offset_by(builder, pointer, count, size):
+    """pointer + count * size bytes, the size being a constant."""
+    return builder.gep(pointer, [builder.mul(count, ir.Constant(_I64, size))])
 
 
-def load_at(builder, address, offset, element, align):
-    address = builder.add(address, ir.Constant(_I64, offset))
-    value = builder.load(builder.inttoptr(address, element.as_pointer()))
+def load_at(builder, pointer, offset, element, align):
+    """One element at so many bytes (a constant) after the pointer."""
+    place = builder.gep(pointer, [ir.Constant(_I64, offset)])
+    value = builder.load(builder.bitcast(place, element.as_pointer()))
     value.align = align
     return value
+
+
+def to_pointer(builder, address):
+    return builder.inttoptr(address, _I8.as_pointer())
 
 
 def call(builder, name, result, args):
@@ -228,10 +233,11 @@ def emit_dot_tile(builder, form, isa, tile, weights, x, x_stride, cols):
     lanes = isa.rows
     zeros = ir.Constant(ir.VectorType(_F32, lanes), [0.0] * lanes)
     sums = [cgutils.alloca_once_value(builder, zeros) for _ in range(tile)]
-    rows = [builder.add(x, builder.mul(x_stride, ir.Constant(_I64, i))) for i in range(tile)]
+    weights, x = to_pointer(builder, weights), to_pointer(builder, x)
+    rows = [offset_by(builder, x, x_stride, i) for i in range(tile)]
     num_groups = builder.udiv(cols, ir.Constant(_I64, GROUP_COLS))
     group_bytes = quant_bytes(form, lanes, GROUP_COLS)
-    first_scale = builder.add(weights, builder.mul(num_groups, ir.Constant(_I64, group_bytes)))
+    first_scale = offset_by(builder, weights, num_groups, group_bytes)
     with cgutils.for_range(builder, num_groups, intp=_I64) as loop:
         scales = load_scales(builder, form, lanes, first_scale, loop.index)
         address = offset_by(builder, weights, loop.index, group_bytes)
