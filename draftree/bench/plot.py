@@ -3,14 +3,12 @@ matplotlib.
 """
 
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from draftree.bench.fault import BenchError
 from draftree.bench.record import Json
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 PLOT_KINDS: Final = ("decode-passes", "decode-operations")
 NO_MATPLOTLIB: Final = (
@@ -25,10 +23,9 @@ def plot_name(kind: str, record: Json) -> str:
 def draw_plots(records: Iterable[Json], folder: Path) -> list[str]:
     """Write a picture for every result that has one, and return their names."""
     try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
+        # By name, so that type checkers do not need it either.
+        import_module("matplotlib").use("Agg")
+        pyplot = import_module("matplotlib.pyplot")
     except ImportError:
         raise BenchError(NO_MATPLOTLIB) from None
     names = []
@@ -58,7 +55,7 @@ def draw_plots(records: Iterable[Json], folder: Path) -> list[str]:
     return names
 
 
-def _draw_passes(axes: "Axes", forward_ms: dict[str, Any]) -> None:
+def _draw_passes(axes: Any, forward_ms: dict[str, Any]) -> None:
     widths = [int(width) for width in forward_ms]
     medians = [cost["median"] for cost in forward_ms.values()]
     lows = [cost["low"] for cost in forward_ms.values()]
@@ -71,7 +68,7 @@ def _draw_passes(axes: "Axes", forward_ms: dict[str, Any]) -> None:
     axes.legend()
 
 
-def _draw_operations(axes: "Axes", shares: dict[str, Any]) -> None:
+def _draw_operations(axes: Any, shares: dict[str, Any]) -> None:
     names = list(dict.fromkeys(name for item in shares.values() for name in item["groups"]))
     labels = [f"{width} tokens" if width != "1" else "1 token" for width in shares]
     left = [0.0] * len(labels)

@@ -67,7 +67,7 @@ def identify_model(path: Path) -> ModelId:
 def make_record(
     kind: str, model: ModelId, settings: Json, measures: Any, disturbance: float | None
 ) -> Json:
-    """measures: a dataclass of what the kind measures. disturbance: see disturbance.foreign_share."""
+    """measures: a dataclass of what the kind measures. disturbance: what foreign_share said."""
     record = {
         "schema": SCHEMA,
         "kind": kind,

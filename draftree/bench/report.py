@@ -26,7 +26,7 @@ Section = Callable[[Json], list[str]]
 
 
 def make_page(folder: Path, plots: Iterable[str] = ()) -> str:
-    """The page for a results folder: a part per machine, the folder itself and each folder in it."""
+    """The page for a results folder: a part for the folder itself and one for each folder in it."""
     known = set(plots)
     lines = [_HEAD]
     for place in (folder, *sorted(path for path in folder.glob("*") if path.is_dir())):
@@ -100,7 +100,7 @@ def _peers(record: Json) -> list[str]:
         [
             name,
             *(spread(duel[who]) for who in ("ours", "llama_server", "llama_library")),
-            f"{duel['ratio']['value']:.2f} [{duel['ratio']['low']:.2f} to {duel['ratio']['high']:.2f}]",
+            "{value:.2f} [{low:.2f} to {high:.2f}]".format(**duel["ratio"]),
         ]
         for name, duel in duels.items()
     ]
@@ -194,8 +194,8 @@ def _parity(record: Json) -> list[str]:
         f"draftree is {100 * measures['ours_over_llama']:+.3f} % from llama.cpp, "
         f"{100 * measures['ours_over_exact']:+.3f} % from exact arithmetic (llama.cpp: "
         f"{100 * measures['llama_over_exact']:+.3f} %). First choices are equal at "
-        f"{100 * measures['equal_share']:.2f} % of all positions. Rounding activations moves the gap "
-        f"between the two likeliest tokens by {noise['ours']['median']:.3f} in the median and "
+        f"{100 * measures['equal_share']:.2f} % of all positions. Rounding activations moves the "
+        f"gap between the two likeliest tokens by {noise['ours']['median']:.3f} in the median and "
         f"{noise['ours']['percentile_99']:.3f} at the 99th percentile (llama.cpp: "
         f"{noise['llama']['median']:.3f}, {noise['llama']['percentile_99']:.3f}).",
         "",
@@ -227,7 +227,8 @@ def _suite(record: Json) -> list[str]:
     ]
     head = ["prompts", "equal texts", "plain, tok/s", "speculative", "speed-up", "AL"]
     settings = record["settings"]
-    note = f"Greedy, at most {settings['num_tokens']} tokens; drafts: {settings['drafting']}."
+    drafting = record["measures"]["drafting"]
+    note = f"Greedy, at most {settings['num_tokens']} tokens; drafts: {drafting}."
     return [*table([*head, "accepted by depth, %"], rows), "", note]
 
 

@@ -31,7 +31,7 @@ class SuiteOptions:
 
 @dataclass(frozen=True, slots=True)
 class SetMeasures:
-    """One data set. accepted_by_depth[d]: share of the trees of depth d + 1 whose path got there."""
+    """One data set. accepted_by_depth[d]: share of trees of depth d + 1 whose path got there."""
 
     num_prompts: int
     num_equal: int
@@ -49,6 +49,7 @@ class SetMeasures:
 
 @dataclass(frozen=True, slots=True)
 class SuiteMeasures:
+    drafting: str  # what the drafts came from
     sets: dict[str, SetMeasures]
 
 
@@ -73,6 +74,8 @@ def measure_suite(
     try:
         _write(plain, _encode(plain, Prompt("Hello", is_chat=False)), 8)
         _write(drafting, _encode(plain, Prompt("Hello", is_chat=False)), 8)
+        sources = ["a trained draft"] if drafting.tokens.drafter is not None else []
+        sources += ["lookup in the text so far"] if options.ngram != "off" else []
         measures = {}
         for name, prompts in sets.items():
             pairs = []
@@ -86,7 +89,7 @@ def measure_suite(
     finally:
         plain.close()
         drafting.close()
-    return SuiteMeasures(measures)
+    return SuiteMeasures(" and ".join(sources) or "none", measures)
 
 
 def summarize_pairs(pairs: Sequence[Pair]) -> SetMeasures:

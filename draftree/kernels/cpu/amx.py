@@ -60,7 +60,8 @@ def emit_end(builder):
 
 def _room(builder, size):
     """Bytes on the stack, on a cache line."""
-    block = cgutils.alloca_once(builder, ir.ArrayType(_I8, size))
+    with builder.goto_entry_block():
+        block = builder.alloca(ir.ArrayType(_I8, size))
     block.align = _LINE
     return builder.bitcast(block, _I8.as_pointer())
 
@@ -80,11 +81,17 @@ def _load_lanes(builder, kind, pointer, offset):
 
 def _store_signed_units(builder, form, weights, target):
     """Unpack a group of weights to signed bytes, a row of the matrix register for each unit."""
-    bytes_type = ir.VectorType(_I8, 4 * _LANES)
-    zero = ir.Constant(bytes_type, [form.zero if form.zero < 128 else -128] * (4 * _LANES))
+
+    def constant(byte):
+        return ir.Constant(_INTEGERS, [byte * 0x01010101] * _LANES)
+
     for i, unit in enumerate(unpack_units(builder, form, _LANES, weights)):
-        signed = builder.sub(builder.bitcast(unit, bytes_type), zero)
-        _store_lanes(builder, signed, target, _LINE * i)
+        if form.zero == 128:
+            unit = builder.xor(unit, constant(0x80))
+        elif form.zero:  # the top bit of each byte lends to its neighbours
+            unit = builder.sub(builder.or_(unit, constant(0x80)), constant(form.zero))
+            unit = builder.xor(unit, constant(0x80))
+        _store_lanes(builder, unit, target, _LINE * i)
 
 
 def _multiply(builder, form, x, x_stride, units, products):

@@ -32,6 +32,7 @@ from draftree.kernels.cpu.step import COMMITTED, IS_TREE, NUM_TOKENS
 
 CHUNK = 256
 _MINUS_INFINITY = np.float32(-np.inf)
+_ZERO, _ONE = np.int64(0), np.int64(1)  # typed: a literal would compile a callee once more
 
 # Words of the operations' arguments.
 CONTROL, DEPTHS, ANCESTORS, MAX_NODES, WINDOW, BIDIRECTIONAL = range(6)
@@ -200,7 +201,7 @@ def _weigh(args, own, first, num_queries, begin, end, values, is_half):
 @njit
 def _weigh_shared(args, own, kv_head, num_queries, base, limit):
     """Values at [base, limit), where slot = position; what all queries of a block see is shared."""
-    group, is_half, one = args[GROUP], args[IS_HALF], num_queries // num_queries
+    group, is_half = args[GROUP], args[IS_HALF]
     step = args[VALUE_DIM] * (2 if is_half != 0 else 4)
     values = args[VALUES] + (kv_head * args[CAPACITY] + base) * step
     for first in range(0, num_queries, BLOCK_ROWS):
@@ -213,12 +214,12 @@ def _weigh_shared(args, own, kv_head, num_queries, base, limit):
         for q in range(first, last):
             begin, end = _range(own, q // group, base, limit)
             end = min(low, end)
-            _weigh(args, own, q, one, begin, end, values + begin * step, is_half)
+            _weigh(args, own, q, _ONE, begin, end, values + begin * step, is_half)
         _weigh(args, own, first, last - first, low, high, values + low * step, is_half)
         for q in range(first, last):
             begin, end = _range(own, q // group, base, limit)
             begin = max(high, begin)
-            _weigh(args, own, q, one, begin, end, values + begin * step, is_half)
+            _weigh(args, own, q, _ONE, begin, end, values + begin * step, is_half)
 
 
 @njit
@@ -238,9 +239,9 @@ def _weigh_ancestors(args, own, kv_head, row, r, base):
             else:
                 store(target, load(args[VALUES] + 4 * c))
             target += 64
-    target, none = load_i64(own + _GATHERED), base - base
+    target = load_i64(own + _GATHERED)
     for q in range(r * args[GROUP], (r + 1) * args[GROUP]):
-        _weigh(args, own, q, none + 1, begin + shift, end + shift, target, none)
+        _weigh(args, own, q, _ONE, begin + shift, end + shift, target, _ZERO)
 
 
 @njit

@@ -34,6 +34,7 @@ from draftree.kernels.cpu.simd import (
 
 _BLOCK = 64
 _MINUS_INFINITY = np.float32(-np.inf)
+_ZERO, _ONE = np.int64(0), np.int64(1)  # typed: a literal would compile a callee once more
 _NUM_BINS = 1024
 _BINS_PER_UNIT = 32.0
 _NEAR = np.float32(16.0)  # what lies further below the maximum rarely takes part in a share
@@ -113,7 +114,7 @@ def _push(scores, ids, count, limit, score, token):
         return count + 1
     if _is_worse(scores[0], ids[0], score, token):
         scores[0], ids[0] = score, token
-        _sift(scores, ids, 0, limit)
+        _sift(scores, ids, _ZERO, limit)
     return count
 
 
@@ -123,13 +124,13 @@ def _sort(scores, ids, count):
     for last in range(count - 1, 0, -1):
         scores[0], scores[last] = scores[last], scores[0]
         ids[0], ids[last] = ids[last], ids[0]
-        _sift(scores, ids, 0, last)
+        _sift(scores, ids, _ZERO, last)
 
 
 @njit
 def _take_largest(values, limit, scores, ids):
     """The `limit` largest values, best first."""
-    address, count = values.ctypes.data, 0
+    address, count = values.ctypes.data, _ZERO
     for start in range(0, len(values), _BLOCK):
         if count == limit and _block_max(address + 4 * start, len(values) - start) <= scores[0]:
             continue
@@ -146,7 +147,7 @@ def _take_noisy(values, divisor, key, floor, border, border_id, limit, scores, i
 
     floor: a score that as many tokens are known to reach; the closer, the more is skipped.
     """
-    address, count = values.ctypes.data, 0
+    address, count = values.ctypes.data, _ZERO
     hashes = np.empty(_BLOCK, np.uint64)
     for start in range(0, len(values), _BLOCK):
         top = _block_max(address + 4 * start, len(values) - start)
@@ -209,7 +210,7 @@ def _share_border(values, top, share, scores, ids):
     while chosen < _NUM_BINS - 1 and held + mass[chosen] < wanted:
         held += mass[chosen]
         chosen += 1
-    address, count = values.ctypes.data, 0
+    address, count = values.ctypes.data, _ZERO
     lowest = top - np.float32((chosen + 1) / _BINS_PER_UNIT + 1e-3)
     if chosen == _NUM_BINS - 1:
         lowest = _MINUS_INFINITY
@@ -282,7 +283,7 @@ def choose_filtered(logits, temperature, top_k, top_p, min_p, seed, position, sc
             border, border_id = lowest, np.int64(count)
     key, one = noise_key(seed, position), np.float32(1.0)
     floor = top + noise_of(noise_bits(key, best))
-    kept = _take_noisy(scaled, one, key, floor, border, border_id, 1, scores, ids)
+    kept = _take_noisy(scaled, one, key, floor, border, border_id, _ONE, scores, ids)
     return ids[0] if kept > 0 else best
 
 

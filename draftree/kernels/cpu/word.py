@@ -3,7 +3,6 @@
 # ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures; types are numba's)
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 from draftree.kernels.cpu.simd import LANES, f32x16
@@ -83,7 +82,8 @@ def stack_bytes(typingctx, size):
 
     def codegen(context, builder, signature, args):
         room = ir.ArrayType(ir.IntType(8), size.literal_value)
-        block = cgutils.alloca_once(builder, room)
+        with builder.goto_entry_block():
+            block = builder.alloca(room)
         block.align = 64
         return builder.ptrtoint(block, ir.IntType(64))
 

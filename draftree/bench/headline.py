@@ -1,0 +1,59 @@
+"""The few figures of a result that its command prints. In: a record. Out: figures by name."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from draftree.bench.record import Json
+
+
+def headline(record: Json) -> dict[str, Any]:
+    return _READERS[record["kind"]](record["measures"])
+
+
+def _peers(measures: Json) -> dict[str, Any]:
+    prefill = measures["prefill"].items()
+    return {
+        "decode": measures["decode"]["ours"]["median"],
+        "decode_ratio": measures["decode"]["ratio"]["value"],
+        "prefill": {length: duel["ours"]["median"] for length, duel in prefill},
+        "prefill_ratio": {length: duel["ratio"]["value"] for length, duel in prefill},
+    }
+
+
+def _decode(measures: Json) -> dict[str, Any]:
+    return {
+        "tokens_per_second": _medians(measures["by_depth"]),
+        "forward_ms": _medians(measures["forward_ms"]),
+        "eight_over_one": measures["eight_over_one"]["value"],
+    }
+
+
+def _parity(measures: Json) -> dict[str, Any]:
+    groups = (measures["first_choices"], measures["greedy"])
+    unexplained = sum(len(g["disagreements"]) - g["num_explained"] for g in groups)
+    return {
+        "perplexity": measures["perplexity"],
+        "ours_over_llama": measures["ours_over_llama"],
+        "equal_share": measures["equal_share"],
+        "unexplained": unexplained,
+    }
+
+
+def _suite(measures: Json) -> dict[str, Any]:
+    names = ("speed_up", "acceptance_length", "num_equal", "num_prompts")
+    return {name: {key: item[key] for key in names} for name, item in measures["sets"].items()}
+
+
+def _medians(samples: Json) -> dict[str, float]:
+    return {name: item["median"] for name, item in samples.items()}
+
+
+_READERS: Final[dict[str, Callable[[Json], dict[str, Any]]]] = {
+    "peers": _peers,
+    "decode": _decode,
+    "prefill": lambda measures: {"tokens_per_second": _medians(measures["by_len"])},
+    "memory": lambda measures: {"ratio": measures["ratio"]["median"]},
+    "start": lambda measures: {"first_token_s": measures["first_token_s"]["median"]},
+    "parity": _parity,
+    "suite": _suite,
+}

@@ -1,0 +1,243 @@
+"""The DFlash draft against z-lab's own module: hidden states, logits, whole greedy runs."""
+
+import shutil
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from draftree.config import EngineConfig
+from draftree.core import SamplingParams
+from draftree.decode.draft import BlockDrafter
+from draftree.decode.sample import Sampler
+from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
+from draftree.decode.tree import DraftBlock
+from draftree.engine.engine import TokenEngine
+from draftree.errors import ModelError
+from draftree.models.dflash import Draft, check_fit, load_draft, read_draft_facts
+from draftree.models.target import Target
+from draftree.prefill.chunked import prefill
+from draftree.weights.checkpoint import open_checkpoint
+from tests.golden import golden
+from tests.tiny import new_ops, open_target, tiny_path
+
+TOLERANCE = 1e-3
+GGUF = "dflash/tiny-dflash-A-F16.gguf"
+
+
+@pytest.fixture(scope="module")
+def arrays() -> np.lib.npyio.NpzFile:
+    return np.load(golden("dflash/dflash.npz"))
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same weights: as GGUF, as a z-lab folder, and as one whose config has sliding windows."""
+    folder = tmp_path_factory.mktemp("sliding")
+    shutil.copy(golden("dflash/zlab/config_sliding_window.json"), folder / "config.json")
+    shutil.copy(golden("dflash/zlab/model.safetensors"), folder / "model.safetensors")
+    return {"full": golden(GGUF), "zlab": golden("dflash/zlab"), "swa": folder}
+
+
+@cache
+def _target() -> Target:
+    return open_target(tiny_path("qwen35"), feature_layers=(1, 2, 3, 4, 5), num_threads=1)
+
+
+@cache
+def _open(path: Path, *, exact: bool = True) -> tuple[Draft, BlockDrafter]:
+    ops = new_ops(exact=exact, num_threads=1)
+    draft = load_draft(open_checkpoint(path), ops)
+    return draft, BlockDrafter(draft, _target().model, ops)
+
+
+def _final_hidden(draft: Draft, drafter: BlockDrafter) -> np.ndarray:
+    """The last block's hidden states after the final norm."""
+    x = drafter.hidden[:16]
+    return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + draft.eps) * draft.output_norm
+
+
+def _error(found: np.ndarray, expected: np.ndarray) -> float:
+    assert found.shape == expected.shape
+    return float(np.abs(found - expected).max())
+
+
+@pytest.mark.parametrize("context_len", [1, 7, 40])
+@pytest.mark.parametrize("tag", ["full", "swa"])
+def test_a_block_after_a_context(
+    tag: str, context_len: int, arrays: np.lib.npyio.NpzFile, paths: dict[str, Path]
+) -> None:
+    draft, drafter = _open(paths[tag])
+    expected = f"{tag}.ctx{context_len}"
+    anchor, *masks = arrays[f"{expected}.noise_ids"].tolist()
+    assert set(masks) == {draft.facts.mask_token} and len(masks) == 15
+    drafter.reset()
+    drafter.observe(arrays["target_features"][:context_len])
+    logits = drafter.block_logits(anchor)
+    assert _error(logits, arrays[f"{expected}.logits"][1:]) < TOLERANCE
+    assert _error(_final_hidden(draft, drafter), arrays[f"{expected}.hidden"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("tag", ["full", "swa"])
+def test_two_blocks_share_the_cached_context(
+    tag: str, arrays: np.lib.npyio.NpzFile, paths: dict[str, Path]
+) -> None:
+    """The first block's own keys and values must not be seen by the second."""
+    draft, drafter = _open(paths[tag])
+    drafter.reset()
+    for block, (start, end) in {"block1": (0, 40), "block2": (40, 45)}.items():
+        drafter.observe(arrays["target_features"][start:end])
+        expected = f"{tag}.two.{block}"
+        logits = drafter.block_logits(int(arrays[f"{expected}.noise_ids"][0]))
+        assert _error(logits, arrays[f"{expected}.logits"][1:]) < TOLERANCE
+        assert _error(_final_hidden(draft, drafter), arrays[f"{expected}.hidden"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("tag", ["full", "swa"])
+def test_fused_features_and_every_layer(
+    tag: str, arrays: np.lib.npyio.NpzFile, paths: dict[str, Path]
+) -> None:
+    draft, _ = _open(paths[tag])
+    ops, target = new_ops(exact=True, num_threads=1), _target().model
+    hidden, num_layers = draft.facts.hidden_size, len(draft.blocks)
+    states, features = draft.new_state(ops), ops.new_rows(5 * hidden)
+    fused_out, layer_out = ops.new_rows(hidden), ops.new_rows(num_layers * hidden)
+    with ops.scope(), ops.capture() as context:
+        draft.record_context(ops, features, states)
+        fused = ops.rms_norm(draft.fuse(ops, features), draft.context_norm, draft.eps)
+        ops.copy_columns(fused, fused_out, 0)
+    with ops.scope(), ops.capture() as block:
+        x = target.embedding(ops)
+        for i, (layer, state) in enumerate(zip(draft.blocks, states, strict=True)):
+            layer(ops, x, state)
+            ops.copy_columns(x, layer_out, i * hidden)
+    features[:7] = arrays["target_features"][:7]
+    ops.step.set_chain(np.zeros(7, dtype=np.int64), 0)
+    context.run()
+    if tag == "full":
+        assert _error(fused_out[:7], arrays["full.ctx7.fused"]) < TOLERANCE
+    ops.step.set_chain(arrays[f"{tag}.ctx7.noise_ids"].astype(np.int64), 7)
+    block.run()
+    found = layer_out[:16].reshape(16, num_layers, hidden).transpose(1, 0, 2)
+    assert _error(found, arrays[f"{tag}.ctx7.layer_out"]) < TOLERANCE
+
+
+def test_the_target_gives_the_features(arrays: np.lib.npyio.NpzFile) -> None:
+    target, rows = _target(), []
+    draft_facts = read_draft_facts(open_checkpoint(golden(GGUF)))
+    assert list(draft_facts.feature_layers) == arrays["target_layer_ids"].tolist()
+    target.state.reset()
+    prefill(
+        target, arrays["target_ids"].tolist(), 32, lambda features: rows.append(features.copy())
+    )
+    assert _error(np.concatenate(rows), arrays["target_features"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_files_of_the_same_draft_agree_to_the_bit(
+    exact: bool, arrays: np.lib.npyio.NpzFile, paths: dict[str, Path]
+) -> None:
+    logits = []
+    for kind in ("full", "zlab"):
+        drafter = _open(paths[kind], exact=exact)[1]
+        drafter.reset()
+        drafter.observe(arrays["target_features"][:40])
+        logits.append(drafter.block_logits(int(arrays["target_ids"][40])).copy())
+    assert np.array_equal(*logits)
+
+
+@pytest.mark.parametrize("chunk_lens", [(40,), (1,) * 40, (3, 17, 20)])
+def test_how_features_arrive_does_not_matter(
+    chunk_lens: tuple[int, ...], arrays: np.lib.npyio.NpzFile
+) -> None:
+    """In one piece or many, blocks drafted in between or not: the same bits."""
+    drafter = _open(golden(GGUF))[1]
+    features, anchor = arrays["target_features"], int(arrays["target_ids"][40])
+    drafter.reset()
+    drafter.observe(features[:40])
+    expected = drafter.block_logits(anchor).copy()
+    drafter.reset()
+    start = 0
+    for count in chunk_lens:
+        drafter.observe(features[start : start + count])
+        start += count
+        if count % 2:
+            drafter.block_logits(5)
+    assert np.array_equal(drafter.block_logits(anchor), expected)
+
+
+class _FirstChoice:
+    """Only the draft's first choice at every position: a tree without branches."""
+
+    def __init__(self, inner: BlockDrafter) -> None:
+        self._inner = inner
+        self.reset, self.observe = inner.reset, inner.observe
+
+    def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock:
+        return self._inner.propose(anchor, sampler, 1)
+
+
+@pytest.mark.parametrize("prompt", ["g5", "g33", "gtext"])
+@pytest.mark.parametrize("tag", ["full", "swa"])
+def test_whole_greedy_runs(
+    tag: str, prompt: str, arrays: np.lib.npyio.NpzFile, paths: dict[str, Path]
+) -> None:
+    target, (_, drafter) = _target(), _open(paths[tag])
+    run = {
+        key: arrays[f"{tag}.run_{prompt}.{key}"].tolist()
+        for key in ("prompt", "ids", "starts", "accepted", "drafts")
+    }
+    target.state.reset()
+    drafter.reset()
+    prefill(target, run["prompt"][:-1], 64, drafter.observe)
+    rounds: list[Round] = []
+    decoder = SpeculativeDecoder(
+        target,
+        Sampler(SamplingParams(), target.model.vocab_size, run["prompt"]),
+        _FirstChoice(drafter),
+        SpeculationOptions(15, is_auto=False, use_ngram=False),
+        watch=rounds.append,
+    )
+    decoder.start(run["prompt"][-1])
+    tokens = [
+        e.token for e in decoder.step(max_tokens=1)
+    ]  # the reference takes it from the prefill
+    rounds.clear()
+    starts = []
+    while len(tokens) < len(run["ids"]):
+        starts.append(target.state.committed)
+        tokens += [e.token for e in decoder.step(max_tokens=64)]
+    assert tokens[: len(run["ids"])] == run["ids"]
+    assert starts == run["starts"]
+    assert [len(one.path) - 1 for one in rounds] == run["accepted"]
+    assert [list(one.tree.tokens[1:]) for one in rounds] == run["drafts"]
+
+
+def test_a_draft_for_another_target_is_refused() -> None:
+    draft = read_draft_facts(open_checkpoint(golden(GGUF)))
+    target = _target().model
+    check_fit(draft, "fits.gguf", target, "Tiny")
+    assert draft.vocab_size in (None, target.vocab_size)
+    misfits = {
+        "hidden size 512, the target has 256": replace(draft, hidden_size=512),
+        "layers [1, 8], the target has 8": replace(draft, feature_layers=(1, 8)),
+        "mask token 1024 is outside": replace(draft, mask_token=1024),
+        "vocabulary of 2000, the target has 1024": replace(draft, vocab_size=2000),
+    }
+    for reason, facts in misfits.items():
+        with pytest.raises(ModelError) as refusal:
+            check_fit(facts, "other.gguf", target, "Tiny")
+        sentence = str(refusal.value)
+        assert reason in sentence and "other.gguf" in sentence and "Tiny" in sentence
+
+
+def test_the_engine_refuses_a_draft_that_does_not_fit() -> None:
+    path, config = tiny_path("llama"), EngineConfig(max_ctx=64, threads=1)
+    with pytest.raises(
+        ModelError, match=r"tiny-dflash-A.*does not fit the target.*hidden size 256"
+    ):
+        TokenEngine.open(path, config, golden(GGUF))
+    with pytest.raises(ModelError, match="not a DFlash draft"):
+        TokenEngine.open(path, config, path)

@@ -1,0 +1,23 @@
+"""Where files are kept, and what the environment may change."""
+
+from pathlib import Path
+
+import pytest
+
+from draftree import env
+
+
+def test_cache_folder_by_precedence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv("DRAFTREE_CACHE", raising=False)
+    assert env.cache_dir() == tmp_path / "xdg" / "draftree"
+    monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "mine"))
+    assert env.cache_dir() == tmp_path / "mine"
+
+
+def test_empty_values_count_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "")
+    monkeypatch.setenv("DRAFTREE_ISA", "")
+    assert env.hub_token() is None and env.forced_isa() is None
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert env.hub_token() == "secret"
