@@ -68,7 +68,7 @@ def _measure_once(path: Path, threads: int, context: int) -> dict[str, Json]:
         )
         loaded = child.ask("resident")
         # Ordinary ids, since the text's words do not matter and encoding it would cost memory too.
-        ids = [(7919 * i) % 997 + 3 for i in range(context - _DECODED)]
+        ids = [(7919 * i) % 251 + 3 for i in range(context - _DECODED)]
         child.ask("greedy", ids=ids, num_tokens=_DECODED)
         return {"imports": imports, "loaded": loaded, "filled": child.ask("resident")}
 

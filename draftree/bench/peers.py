@@ -78,7 +78,7 @@ def open_peer(python: str = sys.executable) -> tuple[Child, dict[str, str]]:
         return peer, peer.ask("describe")
     except BenchError as error:
         peer.close()
-        if "No module named 'xllamacpp'" in str(error) or "PackageNotFound" in str(error):
+        if "NotFoundError" in str(error) and "xllamacpp" in str(error):
             raise BenchError(NOT_INSTALLED.format(python=python)) from None
         raise
 

@@ -8,6 +8,7 @@ times over all prompts of a set.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from draftree.bench.dataset import Prompt
 from draftree.bench.fault import BenchError
@@ -17,6 +18,11 @@ from draftree.config import EngineConfig
 from draftree.core import Request, Usage
 
 Report = Callable[[str], None]
+
+_WARM_UP: Final = Prompt(
+    "one two three four " * 12, is_chat=False
+)  # repeats, so that it is drafted
+_WARM_TOKENS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +78,9 @@ def measure_suite(
         str(path), shared, draft=options.draft, budget=options.budget, ngram=options.ngram
     )
     try:
-        _write(plain, _encode(plain, Prompt("Hello", is_chat=False)), 8)
-        _write(drafting, _encode(plain, Prompt("Hello", is_chat=False)), 8)
+        warm = _encode(plain, _WARM_UP)
+        _write(plain, warm, _WARM_TOKENS)
+        _write(drafting, warm, _WARM_TOKENS)
         sources = ["a trained draft"] if drafting.tokens.drafter is not None else []
         sources += ["lookup in the text so far"] if options.ngram != "off" else []
         measures = {}

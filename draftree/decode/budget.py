@@ -11,6 +11,7 @@ from math import exp
 
 EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 _MEMORY = 0.15  # weight of the newest time in the running mean
+_PRIOR_SLOPE = 0.15  # cost of one more node, in passes of one, until there is a measurement
 _PRIOR_ROUNDS = 4.0  # rounds that the prior counts for
 
 
@@ -23,7 +24,8 @@ class CostModel:
 
     @property
     def is_measured(self) -> bool:
-        return len(self._verify_ms) >= 2
+        """Whether a pass of one node has been seen, which all else is compared with."""
+        return 1 in self._verify_ms
 
     def measure(self, run: Callable[[int], float], max_nodes: int) -> None:
         """Time passes of a few sizes once; run(n) returns the milliseconds of a pass of n nodes."""
@@ -45,22 +47,26 @@ class CostModel:
         self.draft_ms = known + _MEMORY * (min(ms, 3 * known) - known) if known else ms
 
     def verify_ms(self, num_nodes: int) -> float:
-        """Interpolated between the edges that were measured, extrapolated beyond them."""
-        points = sorted(self._verify_ms.items())
-        if not points:
-            return 1.0 + 0.1 * num_nodes
-        if len(points) == 1 or num_nodes <= points[0][0]:
-            return points[0][1] * max(1.0, num_nodes / points[0][0] if len(points) == 1 else 1.0)
-        for (n0, t0), (n1, t1) in pairwise(points):
-            if num_nodes <= n1 or n1 == points[-1][0]:
-                return t0 + (t1 - t0) * (num_nodes - n0) / (n1 - n0)
-        raise AssertionError("unreachable")
+        """Interpolated between the sizes that were seen, extrapolated beyond them.
+
+        A prior slope stands in until two sizes were seen; larger ones are tried as smaller ones
+        turn out cheap, so nothing is run only to be timed.
+        """
+        points = sorted(self._verify_ms.items()) or [(1, 1.0)]
+        if num_nodes <= points[0][0]:
+            return points[0][1]
+        if len(points) == 1:
+            (edge, ms), slope = points[0], _PRIOR_SLOPE
+            return ms * (1.0 + slope * (num_nodes - 1)) / (1.0 + slope * (edge - 1))
+        segments = list(pairwise(points))
+        (n0, t0), (n1, t1) = next((s for s in segments if num_nodes <= s[1][0]), segments[-1])
+        return t0 + max(t1 - t0, 0.0) * (num_nodes - n0) / (n1 - n0)
 
 
 class Calibration:
     """Draft confidence against what verification accepted, by depth."""
 
-    def __init__(self, max_depth: int) -> None:
+    def __init__(self, max_depth: int = 64) -> None:
         self._predicted = [_PRIOR_ROUNDS] * max_depth
         self._accepted = [_PRIOR_ROUNDS] * max_depth
 

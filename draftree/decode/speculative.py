@@ -51,12 +51,13 @@ class SpeculativeDecoder:
         options: SpeculationOptions,
         cost: CostModel | None = None,
         watch: Callable[[Round], None] | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         self.stats = RoundStats()
         self._target, self._sampler, self._drafter = target, sampler, drafter
         self._options, self._watch = options, watch
         self._cost = cost or CostModel()
-        self._calibration = Calibration(64)
+        self._calibration = calibration or Calibration()
         self._ngram = NgramIndex()
         self._anchor = -1
         self._pause = 0  # plain steps before drafting is tried again
@@ -102,7 +103,8 @@ class SpeculativeDecoder:
         """
         state, options = self._target.state, self._options
         room = min(max_tokens, state.max_ctx - state.committed) - 1
-        if room < 1 or options.max_budget == 0 or self._pause > 0:
+        is_blind = options.is_auto and not self._cost.is_measured
+        if room < 1 or options.max_budget == 0 or self._pause > 0 or is_blind:
             self._pause = max(self._pause - 1, 0)
             return build_tree(self._anchor, None, 0), 0.0
         lookup: tuple[int, ...] = ()

@@ -9,20 +9,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from draftree.config import EngineConfig, Plan, resolve
 from draftree.core import FinishReason, ModelFacts, Request, TokenEvent, Usage
-from draftree.decode.budget import CostModel
+from draftree.decode.budget import Calibration, CostModel
 from draftree.decode.draft import BlockDrafter
 from draftree.decode.plain import PlainDecoder
 from draftree.decode.sample import Sampler
 from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
 from draftree.decode.step import Decoder
-from draftree.engine.cost import measure_cost
 from draftree.errors import CapacityError
 from draftree.kernels.cpu.ops import CpuOps
 from draftree.kernels.cpu.team import Team
@@ -58,15 +56,6 @@ class TokenStream:
             self.finish_reason = FinishReason.CANCELLED
 
 
-@dataclass(frozen=True, slots=True)
-class Speculation:
-    """What this engine can draft with."""
-
-    drafter: BlockDrafter | None
-    cost: CostModel
-    off_reason: str | None
-
-
 class TokenEngine:
     def __init__(
         self,
@@ -86,6 +75,8 @@ class TokenEngine:
         if draft_checkpoint is not None:
             draft_facts = read_draft_facts(draft_checkpoint)
             check_fit(draft_facts, str(draft_checkpoint.path), model, self.facts.name)
+            if config.block == 1 or config.block > draft_facts.block_size:
+                raise ValueError(f"block must be between 2 and the {draft_facts.block_size} trained")
             feature_layers = draft_facts.feature_layers
         self.target = Target(model, ops, self.plan.max_ctx, feature_layers)
         self.drafter: BlockDrafter | None = None
@@ -98,7 +89,7 @@ class TokenEngine:
                 block_len=config.block,
                 features_len=self.plan.features_len,
             )
-        self._cost = CostModel()
+        self._cost, self._calibration = CostModel(), Calibration()
 
     @classmethod
     def open(
@@ -197,11 +188,15 @@ class TokenEngine:
             return PlainDecoder(self.target, sampler, "the budget is 0")
         if self.drafter is None and not use_ngram:
             return PlainDecoder(self.target, sampler, "there is no draft for this model")
-        if is_auto and not self._cost.is_measured:
-            measure_cost(self._cost, self.target, self.plan.max_nodes)
         options = SpeculationOptions(budget, is_auto, use_ngram, request.stop_ids)
         return SpeculativeDecoder(
-            self.target, sampler, self.drafter, options, self._cost, self.watch
+            self.target,
+            sampler,
+            self.drafter,
+            options,
+            cost=self._cost,
+            calibration=self._calibration,
+            watch=self.watch,
         )
 
     def _new_ops(self, min_rows: int = 1) -> CpuOps:

@@ -30,9 +30,7 @@ class PlainRun:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     tokens: tuple[int, ...]  # what follows the prompt
-    states: tuple[
-        Snapshot, ...
-    ]  # states[i]: when i tokens are out, the newest the anchor
+    states: tuple[Snapshot, ...]  # states[i]: when i tokens are out, the newest the anchor
     features: np.ndarray | None  # [committed positions, width], where the target captures them
 
     @property
@@ -98,8 +96,8 @@ class OracleDrafter:
         rows = np.empty((NUM_POSITIONS, width), dtype=np.int64)
         for i in range(NUM_POSITIONS):
             rows[i] = rng.choice(self._vocab_size, width, replace=False)
-            if i < len(truth):  # out of the row, wherever chance put it
-                wrong = next(t for t in range(self._vocab_size) if t not in {truth[i], *rows[i]})
+            if i < len(truth) and truth[i] in rows[i]:  # by chance
+                wrong = next(t for t in range(self._vocab_size) if t not in rows[i])
                 rows[i][rows[i] == truth[i]] = wrong
             if i < depth:
                 rank = 0 if rng.random() < self._sure else int(rng.integers(1, 4))

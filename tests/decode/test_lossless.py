@@ -26,6 +26,7 @@ from tests.decode.oracle import (
     count_kinds,
     run_plain,
 )
+from tests.decode.table import TableTarget
 from tests.golden import golden
 from tests.tiny import ARCHITECTURES, new_ops, open_target, same_state, tiny_path
 
@@ -104,6 +105,24 @@ def test_a_real_draft(sampling: str) -> None:
         plain = plain_run("qwen35", sampling, 1 + i % 2)
         kinds += count_kinds(check_lossless(target, plain, block_drafter(), fixed(budget)))
     assert kinds["zero"] > 0
+
+
+def check_penalties(sampling: str) -> Counter[str]:
+    """With few tokens to choose from, what a round has accepted weighs on its next choice."""
+    rng, kinds = np.random.default_rng(6), Counter()
+    target = TableTarget(rng.standard_normal((8, 8)))
+    for seed in (1, 2):
+        plain = run_plain(target, (1, 2, 3), replace(SAMPLINGS[sampling], seed=seed), 60)
+        for budget in BUDGETS:
+            oracle = OracleDrafter(target.state, plain.text, 8, seed * 100 + budget)
+            kinds += count_kinds(check_lossless(target, plain, oracle, fixed(budget)))
+    return kinds
+
+
+@pytest.mark.parametrize("sampling", ["penalised", "greedy penalised"])
+def test_penalties_within_a_round(sampling: str) -> None:
+    kinds = check_penalties(sampling)
+    assert all(kinds[kind] > 0 for kind in KINDS), kinds
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen35"])

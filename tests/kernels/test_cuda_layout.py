@@ -84,7 +84,17 @@ def _build(qtype: QuantType, folder: Path) -> ctypes.CDLL:
     text = KernelSource("host", ("format", "repack", "expand"), macros).text()
     source = folder / "host.cpp"
     source.write_text(HOST + text + RUN)
-    command = [compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", source, "-o", folder / "host.so"]
+    command = [
+        compiler,
+        "-std=c++17",
+        "-O1",
+        "-w",
+        "-shared",
+        "-fPIC",
+        source,
+        "-o",
+        folder / "host.so",
+    ]
     subprocess.run(command, check=True, timeout=120)
     return ctypes.CDLL(str(folder / "host.so"))
 

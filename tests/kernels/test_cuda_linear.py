@@ -23,7 +23,7 @@ from draftree.kernels.cuda.sample import random_raw  # noqa: E402
 from draftree.kernels.quant.formats import QuantType, dequantize  # noqa: E402
 
 pytestmark = pytest.mark.gpu
-TOLERANCE = 6e-4  # 16-bit weights and activations, each rounded once
+TOLERANCE = 4e-3  # 16-bit weights and activations, each rounded once: several deviations
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,15 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
     return float((out.double() - expected).norm() / expected.norm())
 
 
+def assert_product(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> None:
+    """Each result within what rounding explains: a share of the root of the sum of squared terms."""
+    x = x.double()
+    slack = (x**2 @ (weights**2).T).sqrt()
+    wrong = (out.double() - x @ weights.T).abs() > TOLERANCE * slack
+    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} results are off"
+    assert torch.isfinite(out).all()
+
+
 def tokens(num_tokens: int, num_cols: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator("cuda").manual_seed(seed)
     x = torch.randn((num_tokens, num_cols), device="cuda", generator=generator)
@@ -66,25 +75,29 @@ def test_every_format(qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu) 
     matrix, weights = make(qtype, num_rows, num_cols, gpu)
     for num_tokens in (1, 7, 33, 64):
         x = tokens(num_tokens, num_cols)
-        assert error(multiply(matrix, x, gpu), x.double() @ weights.T) < TOLERANCE
+        assert_product(multiply(matrix, x, gpu), x, weights)
 
 
 @pytest.mark.parametrize("qtype", [QuantType.Q8_0, QuantType.Q4_0, QuantType.Q5_0, QuantType.Q4_1])
 @pytest.mark.parametrize(("num_rows", "num_cols"), [(576, 576), (897, 896), (3, 32), (130, 17408)])
-def test_columns_that_are_not_whole_units(qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu) -> None:
+def test_columns_that_are_not_whole_units(
+    qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu
+) -> None:
     matrix, weights = make(qtype, num_rows, num_cols, gpu)
     for num_tokens in (1, 13):
         x = tokens(num_tokens, num_cols)
-        assert error(multiply(matrix, x, gpu), x.double() @ weights.T) < TOLERANCE
+        assert_product(multiply(matrix, x, gpu), x, weights)
 
 
-@pytest.mark.parametrize("qtype", [QuantType.Q4_K, QuantType.Q6_K, QuantType.BF16], ids=lambda q: q.name)
+@pytest.mark.parametrize(
+    "qtype", [QuantType.Q4_K, QuantType.Q6_K, QuantType.BF16], ids=lambda q: q.name
+)
 @pytest.mark.parametrize(("num_rows", "num_cols"), [(5120, 5120), (640, 17408), (17408, 1024)])
 def test_large(qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu) -> None:
     matrix, weights = make(qtype, num_rows, num_cols, gpu)
     x = tokens(24, num_cols)
     out = multiply(matrix, x, gpu)
-    assert error(out, x.double() @ weights.T) < TOLERANCE
+    assert_product(out, x, weights)
     # Against the very operands that were multiplied, only float32 additions remain.
     halves, scale = prepare_rows(x, gpu)
     operands = expand(matrix, 0, matrix.num_tiles, gpu).double()
@@ -93,9 +106,13 @@ def test_large(qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu) -> None
     assert error(out, exact[:, :num_rows]) < 3e-6
 
 
-@pytest.mark.parametrize("qtype", [QuantType.Q4_K, QuantType.Q5_K, QuantType.Q6_K, QuantType.Q8_0, QuantType.F16])
+@pytest.mark.parametrize(
+    "qtype", [QuantType.Q4_K, QuantType.Q5_K, QuantType.Q6_K, QuantType.Q8_0, QuantType.F16]
+)
 @pytest.mark.parametrize(("num_rows", "num_cols"), [(5120, 2048), (300, 5120)])
-def test_a_token_has_the_same_bits_in_any_company(qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu) -> None:
+def test_a_token_has_the_same_bits_in_any_company(
+    qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu
+) -> None:
     matrix, _ = make(qtype, num_rows, num_cols, gpu)
     x = tokens(64, num_cols)
     together = multiply(matrix, x, gpu)
@@ -113,7 +130,7 @@ def test_more_tokens_than_one_launch_takes(gpu: Gpu) -> None:
     matrix, weights = make(QuantType.Q4_K, 384, 512, gpu)
     x = tokens(150, 512)
     out = multiply(matrix, x, gpu)
-    assert error(out, x.double() @ weights.T) < TOLERANCE
+    assert_product(out, x, weights)
     assert torch.equal(out[:64], multiply(matrix, x[:64], gpu))
 
 
@@ -127,12 +144,8 @@ def test_large_and_small_values(qtype: QuantType, gpu: Gpu) -> None:
     x[3] = 0.0
     x[4] *= 1e30
     out = multiply(matrix, x, gpu)
-    expected = x.double() @ weights.T
-    for token in range(8):
-        if token == 3:
-            assert not out[token].any()
-        else:
-            assert error(out[token], expected[token]) < TOLERANCE
+    assert_product(out, x, weights)
+    assert not out[3].any()
 
 
 def test_infinite_activations_spoil_their_own_token_only(gpu: Gpu) -> None:
@@ -147,7 +160,7 @@ def test_infinite_activations_spoil_their_own_token_only(gpu: Gpu) -> None:
 
 
 def test_bias_and_addition(gpu: Gpu) -> None:
-    matrix, weights = make(QuantType.Q4_K, 300, 2048, gpu)
+    matrix, _ = make(QuantType.Q4_K, 300, 2048, gpu)
     x, bias = tokens(5, 2048), torch.randn(300, device="cuda")
     plain = multiply(matrix, x, gpu)
     assert torch.equal(multiply(matrix, x, gpu, bias=bias), plain + bias)
@@ -215,10 +228,10 @@ def test_prefill(qtype: QuantType, gpu: Gpu) -> None:
     expected = x.double() @ weights.T + bias.double()
     out = torch.full((300, 1000), float("nan"), device="cuda")
     prefill_linear(matrix, x, out, gpu, bias=bias)
-    assert error(out, expected) < TOLERANCE
+    assert error(out, expected) < 6e-4
     pieces = torch.ones_like(out)
     prefill_linear(matrix, x, pieces, gpu, bias=bias, add_to=True, slab_bytes=1 << 20)
-    assert error(pieces - 1, expected) < TOLERANCE
+    assert error(pieces - 1, expected) < 6e-4
 
 
 def test_wrong_shapes_are_refused(gpu: Gpu) -> None:

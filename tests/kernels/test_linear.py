@@ -40,7 +40,7 @@ def _multiply(
     bias: np.ndarray | None = None,
     start: np.ndarray | None = None,
 ) -> np.ndarray:
-    """x @ weight.T for the first num_tokens rows; no other row may be touched. start: add to this."""
+    """x @ weight.T for the first num_tokens rows, added to start; other rows stay untouched."""
     count = len(x) if num_tokens is None else num_tokens
     step = Step(max(len(x), 1), 1)
     step.control[0] = count

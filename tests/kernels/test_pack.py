@@ -1,4 +1,4 @@
-"""Packed weights: a plain numpy reading of the strips gives back what the decoder says, to the bit."""
+"""Packed weights: a plain reading of the strips gives back what the decoder says, to the bit."""
 
 import numpy as np
 import pytest
@@ -112,5 +112,3 @@ def test_rows_of_a_larger_array_and_many_threads() -> None:
     together = pack(raw, QuantType.Q4_K, team=team)
     team.close()
     np.testing.assert_array_equal(alone.data, together.data)
-
-

@@ -1,10 +1,11 @@
-"""The integer tile on matrix registers (x86 AMX): up to sixteen tokens times a strip of sixteen rows.
+"""The integer tile on matrix registers (x86 AMX): up to 16 tokens times a strip of 16 rows.
 
-The same packed weights and the same sums in the same order as dot.py, so the same bits; only the exact
-integer products of a group come from one matrix instruction instead of eight dot products a token.
+The same packed weights and the same sums in the same order as dot.py, so the same bits; only the
+exact integer products of a group come from one matrix instruction instead of eight dot products
+a token.
 """
 
-# ruff: noqa: ANN001, ANN202  (numba's and llvmlite's types)
+# ruff: noqa: ANN001, ANN201, ANN202  (numba's and llvmlite's types)
 import struct
 
 from llvmlite import ir
@@ -22,7 +23,7 @@ from draftree.kernels.cpu.dot import (
 from draftree.kernels.cpu.form import GROUP_COLS, quant_bytes
 from draftree.kernels.cpu.quantize import RECORD_BYTES
 
-AMX_TOKENS = 16  # the largest tile; rows of x up to this number are read, whatever the number of tokens
+AMX_TOKENS = 16  # of the largest tile; the last tile of a larger pass reads as many rows of x
 _LANES = 16
 _CHUNK = 4  # groups that go through memory together: unpacked, multiplied, added
 _TOKENS_AT_ONCE = 4
@@ -31,6 +32,7 @@ _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatT
 _INTEGERS, _FLOATS = ir.VectorType(_I32, _LANES), ir.VectorType(_F32, _LANES)
 # Matrix registers, in pairs so that one can be filled while the other works.
 _SUMS, _ACTIVATIONS, _WEIGHTS = (0, 1), (2, 3), (4, 5)
+_ROWS_AT = 48  # in the settings of the registers
 
 
 def _register(number):
@@ -41,17 +43,22 @@ def _void(builder, name, args):
     call(builder, f"llvm.x86.{name}", ir.VoidType(), args)
 
 
-def emit_begin(builder, form):
-    """Shapes of the registers, for groups of form.group_len columns."""
+def emit_begin(builder, form, num_tokens):
+    """Shapes of the registers, for groups of form.group_len columns and a pass of num_tokens."""
     columns, rows = [0] * 16, [0] * 16
     for i in range(2):
-        columns[_SUMS[i]], rows[_SUMS[i]] = _LINE, AMX_TOKENS
-        columns[_ACTIVATIONS[i]], rows[_ACTIVATIONS[i]] = form.group_len, AMX_TOKENS
+        columns[_SUMS[i]], columns[_ACTIVATIONS[i]] = _LINE, form.group_len
         columns[_WEIGHTS[i]], rows[_WEIGHTS[i]] = _LINE, form.group_len // 4
     settings = struct.pack("<BB14x16H16B", 1, 0, *columns, *rows)
-    kind = ir.ArrayType(_I8, len(settings))
-    block = cgutils.alloca_once_value(builder, ir.Constant(kind, bytearray(settings)))
-    _void(builder, "ldtilecfg", [builder.bitcast(block, _I8.as_pointer())])
+    block = _room(builder, len(settings))
+    for i, byte in enumerate(settings):
+        builder.store(ir.Constant(_I8, byte), _move(builder, block, i))
+    most = ir.Constant(_I64, AMX_TOKENS)
+    height = builder.select(builder.icmp_signed("<", num_tokens, most), num_tokens, most)
+    for register in (*_SUMS, *_ACTIVATIONS):
+        place = _move(builder, block, _ROWS_AT + register)
+        builder.store(builder.trunc(height, _I8), place)
+    _void(builder, "ldtilecfg", [block])
 
 
 def emit_end(builder):
@@ -81,17 +88,11 @@ def _load_lanes(builder, kind, pointer, offset):
 
 def _store_signed_units(builder, form, weights, target):
     """Unpack a group of weights to signed bytes, a row of the matrix register for each unit."""
-
-    def constant(byte):
-        return ir.Constant(_INTEGERS, [byte * 0x01010101] * _LANES)
-
+    bytes_type = ir.VectorType(_I8, 4 * _LANES)
+    zero = ir.Constant(bytes_type, [form.zero if form.zero < 128 else -128] * (4 * _LANES))
     for i, unit in enumerate(unpack_units(builder, form, _LANES, weights)):
-        if form.zero == 128:
-            unit = builder.xor(unit, constant(0x80))
-        elif form.zero:  # the top bit of each byte lends to its neighbours
-            unit = builder.sub(builder.or_(unit, constant(0x80)), constant(form.zero))
-            unit = builder.xor(unit, constant(0x80))
-        _store_lanes(builder, unit, target, _LINE * i)
+        signed = builder.sub(builder.bitcast(unit, bytes_type), zero)
+        _store_lanes(builder, signed, target, _LINE * i)
 
 
 def _multiply(builder, form, x, x_stride, units, products):
@@ -142,7 +143,7 @@ def _add_chunk(builder, form, count, first_token, record, x_stride, scales, prod
 
 
 def emit_amx_tile(builder, form, num_tokens, weights, x, x_stride, cols):
-    """The address of the sums, float32 [token, row], of num_tokens (a run-time number, at most AMX_TOKENS)."""
+    """The address of the sums, float32 [token, row], for num_tokens <= AMX_TOKENS at run time."""
     weights, x = to_pointer(builder, weights), to_pointer(builder, x)
     num_groups = builder.udiv(cols, ir.Constant(_I64, GROUP_COLS))
     group_bytes = quant_bytes(form, _LANES, GROUP_COLS)

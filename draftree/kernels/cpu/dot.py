@@ -1,10 +1,11 @@
 """The integer tile: packed weights times int8 activations with the CPU's dot-product instructions.
 
-Sums of products are exact integers within a group of columns; groups are then added as float32 in the order of the
-columns. So a token's result depends on nothing but its own row, and all instruction sets give the same bits.
+Sums of products are exact integers within a group of columns; groups are then added as float32 in
+the order of the columns. So a token's result depends on nothing but its own row, and all
+instruction sets give the same bits.
 """
 
-# ruff: noqa: ANN001, ANN202  (numba's and llvmlite's types)
+# ruff: noqa: ANN001, ANN201, ANN202  (numba's and llvmlite's types)
 from llvmlite import ir
 from numba.core import cgutils
 
@@ -159,7 +160,7 @@ def _chain(builder, isa, form, units, activations, start):
 
 
 def load_scales(builder, form, lanes, first, group):
-    """(scale, min or None) as float32 lanes for each part of a group; first is where the strip's scales begin."""
+    """(scale, min or None) for each part of a group; first is where the strip's scales begin."""
     count = ir.Constant(_I64, _GROUPS)
     period = builder.udiv(group, count) if form.is_nested else group
     record = offset_by(builder, first, period, scale_bytes(form, lanes))
@@ -186,7 +187,7 @@ def load_scales(builder, form, lanes, first, group):
 
 
 def add_products(builder, record, scales, products, cell):
-    """Add scale * products + min * sums to a token's cell. scales: (scale, min) for each part of the group."""
+    """Add scale * products + min * sums to a token's cell; scales and products for each part."""
     lanes = cell.type.pointee.count
     x_scale = splat(builder, load_at(builder, record, SCALE_AT, _F32, 4), lanes)
     total = builder.load(cell)
@@ -205,7 +206,7 @@ def add_products(builder, record, scales, products, cell):
 
 
 def _emit_group(builder, form, isa, weights, scales, records, sums):
-    """Add one group of 32 columns to the sums of all tokens. scales: (scale, min) for each sub-group."""
+    """Add one group of 32 columns to the sums of all tokens."""
     lanes = isa.rows
     integers, floats = ir.VectorType(_I32, lanes), ir.VectorType(_F32, lanes)
     units = unpack_units(builder, form, lanes, weights)

@@ -3,11 +3,10 @@
 Values are those of the plain decoder, bit for bit.
 """
 
-# ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures; types are numba's)
+# ruff: noqa: ANN001, ANN201, ANN202  (numba inspects the kernels' signatures; types are numba's)
 from functools import cache
 
 import numpy as np
-from numba import njit
 from numba.extending import overload
 
 from draftree.kernels.cpu.kernel import Kernel, kernel
@@ -20,7 +19,6 @@ from draftree.kernels.cpu.word import (
     load_s8,
     load_u16,
     stack_bytes,
-    store_u16,
     store_u32,
 )
 from draftree.kernels.quant.block import unpack_quants, unpack_scales
@@ -47,14 +45,14 @@ def _decode_block(qtype, block, scratch, out):
             return _decode_bf16
     layout = block_layout(QuantType(qtype.literal_value))
     assert layout is not None
-    num_lanes_groups, per_group = layout.qtype.block_len // 16, layout.group_len // 16
+    num_steps, per_group = layout.qtype.block_len // 16, layout.group_len // 16
     is_nested, has_min, zero = layout.is_nested, layout.has_min, layout.zero
     scale_at, min_at = layout.scale_at, layout.min_at
 
     def decode(qtype, block, scratch, out):
         unpack_quants(qtype, block, scratch)
         unpack_scales(qtype, block, scratch + _SCALES_AT, scratch + _MINS_AT)
-        for i in range(num_lanes_groups):
+        for i in range(num_steps):
             group = i // per_group
             scale = load_f16(block + scale_at)
             if is_nested:
@@ -91,7 +89,7 @@ def _embed_kernel(qtype: int) -> Kernel:
 
     @kernel
     def _embed(args, ticket, thread, num_threads):
-        scratch = stack_bytes(512)
+        scratch = stack_bytes(SCRATCH_BYTES)
         for row in range(thread, load_i64(args[0]), num_threads):
             token = min(max(load_i64(args[1] + 8 * row), 0), args[6] - 1)
             source = args[2] + token * args[3]
@@ -112,7 +110,7 @@ def record_embed(
     *,
     rows_word: int = NUM_TOKENS,
 ) -> None:
-    """out[i] = decoded raw[tokens[i]]. raw uint8 [vocab, row_bytes]; out float32 [max_tokens, cols]."""
+    """out[i] = decoded raw[tokens[i]]: uint8 [vocab, row_bytes] to float32 [max_tokens, cols]."""
     vocab_size, row_bytes = raw.shape
     cols = row_bytes // qtype.block_bytes * qtype.block_len
     assert raw.dtype == np.uint8 and raw.strides[1] == 1, "raw rows must be contiguous bytes"

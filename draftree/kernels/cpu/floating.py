@@ -1,9 +1,9 @@
-"""The float tile: weights in float32, float16 or bfloat16, sums in float32, one fused step per column.
+"""The float tile: weights in float32, float16 or bfloat16, one fused float32 step per column.
 
 Strip: for each column, the weights of sixteen rows side by side.
 """
 
-# ruff: noqa: ANN001, ANN202  (numba's and llvmlite's types)
+# ruff: noqa: ANN001, ANN201, ANN202  (numba's and llvmlite's types)
 from llvmlite import ir
 from numba.core import cgutils
 
@@ -51,9 +51,7 @@ def emit_float_tile(builder, form, tile, weights, x, x_stride, cols):
     rows = [builder.add(x, builder.mul(x_stride, ir.Constant(_I64, i))) for i in range(tile)]
     step = ir.Constant(_I64, FLOAT_ROWS * form.bits // 8)
     with cgutils.for_range(builder, cols, intp=_I64) as loop:
-        values = _load_weights(
-            builder, form, builder.add(weights, builder.mul(loop.index, step))
-        )
+        values = _load_weights(builder, form, builder.add(weights, builder.mul(loop.index, step)))
         offset = builder.mul(loop.index, ir.Constant(_I64, 4))
         for row, cell in zip(rows, sums, strict=True):
             scalar = builder.load(builder.inttoptr(builder.add(row, offset), _F32.as_pointer()))

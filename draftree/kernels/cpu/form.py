@@ -1,7 +1,8 @@
-"""The forms that packed weights have in memory. Compiled code names a form by its place in ALL_FORMS.
+"""The forms of packed weights in memory. Compiled code knows a form by its place in ALL_FORMS.
 
-Integer forms mean value = scale * (q - zero) + min for groups of columns. A plain one keeps float16 scales and mins
-for every group; a nested one keeps float16 for 256 columns and small integers for every group.
+Integer forms mean value = scale * (q - zero) + min for groups of columns. A plain one keeps
+float16 scales and mins for every group; a nested one keeps float16 for 256 columns and small
+integers for every group.
 """
 
 from dataclasses import dataclass
@@ -48,9 +49,10 @@ ALL_FORMS = (
 def quant_bytes(form: Form, lanes: int, cols: int) -> int:
     """Bytes of the integers of a strip of `lanes` rows.
 
-    For each group of 32 columns: a unit is 4 columns of all rows, one byte each. 8 bits: units 0...7. Fewer: units
-    0...3 with units 4...7 in the high nibbles; then the fifth bits of all units (bit u of a byte is of unit u),
-    or the fifth and sixth bits of units 0...3 and of units 4...7 (bits 2u and 2u + 1).
+    For each group of 32 columns: a unit is 4 columns of all rows, one byte each. 8 bits: units
+    0...7. Fewer: units 0...3 with units 4...7 in the high nibbles; then the fifth bits of all
+    units (bit u of a byte is of unit u), or the fifth and sixth bits of units 0...3 and of units
+    4...7 (bits 2u and 2u + 1).
     """
     return cols // GROUP_COLS * 4 * form.bits * lanes
 
@@ -58,8 +60,8 @@ def quant_bytes(form: Form, lanes: int, cols: int) -> int:
 def scale_bytes(form: Form, lanes: int) -> int:
     """Bytes of the scales of a strip for one group (plain) or block (nested).
 
-    Plain: float16 scales of the rows, float16 mins. Nested: the same, then for each group the int8 scales of the rows,
-    then for each group the int8 mins. All mins are added.
+    Plain: float16 scales of the rows, float16 mins. Nested: the same, then for each group the int8
+    scales of the rows, then for each group the int8 mins. All mins are added.
     """
     parts = 2 if form.has_min else 1
     groups = BLOCK_COLS // form.group_len if form.is_nested else 0

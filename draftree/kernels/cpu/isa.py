@@ -29,7 +29,7 @@ ALL_ISAS = (AMX, AVX512_VNNI, AVX_VNNI, AVX2, NEON_DOTPROD, PORTABLE)
 
 @cache
 def _may_use_tiles() -> bool:
-    """Ask the kernel for the tile registers, which are off until a process wants them (Linux only)."""
+    """Ask the operating system (Linux) for the tile registers, which are off until wanted."""
     if platform.system() != "Linux":
         return False
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
@@ -50,9 +50,8 @@ def supported_isas() -> tuple[Isa, ...]:
             found.append(AVX_VNNI)
         if features.get("avx2"):
             found.append(AVX2)
-    elif machine in ("aarch64", "arm64"):
-        if features.get("dotprod"):
-            found.append(NEON_DOTPROD)
+    if machine in ("aarch64", "arm64") and features.get("dotprod"):
+        found.append(NEON_DOTPROD)
     return (*found, PORTABLE)
 
 

@@ -1,6 +1,6 @@
 """The matrix product of the CPU path: out = x @ weight.T (+ bias), recorded into a program.
 
-A token's result is the same bits whatever the number of tokens in the pass and of threads in the team.
+A token's result is the same bits whatever the number of tokens in the pass and of threads.
 """
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures; types are numba's)
@@ -28,45 +28,45 @@ _TOKEN_BLOCK_BYTES = 1 << 20  # of x, to stay in a core's cache while all strips
 
 @cache
 def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
-    """args: control word, strips, strip bytes, number of strips, x, x stride, cols, out, rows, bias,
-    accumulate, tokens per block. Work is handed out as (block of tokens, a few strips)."""
-
+    """args: control word, strips, strip bytes, number of strips, x, x stride, cols, out, rows,
+    bias, accumulate, tokens per block. Work is handed out as (block of tokens, a few strips)."""
     has_matrices = ALL_ISAS[isa] == AMX and not ALL_FORMS[form].is_float
+    # Below this number of tokens the dot products are faster.
+    matrix_tokens = 7 if ALL_FORMS[form].group_len == 32 else 9
 
     @kernel
     def _linear(args, ticket, thread, num_threads):
         num_tokens, num_strips, token_block = load_i64(args[0]), args[3], args[11]
-        cols, x_stride, out_stride = args[6], args[5], 4 * args[8]
+        cols, x_stride, out_stride, add = args[6], args[5], 4 * args[8], args[10]
         edge = stack_bytes(1024)
         chunk = max(1, num_strips // (_ITEMS_PER_THREAD * num_threads))
         num_chunks = (num_strips + chunk - 1) // chunk
         num_blocks = (num_tokens + token_block - 1) // token_block
-        begin_tiles(form, isa)
+        begin_tiles(form, isa, num_tokens)
         item = atomic_add(ticket, 1)
         while item < num_chunks * num_blocks:
             first_token = item // num_chunks * token_block
             last_token = min(first_token + token_block, num_tokens)
             first_strip = item % num_chunks * chunk
-            for strip in range(first_strip, min(first_strip + chunk, num_strips)):
-                weights = args[1] + strip * args[2]
-                bias = args[9] + 4 * strip * lanes if args[9] != 0 else 0
-                width = min(lanes, args[8] - strip * lanes)
-                token = first_token
-                while token < last_token:
-                    left = last_token - token
-                    if has_matrices and left > 4:
-                        tile = min(left, AMX_TOKENS)
-                    else:
-                        tile = 8 if left >= 8 else 4 if left >= 4 else left
-                    x = args[4] + token * x_stride
-                    out = args[7] + token * out_stride + 4 * strip * lanes
+            last_strip = min(first_strip + chunk, num_strips)
+            while first_token < last_token:
+                left = last_token - first_token
+                if has_matrices and left >= matrix_tokens:
+                    tile = min(left, AMX_TOKENS)
+                else:
+                    tile = 8 if left >= 8 else 4 if left >= 4 else left
+                x = args[4] + first_token * x_stride
+                for strip in range(first_strip, last_strip):
+                    weights = args[1] + strip * args[2]
+                    bias = args[9] + 4 * strip * lanes if args[9] != 0 else 0
+                    width = min(lanes, args[8] - strip * lanes)
+                    out = args[7] + first_token * out_stride + 4 * strip * lanes
                     target, stride = out, out_stride
                     if width < lanes:
                         target, stride = edge, 64
-                        if args[10] != 0:
+                        if add != 0:
                             _copy_rows(out, out_stride, edge, 64, tile, width)
-                    add = args[10]
-                    if has_matrices and tile > 4:
+                    if has_matrices and tile >= matrix_tokens:
                         multiply_matrix(
                             form, tile, weights, x, x_stride, cols, target, stride, bias, add
                         )
@@ -92,7 +92,7 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
                         )
                     if width < lanes:
                         _copy_rows(edge, 64, out, out_stride, tile, width)
-                    token += tile
+                first_token += tile
             item = atomic_add(ticket, 1)
         end_tiles(form, isa)
 
@@ -126,8 +126,8 @@ def record_linear(
 ) -> None:
     """out[i] (+)= x[i] @ weight.T (+ bias) for the rows counted by a control word.
 
-    x float32 [max_tokens, cols], or what record_quantize made of it; out float32 [max_tokens, rows];
-    bias float32 [rows]. buffer: see record_quantize, which this calls if it has to.
+    x float32 [max_tokens, cols], or what record_quantize made of it; out float32
+    [max_tokens, rows]; bias float32 [rows]. buffer: for record_quantize, called if needed.
     """
     assert out.dtype == np.float32 and out.flags.c_contiguous and out.shape[1] == weight.rows
     if not weight.form.is_float and isinstance(x, np.ndarray):

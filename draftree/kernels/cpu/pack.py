@@ -1,4 +1,4 @@
-"""Weights as the kernels want them: strips of rows side by side, made once from the bytes of the file.
+"""Weights as the kernels want them: strips of rows side by side, made from the file's bytes.
 
 In: raw rows, uint8 [rows, row_bytes]. Out: a Weight, that linear.py multiplies with.
 """
@@ -12,7 +12,7 @@ from numba import njit
 
 from draftree.kernels.cpu.atomic import atomic_add
 from draftree.kernels.cpu.dot import wants_signed_bytes
-from draftree.kernels.cpu.embed import decode_block
+from draftree.kernels.cpu.embed import SCRATCH_BYTES, decode_block
 from draftree.kernels.cpu.form import (
     ALL_FORMS,
     BF16,
@@ -76,12 +76,12 @@ def aligned_bytes(count: int) -> np.ndarray:
 
 @cache
 def _pack_float_kernel(qtype: int) -> Kernel:
-    """Decode to float32. args: raw, raw row bytes, rows, cols, strips, strip bytes, number of strips."""
+    """To float32. args: raw, its row bytes, rows, cols, strips, strip bytes, number of strips."""
     block_len, block_bytes = QuantType(qtype).block_len, QuantType(qtype).block_bytes
 
     @kernel
     def _pack_float(args, ticket, thread, num_threads):
-        scratch, values = stack_bytes(512), stack_bytes(1024)
+        scratch, values = stack_bytes(SCRATCH_BYTES), stack_bytes(1024)
         strip = atomic_add(ticket, 1)
         while strip < args[6]:
             target = args[4] + strip * args[5]
@@ -118,7 +118,7 @@ def _pack_halves(args, ticket, thread, num_threads):
 
 @njit(inline="always")
 def _pack_group(bits, is_signed, q, target, unit):
-    """32 integers of a row, as bytes at q, to their places in a group; unit is the bytes of a unit."""
+    """32 integers of a row, bytes at q, to their places in a group with units of `unit` bytes."""
     if bits == 8:
         flip = 0x80808080 if is_signed else 0
         for i in range(8):
@@ -142,7 +142,7 @@ def _pack_group(bits, is_signed, q, target, unit):
 
 @cache
 def _pack_quant_kernel(qtype: int, form: int, isa: int) -> Kernel:
-    """args: raw, raw row bytes, rows, number of blocks in a row, strips, strip bytes, number of strips,
+    """args: raw, its row bytes, rows, number of blocks in a row, strips, strip bytes, their number,
     bytes of the integers of a strip."""
     layout, packed, lanes = block_layout(QuantType(qtype)), ALL_FORMS[form], ALL_ISAS[isa].rows
     assert layout is not None

@@ -1,10 +1,11 @@
 """Activations as int8 with one scale per 32 columns, ready for the dot-product instructions.
 
-A row becomes one 64-byte record per 32 columns: the integers, the scale, and the sums that weights with a min or
-a zero point need. Each row depends on itself alone.
+A row becomes one 64-byte record per 32 columns: the integers, the scale, and the sums that weights
+with a min or a zero point need. Each row depends on itself alone.
 """
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures; types are numba's)
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from draftree.kernels.cpu.simd import load_i64
 from draftree.kernels.cpu.step import NUM_TOKENS, Step
 
 RECORD_BYTES = 64
+_SPARE_ROWS = 15  # after the last row: matrix registers read whole tiles
 # Where things are in a record, after the 32 integers.
 SCALE_AT = 32  # float32
 SUM_AT = 36  # scale * sum of the integers, float32
@@ -49,7 +51,7 @@ def _clamp(builder, values, limit):
 
 @intrinsic
 def _quantize_group(typingctx, x, record):
-    """32 float32 at x to a record. A value that is not finite makes the scale, and so all results, not finite."""
+    """32 float32 at x to a record. If one is not finite, nor is the scale, and so no result."""
 
     def codegen(context, builder, signature, args):
         def put(value, offset):
@@ -99,7 +101,7 @@ def _quantize(args, ticket, thread, num_threads):
 
 @dataclass(frozen=True, slots=True)
 class QuantizedRows:
-    """Rows of `source` as records, uint8 [max_tokens, cols / 32, RECORD_BYTES]; float weights read the source."""
+    """Rows of source (which float weights read) as uint8 [max_tokens, cols / 32, RECORD_BYTES]."""
 
     source: np.ndarray
     records: np.ndarray
@@ -107,7 +109,7 @@ class QuantizedRows:
 
 def quantized_bytes(max_tokens: int, cols: int) -> int:
     """Size of a buffer for record_quantize, which may be shared by all operations of a program."""
-    return max_tokens * (cols // GROUP_COLS) * RECORD_BYTES + LINE_BYTES
+    return (max_tokens + _SPARE_ROWS) * (cols // GROUP_COLS) * RECORD_BYTES + LINE_BYTES
 
 
 def record_quantize(
@@ -131,7 +133,7 @@ def record_quantize(
     assert buffer.dtype == np.uint8 and buffer.ndim == 1 and len(buffer) >= needed
     start = -buffer.ctypes.data % LINE_BYTES
     shape = (max_tokens, cols // GROUP_COLS, RECORD_BYTES)
-    records = buffer[start : start + needed - LINE_BYTES].reshape(shape)
+    records = buffer[start : start + math.prod(shape)].reshape(shape)
     words = (step.control[rows_word:], x, cols // GROUP_COLS, records)
     program.add(_quantize, *words, reads=(x,), writes=(records,))
     return QuantizedRows(x, records)

@@ -280,7 +280,7 @@ def keep_first(typingctx, value, count, fill):
 
 
 def _register(operation, name):
-    """Let an operator of Python mean one instruction; unlike an overload this adds no function to compile."""
+    """Let an operator of Python mean one instruction, without a function to compile."""
 
     @infer_global(operation)
     class LanesOperator(ConcreteTemplate):

@@ -1,8 +1,8 @@
 """One tile of a matrix product: a strip of weight rows times a few tokens, as LLVM code.
 
-Lanes are weight rows; a token's result is a chain of operations over the columns that does not depend on the
-other tokens of the tile. Here the sums start and end (bias, adding to what is there); the products are
-in floating.py and dot.py.
+Lanes are weight rows; a token's result is a chain of operations over the columns that does not
+depend on the other tokens of the tile. Here the sums end (bias, adding to what is there); the
+products are in floating.py, dot.py and amx.py.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures; types are numba's)
@@ -14,8 +14,8 @@ from numba.extending import intrinsic
 from draftree.kernels.cpu.amx import emit_amx_tile, emit_begin, emit_end
 from draftree.kernels.cpu.dot import emit_dot_tile
 from draftree.kernels.cpu.floating import emit_float_tile
-from draftree.kernels.cpu.form import ALL_FORMS, Form
-from draftree.kernels.cpu.isa import ALL_ISAS, AMX, Isa
+from draftree.kernels.cpu.form import ALL_FORMS
+from draftree.kernels.cpu.isa import ALL_ISAS, AMX
 
 _I64 = ir.IntType(64)
 
@@ -51,10 +51,10 @@ def _finish(builder, sums, out, out_stride, bias, accumulate):
 def multiply_tile(
     typingctx, form, isa, tile, weights, x, x_stride, cols, out, out_stride, bias, accumulate
 ):
-    """Multiply a strip at `weights` with `tile` rows of x; form and isa (their places in ALL_FORMS, ALL_ISAS)
-    and tile are constants.
+    """Multiply a strip at `weights` with `tile` rows of x.
 
-    All else are int64: byte addresses, strides in bytes, the number of columns, a flag. bias 0 means none.
+    form and isa (their places in ALL_FORMS, ALL_ISAS) and tile are constants. All else is int64:
+    addresses, strides in bytes, the number of columns, a flag. bias 0 means none.
     """
 
     def codegen(context, builder, signature, args):
@@ -72,16 +72,16 @@ def multiply_tile(
 
 
 @intrinsic(prefer_literal=True)
-def begin_tiles(typingctx, form, isa):
+def begin_tiles(typingctx, form, isa, num_tokens):
     """Before the first tile: set the matrix registers up, where the instruction set has them."""
 
     def codegen(context, builder, signature, args):
         kind = ALL_FORMS[form.literal_value]
         if ALL_ISAS[isa.literal_value] == AMX and not kind.is_float:
-            emit_begin(builder, kind)
+            emit_begin(builder, kind, args[2])
         return context.get_dummy_value()
 
-    return types.void(form, isa), codegen
+    return types.void(form, isa, types.int64), codegen
 
 
 @intrinsic(prefer_literal=True)

@@ -1,4 +1,4 @@
-"""Bytes and words at an address, as compiled code reads weight files: little-endian, any alignment."""
+"""Bytes and words at an address, for compiled code: little-endian, any alignment."""
 
 # ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures; types are numba's)
 from llvmlite import ir

@@ -44,6 +44,7 @@ class LinearRecord:
 def time_graph(calls: Sequence[Callable[[], object]], num_replays: int = 15) -> float:
     """Microseconds a call, median over replays of a CUDA graph that holds all of them in a row."""
     stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         for call in calls[:2]:
             call()
@@ -125,7 +126,9 @@ def bench_linear(
             return linear(matrix, halves, out, workspace, gpu, **options)  # type: ignore[arg-type]
 
         micro = time_graph([lambda matrix=matrix: call(matrix) for matrix in matrices])  # type: ignore[misc]
-        records.append(_record("linear", matrices[0], qtype, num_tokens, micro, read_terabytes_per_s))
+        records.append(
+            _record("linear", matrices[0], qtype, num_tokens, micro, read_terabytes_per_s)
+        )
     return records
 
 
@@ -152,7 +155,12 @@ def bench_prefill(
 
 
 def _record(
-    operation: str, matrix: PackedMatrix, qtype: QuantType, num_tokens: int, micro: float, read: float
+    operation: str,
+    matrix: PackedMatrix,
+    qtype: QuantType,
+    num_tokens: int,
+    micro: float,
+    read: float,
 ) -> LinearRecord:
     speed = matrix.num_bytes / micro / 1e6
     shape = matrix.num_rows, matrix.num_cols, num_tokens

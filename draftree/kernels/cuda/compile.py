@@ -67,7 +67,9 @@ def compile_cubin(source: KernelSource, arch: int) -> bytes:
     from cuda.bindings import nvrtc
 
     if arch < OLDEST_ARCH:
-        raise ValueError(f"the GPU kernels need compute capability 8.0 or newer, this is {arch / 10}")
+        raise ValueError(
+            f"the GPU kernels need compute capability 8.0 or newer, this is {arch / 10}"
+        )
     text = source.text()
     _, major, minor = nvrtc.nvrtcVersion()
     digest = hashlib.sha256(f"{arch} {major}.{minor} {text}".encode()).hexdigest()[:24]

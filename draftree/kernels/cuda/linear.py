@@ -75,13 +75,15 @@ class LinearPlan:
 
 
 def _stage_bytes(form: UnitFormat, token_tiles: int) -> int:
-    return form.unit_bytes + token_tiles * form.cols * 16
+    return max(form.unit_bytes + token_tiles * form.cols * 16, token_tiles * 4096)
 
 
 def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
     """The kernel for num_tokens, or the largest one that fits where they are too many for one launch."""
     wanted = -(-num_tokens // 8)
-    per_block = min(gpu.shared_per_block, gpu.shared_per_sm // blocks_per_sm(gpu)) - _RESERVED_SHARED
+    per_block = (
+        min(gpu.shared_per_block, gpu.shared_per_sm // blocks_per_sm(gpu)) - _RESERVED_SHARED
+    )
     fitting = [n for n in TOKEN_TILES if 2 * _stage_bytes(form, n) <= per_block]
     tiles = next((n for n in fitting if n >= wanted), fitting[-1])
     stages = min(_MOST_STAGES, per_block // _stage_bytes(form, tiles))
@@ -109,7 +111,9 @@ def prepare(
 ) -> Activations:
     """Fill `into` from float32 [tokens, num_cols]; live: how many of them count, int32 [1] on the device."""
     if x.dtype != torch.float32 or x.shape[1] != into.num_cols or x.stride(1) != 1:
-        raise ValueError(f"expected float32 rows of {into.num_cols}, not {x.dtype} {tuple(x.shape)}")
+        raise ValueError(
+            f"expected float32 rows of {into.num_cols}, not {x.dtype} {tuple(x.shape)}"
+        )
     if x.shape[0] > 8 * into.num_tiles:
         raise ValueError(f"{x.shape[0]} tokens do not fit into {into.num_tiles} tiles of 8")
     kernel = load_kernel(prepare_source(in_rows=False), gpu)
@@ -143,7 +147,9 @@ def linear(
     """
     num_tokens = out.shape[0]
     if out.dtype != torch.float32 or out.shape[1] != matrix.num_rows or out.stride(1) != 1:
-        raise ValueError(f"expected float32 rows of {matrix.num_rows}, not {out.dtype} {tuple(out.shape)}")
+        raise ValueError(
+            f"expected float32 rows of {matrix.num_rows}, not {out.dtype} {tuple(out.shape)}"
+        )
     if x.num_cols != matrix.num_cols or num_tokens > 8 * x.num_tiles:
         raise ValueError(f"{x.num_tiles} tiles of {x.num_cols} columns do not fit the product")
     plan = plan or plan_linear(matrix.format, num_tokens, gpu)

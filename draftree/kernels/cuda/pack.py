@@ -20,7 +20,9 @@ def repack_source(name: str, qtype: QuantType, form: UnitFormat) -> KernelSource
     return KernelSource(name, ("bits", "format", "repack"), macros)
 
 
-def repack(raw: torch.Tensor, qtype: QuantType, matrix: PackedMatrix, first_row: int, gpu: Gpu) -> None:
+def repack(
+    raw: torch.Tensor, qtype: QuantType, matrix: PackedMatrix, first_row: int, gpu: Gpu
+) -> None:
     """Write rows that lie on the device, uint8 [rows, row_bytes]; first_row is a multiple of 128."""
     num_rows = raw.shape[0]
     if not raw.is_contiguous() or first_row % ROWS:

@@ -1,7 +1,8 @@
-"""Decoders of weight blocks for compiled code: integers out of raw bytes, eight at a time in an int64.
+"""Decoders of weight blocks for compiled code: integers out of raw bytes, eight at a time.
 
-`unpack_quants` writes the q of a block as bytes in column order, `unpack_scales` the integer scale and min of each
-group of a nested block. What they mean is in layout.py. The format is a compile-time constant of the caller.
+`unpack_quants` writes the q of a block as bytes in column order, `unpack_scales` the integer scale
+and min of each group of a nested block. What they mean is in layout.py. The format is a
+compile-time constant of the caller.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures; types are numba's)

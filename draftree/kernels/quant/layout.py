@@ -1,7 +1,8 @@
-"""What a block of each format says, in one form: value = scale * (q - zero) + min for groups of weights.
+"""What a block of each format says, in one form: value = scale * (q - zero) + min.
 
-A plain block is one group with float16 scale and min. A nested block has several groups with integer scales and
-mins, which multiply the float16 scale and min of the block. The decoders are in block.py.
+A plain block is one group of weights with float16 scale and min. A nested block has several groups
+with integer scales and mins, which multiply the float16 scale and min of the block. The decoders
+are in block.py.
 """
 
 from dataclasses import dataclass

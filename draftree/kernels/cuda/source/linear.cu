@@ -5,7 +5,8 @@
 // blocks share is summed by the last of them to finish, in the order of the columns. So the bits of a token's
 // results do not depend on the other tokens.
 constexpr int X_BYTES = TOKEN_TILES * COLS * 16;
-constexpr int STAGE_BYTES = UNIT_BYTES + X_BYTES;
+constexpr int TILE_BYTES = TOKEN_TILES * ROWS * 8 * 4;  // a row tile's sums, which a used stage holds at the end
+constexpr int STAGE_BYTES = UNIT_BYTES + X_BYTES > TILE_BYTES ? UNIT_BYTES + X_BYTES : TILE_BYTES;
 constexpr int X_BLOCKS = COLS / 128;
 
 struct Problem {

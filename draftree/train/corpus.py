@@ -1,0 +1,137 @@
+"""What the target has written: sequences in order, which of them are held out, and their files.
+
+In: prompts. Out: a Corpus, whose parts are stored as they are written, so that a run that was
+interrupted goes on where it stopped. Knows nothing of drafts.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from draftree.train.settings import TextPlan
+from draftree.train.teacher import Teacher
+from draftree.train.writer import Task, Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """sequence i is ids[starts[i]:starts[i + 1]], its first prompt_lens[i] tokens a prompt."""
+
+    ids: np.ndarray  # int32 [num_tokens]
+    starts: np.ndarray  # int64 [num_sequences + 1]
+    prompt_lens: np.ndarray  # int32 [num_sequences]
+    is_greedy: np.ndarray  # bool [num_sequences]
+    is_held_out: np.ndarray  # bool [num_sequences]
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.prompt_lens)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.starts)
+
+    @property
+    def num_written(self) -> int:
+        """Tokens of the target's own."""
+        return int(self.starts[-1] - self.prompt_lens.sum(dtype=np.int64))
+
+    def sequence(self, index: int) -> np.ndarray:
+        return self.ids[self.starts[index] : self.starts[index + 1]]
+
+    def save(self, path: Path) -> None:
+        partial = path.with_name(f"{path.stem}.partial.npz")
+        arrays = {name: getattr(self, name) for name in self.__slots__}
+        np.savez(partial, **arrays)
+        partial.replace(path)
+
+
+def load_corpus(path: Path) -> Corpus:
+    with np.load(path) as arrays:
+        return Corpus(**{name: arrays[name] for name in Corpus.__slots__})
+
+
+def join_corpora(parts: Sequence[Corpus]) -> Corpus:
+    lengths = np.concatenate([part.lengths for part in parts])
+    return Corpus(
+        ids=np.concatenate([part.ids for part in parts]),
+        starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        prompt_lens=np.concatenate([part.prompt_lens for part in parts]),
+        is_greedy=np.concatenate([part.is_greedy for part in parts]),
+        is_held_out=np.concatenate([part.is_held_out for part in parts]),
+    )
+
+
+def write_corpus(
+    teacher: Teacher,
+    prompts: Sequence[np.ndarray],
+    stop_ids: Sequence[int],
+    plan: TextPlan,
+    seed: int,
+    folder: Path,
+    report: Callable[[int], None],
+) -> Corpus:
+    """Batch after batch until there is text enough. A part that is in the folder is not written
+    again. report gets the tokens written so far.
+    """
+    writer = Writer(teacher, plan.batch_size, plan.max_len, stop_ids)
+    num_held_out = max(1, round(plan.held_out_share * len(prompts)))
+    held_out = set(np.random.default_rng(seed).permutation(len(prompts))[:num_held_out].tolist())
+    deadline = time.monotonic() + 60 * plan.max_minutes if plan.max_minutes else None
+    parts: list[Corpus] = []
+    num_written = 0
+    while num_written < plan.num_tokens:
+        path = folder / f"text-{len(parts):04d}.npz"
+        if path.is_file():
+            part = load_corpus(path)
+        elif deadline is not None and time.monotonic() > deadline and parts:
+            break
+        else:
+            part = _write_part(writer, prompts, held_out, plan, seed, len(parts))
+            part.save(path)
+        parts.append(part)
+        num_written += part.num_written
+        report(num_written)
+    return join_corpora(parts)
+
+
+def _write_part(
+    writer: Writer,
+    prompts: Sequence[np.ndarray],
+    held_out: set[int],
+    plan: TextPlan,
+    seed: int,
+    number: int,
+) -> Corpus:
+    """One batch. Prompts are taken in an order that is drawn anew for each turn through them, and
+    batches of one turn hold prompts of similar length.
+    """
+    batch_size = min(plan.batch_size, len(prompts))
+    per_turn = -(-len(prompts) // batch_size)
+    turn, place = divmod(number, per_turn)
+    rng = np.random.default_rng((seed, turn))
+    order = rng.permutation(len(prompts))
+    group = max(1, per_turn // 4) * batch_size  # sorted by length within four groups
+    lengths = np.array([len(prompt) for prompt in prompts])
+    pieces = [order[i : i + group] for i in range(0, len(order), group)]
+    order = np.concatenate([piece[np.argsort(lengths[piece], kind="stable")] for piece in pieces])
+    places = rng.permutation(per_turn)[place] * batch_size
+    chosen = order[places : places + batch_size].tolist()
+    rng = np.random.default_rng((seed, turn, place))
+    tasks = []
+    for index in chosen:
+        is_greedy = rng.random() < plan.greedy_share
+        temperature = 0.0 if is_greedy else rng.uniform(*plan.temperatures)
+        burn_in = int(rng.integers(1, plan.max_burn_in + 1)) if turn else 0
+        tasks.append(Task(prompts[index], temperature, burn_in))
+    written = writer.write(tasks, seed=int(rng.integers(2**31)))
+    return Corpus(
+        ids=np.concatenate(written).astype(np.int32),
+        starts=np.concatenate([[0], np.cumsum([len(ids) for ids in written])]).astype(np.int64),
+        prompt_lens=np.array([len(task.prompt) for task in tasks], dtype=np.int32),
+        is_greedy=np.array([task.temperature == 0.0 for task in tasks]),
+        is_held_out=np.array([index in held_out for index in chosen]),
+    )

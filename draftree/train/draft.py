@@ -1,0 +1,210 @@
+"""The DFlash draft as a torch module: many blocks of many sequences in one pass.
+
+In: features of the context, anchors, block tokens. Out: hidden states of every block row. Parameter
+names are those of z-lab checkpoints. Each block sees the context before its anchor and itself.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from draftree.errors import ModelError
+from draftree.train.settings import DraftShape
+from draftree.train.teacher import Teacher, Tensor, rotary_table, rotate
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSpec:
+    """All sizes of a draft, as its files state them."""
+
+    hidden_size: int
+    num_layers: int
+    ffn_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    feature_layers: tuple[int, ...]
+    num_target_layers: int
+    block_size: int
+    mask_token: int
+    vocab_size: int
+    context_length: int
+    eps: float
+    rope_base: float
+    sliding_window: int = 0
+
+
+def resolve_shape(shape: DraftShape, teacher: Teacher, mask_token: int) -> DraftSpec:
+    """Fill in what was left to the target."""
+    num_target_layers = len(teacher.layers)
+    features = shape.feature_layers or usual_features(num_target_layers)
+    if not all(0 <= layer < num_target_layers for layer in features):
+        raise ModelError(
+            f"The feature layers {list(features)} are not all among the target's "
+            f"{num_target_layers} layers."
+        )
+    num_heads = shape.num_heads or teacher.num_heads
+    num_kv_heads = shape.num_kv_heads or teacher.num_kv_heads
+    if num_heads % num_kv_heads:
+        raise ModelError(f"{num_heads} query heads cannot share {num_kv_heads} key heads.")
+    return DraftSpec(
+        hidden_size=teacher.hidden_size,
+        num_layers=shape.num_layers,
+        ffn_size=shape.ffn_size or teacher.ffn_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=shape.head_dim or teacher.head_dim,
+        feature_layers=features,
+        num_target_layers=num_target_layers,
+        block_size=shape.block_size,
+        mask_token=mask_token if shape.mask_token < 0 else shape.mask_token,
+        vocab_size=teacher.vocab_size,
+        context_length=teacher.context_length,
+        eps=1e-6,
+        rope_base=teacher.rope_base,
+        sliding_window=shape.sliding_window,
+    )
+
+
+def usual_features(num_target_layers: int, count: int = 5) -> tuple[int, ...]:
+    """Evenly from the second layer to the third last, fewer where the target is small."""
+    first, last = min(1, num_target_layers - 1), max(num_target_layers - 3, 0)
+    if last <= first:
+        return tuple(range(num_target_layers))[-2:]
+    step = (last - first) / (count - 1)
+    return tuple(sorted({round(first + index * step) for index in range(count)}))
+
+
+class Norm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self._eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self._eps)
+
+
+class Matrix(nn.Module):
+    """Weights are kept in float32 and used in the dtype of what comes in."""
+
+    def __init__(self, rows: int, cols: int, std: float = 0.02) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(rows, cols) * std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Where the rows of a pass are and what they may see."""
+
+    context_turn: tuple[Tensor, Tensor]  # cos, sin of the context's positions
+    block_turn: tuple[Tensor, Tensor]
+    mask: Tensor  # bool [batch, 1, rows, context_len + rows]
+
+
+class DraftAttention(nn.Module):
+    def __init__(self, spec: DraftSpec) -> None:
+        super().__init__()
+        width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        self.q_proj = Matrix(width, spec.hidden_size)
+        self.k_proj = Matrix(kv_width, spec.hidden_size)
+        self.v_proj = Matrix(kv_width, spec.hidden_size)
+        self.o_proj = Matrix(spec.hidden_size, width, 0.02 / (2 * spec.num_layers) ** 0.5)
+        self.q_norm = Norm(spec.head_dim, spec.eps)
+        self.k_norm = Norm(spec.head_dim, spec.eps)
+        self._head_dim = spec.head_dim
+        self._groups = spec.num_heads // spec.num_kv_heads
+
+    def forward(self, x: Tensor, context: Tensor, view: View) -> Tensor:
+        """x: [batch, rows, hidden_size]; context: [batch, context_len, hidden_size]."""
+        heads = (-1, self._head_dim)
+        q = rotate(self.q_norm(self.q_proj(x).unflatten(-1, heads)), *view.block_turn)
+        sources = ((context, view.context_turn), (x, view.block_turn))
+        keys = [
+            rotate(self.k_norm(self.k_proj(source).unflatten(-1, heads)), *turn)
+            for source, turn in sources
+        ]
+        values = [self.v_proj(source).unflatten(-1, heads) for source, _ in sources]
+        k, v = (
+            torch.cat(parts, dim=1).transpose(1, 2).repeat_interleave(self._groups, dim=1)
+            for parts in (keys, values)
+        )
+        mixed = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=view.mask)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+class DraftFeedForward(nn.Module):
+    def __init__(self, spec: DraftSpec) -> None:
+        super().__init__()
+        self.gate_proj = Matrix(spec.ffn_size, spec.hidden_size)
+        self.up_proj = Matrix(spec.ffn_size, spec.hidden_size)
+        self.down_proj = Matrix(
+            spec.hidden_size, spec.ffn_size, 0.02 / (2 * spec.num_layers) ** 0.5
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DraftLayer(nn.Module):
+    def __init__(self, spec: DraftSpec) -> None:
+        super().__init__()
+        self.input_layernorm = Norm(spec.hidden_size, spec.eps)
+        self.self_attn = DraftAttention(spec)
+        self.post_attention_layernorm = Norm(spec.hidden_size, spec.eps)
+        self.mlp = DraftFeedForward(spec)
+
+    def forward(self, x: Tensor, context: Tensor, view: View) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), context, view)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class DraftModule(nn.Module):
+    def __init__(self, spec: DraftSpec, output_norm: Tensor | None = None) -> None:
+        """output_norm: start from the target's, since the head is the target's too."""
+        super().__init__()
+        self.spec = spec
+        self.fc = Matrix(spec.hidden_size, len(spec.feature_layers) * spec.hidden_size)
+        self.hidden_norm = Norm(spec.hidden_size, spec.eps)
+        self.layers = nn.ModuleList(DraftLayer(spec) for _ in range(spec.num_layers))
+        self.norm = Norm(spec.hidden_size, spec.eps)
+        if output_norm is not None:
+            self.norm.weight.data.copy_(output_norm)
+        exponents = torch.arange(0, spec.head_dim, 2, dtype=torch.float64) / spec.head_dim
+        frequencies = (spec.rope_base**-exponents).float()
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def forward(self, features: Tensor, anchors: Tensor, blocks: Tensor) -> Tensor:
+        """Hidden states after the final norm, [batch, num_blocks, block_len, hidden_size].
+
+        features: [batch, context_len, num_feature_layers * hidden_size]; anchors: their positions,
+        int64 [batch, num_blocks]; blocks: embedded, [batch, num_blocks, block_len, hidden_size].
+        """
+        block_len = blocks.shape[2]
+        context = self.hidden_norm(self.fc(features))
+        view = self._look(anchors, block_len, features.shape[1])
+        x = blocks.flatten(1, 2)
+        for layer in self.layers:
+            x = layer(x, context, view)
+        return self.norm(x).unflatten(1, (-1, block_len))
+
+    def _look(self, anchors: Tensor, block_len: int, context_len: int) -> View:
+        frequencies, device = self.frequencies, anchors.device
+        places = torch.arange(context_len, device=device)
+        rows = (anchors[:, :, None] + torch.arange(block_len, device=device)).flatten(1)
+        starts = anchors.repeat_interleave(block_len, dim=1)
+        sees_context = places < starts[:, :, None]
+        if self.spec.sliding_window:
+            sees_context &= rows[:, :, None] - places < self.spec.sliding_window
+        number = torch.arange(anchors.shape[1], device=device).repeat_interleave(block_len)
+        own = (number[:, None] == number).expand(len(anchors), -1, -1)
+        return View(
+            context_turn=rotary_table(places[None], frequencies),
+            block_turn=rotary_table(rows, frequencies),
+            mask=torch.cat([sees_context, own], dim=2)[:, None],
+        )

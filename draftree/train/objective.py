@@ -1,0 +1,174 @@
+"""The block objective: random anchors, blocks of masks, cross-entropy that fades with depth.
+
+In: sequences that the target wrote. Out: a loss, and how many tokens of each block the draft would
+have got right. The head is the target's and stays as it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftree.train.draft import DraftModule
+from draftree.train.teacher import Teacher, Tensor
+
+_CHUNK_ROWS = 8192  # rows whose logits are in memory at once
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sequences padded on the right, and where blocks begin in them."""
+
+    ids: Tensor  # int64 [batch, length]
+    lengths: Tensor  # int64 [batch]
+    anchors: Tensor  # int64 [batch, num_blocks], positions
+    block_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLabels:
+    """The true tokens behind every anchor."""
+
+    tokens: Tensor  # int64 [batch, num_blocks, block_len], the anchor first
+    places: Tensor  # int64, the same shape: their positions, within the sequence
+    is_real: Tensor  # bool, the same shape: not behind the end
+
+
+def make_batch(
+    sequences: Sequence[np.ndarray],
+    prompt_lens: Sequence[int],
+    length: int,
+    num_blocks: int,
+    block_len: int,
+    rng: np.random.Generator,
+    device: torch.device,
+) -> Batch:
+    """Anchors are spread over what the target wrote: the last token of the prompt to the last but
+    one of the sequence.
+    """
+    ids = np.zeros((len(sequences), length), dtype=np.int64)
+    for row, sequence in zip(ids, sequences, strict=True):
+        row[: len(sequence)] = sequence
+    lengths = np.array([len(sequence) for sequence in sequences])
+    first = np.array(prompt_lens) - 1
+    spread = np.arange(num_blocks) + rng.random((len(sequences), num_blocks))
+    offsets = (spread / num_blocks * (lengths - 1 - first)[:, None]).astype(np.int64)
+    anchors = np.minimum(first[:, None] + offsets, lengths[:, None] - 2)
+
+    def move(values: np.ndarray) -> Tensor:
+        return torch.from_numpy(values).to(device, non_blocking=True)
+
+    return Batch(move(ids), move(lengths), move(anchors), block_len)
+
+
+def read_labels(batch: Batch) -> BlockLabels:
+    depths = torch.arange(batch.block_len, device=batch.ids.device)
+    places = batch.anchors[:, :, None] + depths
+    is_real = places < batch.lengths[:, None, None]
+    places = places.clamp(max=batch.ids.shape[1] - 1)
+    tokens = batch.ids.gather(1, places.flatten(1)).view_as(places)
+    return BlockLabels(tokens, places, is_real)
+
+
+def draft_rows(
+    draft: DraftModule, teacher: Teacher, batch: Batch, labels: BlockLabels, features: Tensor
+) -> Tensor:
+    """Hidden states of the rows that predict: [batch, num_blocks, block_len - 1, hidden_size]."""
+    tokens = torch.full_like(labels.tokens, draft.spec.mask_token)
+    tokens[:, :, 0] = labels.tokens[:, :, 0]
+    hidden: Tensor = draft(features, batch.anchors, teacher.embedding[tokens])
+    return hidden[:, :, 1:]
+
+
+def block_loss(
+    draft: DraftModule,
+    teacher: Teacher,
+    batch: Batch,
+    *,
+    depth_decay: float,
+    distill_share: float = 0.0,
+) -> Tensor:
+    """The weighted mean cross-entropy of all block rows."""
+    read = teacher.read(batch.ids, draft.spec.feature_layers, needs_hidden=distill_share > 0)
+    assert read.features is not None
+    labels = read_labels(batch)
+    hidden = draft_rows(draft, teacher, batch, labels, read.features)
+    depths = torch.arange(batch.block_len - 1, device=hidden.device)
+    weights = torch.exp(-depths / depth_decay) * labels.is_real[:, :, 1:]
+    guide = None
+    if distill_share > 0:  # the target's state one place before each label
+        rows = torch.arange(len(batch.ids), device=hidden.device)[:, None, None]
+        guide = read.hidden[rows, labels.places[:, :, 1:] - 1].flatten(0, 2)
+    loss: Tensor = _FrozenHeadLoss.apply(
+        hidden.flatten(0, 2),
+        teacher.head,
+        labels.tokens[:, :, 1:].flatten(),
+        (weights / weights.sum()).flatten(),
+        guide,
+        distill_share,
+    )
+    return loss
+
+
+class _FrozenHeadLoss(torch.autograd.Function):
+    """Cross-entropy behind a head that does not learn. Logits exist for a few rows at a time, since
+    their gradient is known as soon as they are.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        labels: Tensor,
+        weights: Tensor,
+        guide: Tensor | None,
+        share: float,
+    ) -> Tensor:
+        gradient = torch.empty_like(hidden)
+        loss = torch.zeros((), device=hidden.device)
+        for start in range(0, len(hidden), _CHUNK_ROWS):
+            rows = slice(start, start + _CHUNK_ROWS)
+            label, weight = labels[rows, None], weights[rows]
+            chances = (hidden[rows] @ head.T).softmax(-1)
+            losses = -chances.gather(1, label).float().clamp(min=1e-30).log()[:, 0]
+            if guide is not None:
+                wanted = (guide[rows] @ head.T).softmax(-1)
+                spread = -(wanted * chances.clamp(min=1e-30).log()).sum(-1, dtype=torch.float32)
+                losses = (1 - share) * losses + share * spread
+                chances = chances.sub_(wanted, alpha=share)
+            known = torch.full_like(label, -(1 - share), dtype=chances.dtype)
+            chances.scatter_add_(1, label, known)
+            gradient[rows] = (chances @ head) * weight[:, None].to(chances.dtype)
+            loss += (losses * weight).sum()
+        ctx.save_for_backward(gradient)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        (gradient,) = ctx.saved_tensors
+        return gradient * outer[0].to(gradient.dtype), None, None, None, None, None
+
+
+@torch.no_grad()
+def count_right(draft: DraftModule, teacher: Teacher, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Per block: how many tokens in a row the draft's first choices get right; and the mean loss of
+    the first row.
+    """
+    read = teacher.read(batch.ids, draft.spec.feature_layers, needs_hidden=False)
+    assert read.features is not None
+    labels = read_labels(batch)
+    hidden = draft_rows(draft, teacher, batch, labels, read.features).flatten(0, 2)
+    wanted, real = labels.tokens[:, :, 1:].flatten(), labels.is_real[:, :, 1:].flatten()
+    is_right, losses = torch.empty_like(real), torch.empty(len(real), device=real.device)
+    for start in range(0, len(hidden), _CHUNK_ROWS):
+        rows = slice(start, start + _CHUNK_ROWS)
+        logits = (hidden[rows] @ teacher.head.T).float()
+        is_right[rows] = logits.argmax(-1) == wanted[rows]
+        losses[rows] = torch.nn.functional.cross_entropy(logits, wanted[rows], reduction="none")
+    shape = labels.tokens[:, :, 1:].shape
+    runs = (is_right & real).view(shape).long().cumprod(-1).sum(-1)
+    mean = (losses * real).view(shape).sum((0, 1)) / real.view(shape).sum((0, 1)).clamp(min=1)
+    return runs, mean

@@ -1,0 +1,23 @@
+"""A tiny real model, and result records made of the same types that the measurements make."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.golden import golden
+
+
+@pytest.fixture(scope="session")
+def tiny_path() -> Path:
+    return golden("dense/tiny-llama-A-F16.gguf")
+
+
+@pytest.fixture
+def say():
+    lines = []
+
+    def report(text):
+        lines.append(text)
+
+    report.lines = lines
+    return report

@@ -1,0 +1,87 @@
+"""Made-up measurements of every kind, as dataclasses and as records."""
+
+from draftree.bench.bar import CODER, SMOLLM2
+from draftree.bench.decode import DecodeMeasures
+from draftree.bench.memory import MemoryMeasures
+from draftree.bench.operation import Shares, group_kernels
+from draftree.bench.parity import Agreement, Disagreement, Noise, Noises, ParityMeasures
+from draftree.bench.peers import PeerMeasures, PeerOptions, judge
+from draftree.bench.prefill import PrefillMeasures
+from draftree.bench.record import ModelId, make_record
+from draftree.bench.sample import divide, summarize
+from draftree.bench.start import StartMeasures
+from draftree.bench.suite import SetMeasures, SuiteMeasures
+
+KERNELS = {"linear": 6.0, "quantize": 1.0, "attention_kernel": 2.0, "norm_kernel": 1.0}
+
+
+def shares(width):
+    return Shares(width, 10.0, KERNELS, 2.0, group_kernels(KERNELS))
+
+
+def peers(scale=1.0):
+    times = [1000.0 / scale, 1100.0 / scale, 900.0 / scale]
+    duel = judge(128, times, [2000.0, 2200.0, 1800.0], [1600.0, 1700.0, 1500.0])
+    return PeerMeasures(duel, {"512": duel, "64": duel}, {"version": "1", "system": "AVX2 = 1 |"})
+
+
+def decode():
+    widths = (1, 2, 4, 8, 16, 24, 32, 64)
+    forward = {str(w): summarize([5.0 + w, 6.0 + w, 7.0 + w], "ms") for w in widths}
+    rates = {"32": summarize([100.0, 110.0, 90.0], "tok/s")}
+    ratio = divide(forward["8"], forward["1"])
+    return DecodeMeasures(rates, forward, ratio, {"1": shares(1), "8": shares(8)})
+
+
+def prefill():
+    return PrefillMeasures({"512": summarize([900.0, 1000.0], "tok/s")}, {"256": shares(256)})
+
+
+def memory(ratio=1.2):
+    mib = summarize([100.0], "MiB")
+    samples = summarize([ratio], "×")
+    return MemoryMeasures(samples, samples, mib, mib, mib, mib, mib)
+
+
+def start():
+    seconds = summarize([0.9, 1.1, 1.0], "s")
+    return StartMeasures(seconds, seconds, seconds, seconds, {"numba": 200.0, "numpy": 90.0})
+
+
+def parity(excess=0.001, gap=0.1):
+    perplexities = summarize([12.0, 14.0], "perplexity")
+    noise = Noise(0.08, 0.3, 0.5)
+    found = Disagreement("prompt 0", 7, 11, 12, gap, gap <= 0.6)
+    agreement = Agreement(64, 63, int(found.is_explained), [found])
+    names = ("ours", "llama", "ours_part", "llama_part", "exact_part")
+    return ParityMeasures(
+        *(perplexities, perplexities, perplexities, dict.fromkeys(names, 13.0)),
+        *(excess, 0.002, 0.004, Noises(noise, noise), agreement, 0.98, agreement, "ab" * 32),
+        {"version": "1", "system": ""},
+    )
+
+
+def suite():
+    rate = summarize([100.0], "tok/s")
+    item = SetMeasures(4, 4, 256, rate, rate, 100.0, 150.0, 1.5, 1.8, [0.6, 0.4], 90, 40)
+    return SuiteMeasures("lookup in the text so far", {"own": item, "gsm8k": item})
+
+
+SETTINGS = {
+    "peers": PeerOptions(2, 3).settings(),
+    "decode": {"threads": 2, "rounds": 3},
+    "prefill": {"threads": 2, "rounds": 3},
+    "memory": {"threads": 2, "rounds": 1, "context": 2048, "method": "resident bytes"},
+    "start": {"threads": 2, "rounds": 3},
+    "parity": {"threads": 2, "num_tokens": 20480, "window": 512, "exact_windows": 4},
+    "suite": {"threads": 2, "num_tokens": 96, "limit": 4},
+}
+MODELS = {
+    SMOLLM2: ModelId("smollm2", "SmolLM2.gguf", 98_362_432, SMOLLM2),
+    CODER: ModelId("coder", "Coder.gguf", 491_400_064, CODER),
+}
+
+
+def record(kind, measures=None, sha256=SMOLLM2, disturbance=0.01):
+    measures = globals()[kind]() if measures is None else measures
+    return make_record(kind, MODELS[sha256], SETTINGS[kind], measures, disturbance)

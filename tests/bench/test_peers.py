@@ -1,0 +1,77 @@
+"""Ours beside llama.cpp: the arithmetic, and all of it on a tiny model if xllamacpp is there."""
+
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+from draftree.bench.fault import BenchError
+from draftree.bench.parity import ParityOptions, measure_parity
+from draftree.bench.peers import PeerOptions, judge, measure_peers, open_peer
+from draftree.bench.subject import Subject, wide_config
+
+needs_peer = pytest.mark.skipif(
+    find_spec("xllamacpp") is None, reason="xllamacpp is not installed (extra `peers`)"
+)
+WITHOUT = """#!/bin/sh
+exec {python} -c 'import runpy, sys; sys.modules["xllamacpp"] = None
+runpy.run_module(sys.argv[2], run_name="__main__", alter_sys=True)' "$@"
+"""
+
+
+def test_ours_is_compared_with_the_faster_way():
+    duel = judge(100, [500.0, 500.0], [1000.0, 1250.0], [800.0, 800.0])
+    assert duel.faster_peer == "library"
+    assert duel.ratio.value == pytest.approx(1.6)
+    duel = judge(100, [500.0, 500.0], [1000.0, 1000.0], [2000.0, 2000.0])
+    assert duel.faster_peer == "server"
+    assert (duel.ours.median, duel.llama_server.median, duel.ratio.value) == (200.0, 100.0, 2.0)
+
+
+def test_missing_package_is_a_sentence(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(WITHOUT.format(python=sys.executable))
+    python.chmod(0o755)
+    with pytest.raises(BenchError, match=r"not installed for .*draftree\[peers\]"):
+        open_peer(str(python))
+
+
+@needs_peer
+def test_peers_on_a_tiny_model(tiny_path, say):
+    options = PeerOptions(threads=1, rounds=2, decode_tokens=4, prefill_lens=(40,))
+    measures = measure_peers(tiny_path, options, say)
+    assert len(measures.decode.ours.samples) == 2
+    assert list(measures.prefill) == ["40"]
+    assert measures.decode.ratio.value > 0.0
+    assert measures.peer["version"]
+
+
+@needs_peer
+def test_llama_says_what_our_exact_arithmetic_says(tiny_path):
+    subject = Subject(tiny_path, wide_config(threads=2, max_ctx=512, exact=True))
+    try:
+        (ids,) = subject.windows(1, 96)
+        ours = subject.score(ids)
+    finally:
+        subject.close()
+    peer, _ = open_peer()
+    with peer:
+        peer.ask("load", path=str(tiny_path), threads=1, max_ctx=512, use_server=False)
+        theirs = peer.ask("score", ids=ids, pairs=list(zip(ours.best, ours.second, strict=True)))
+        text = peer.ask("greedy", ids=ids, num_tokens=3)
+    assert len(text) == 3
+    assert text[0] == theirs["best"][-1]
+    assert theirs["log_probs"] == pytest.approx(ours.log_probs, abs=0.03)
+    assert theirs["pair_gaps"] == pytest.approx(ours.gaps, abs=0.03)
+
+
+@needs_peer
+def test_parity_on_a_tiny_model(tiny_path, say):
+    options = ParityOptions(1, sys.executable, 1024, 1, num_prompts=2, greedy_tokens=4)
+    measures = measure_parity(tiny_path, options, say)
+    assert measures.first_choices.num_positions == 512
+    assert len(measures.ours.samples) == 2
+    assert abs(measures.ours_over_llama) < 0.005
+    assert abs(measures.ours_over_exact) < 0.005
+    assert measures.equal_share > 0.9
+    assert measures.noise.ours.median <= measures.noise.ours.percentile_99

@@ -1,0 +1,109 @@
+"""The page: every kind has its part, and the one in docs/ is not stale."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from draftree.bench.fault import BenchError
+from draftree.bench.record import KINDS, write_record
+from draftree.bench.report import SECTIONS, make_page
+from draftree.cli.app import app
+from tests.bench import example
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_all(folder):
+    for kind in KINDS:
+        write_record(folder, example.record(kind))
+
+
+def test_page_is_not_stale():
+    docs = ROOT / "docs"
+    plots = [path.name for path in (docs / "plots").glob("*.png")]
+    page = (docs / "benchmarks.md").read_text(encoding="utf-8")
+    assert page == make_page(ROOT / "results", plots), "run `draftree bench report`"
+
+
+def test_without_results_the_page_says_so(tmp_path):
+    assert "no results yet" in make_page(tmp_path)
+
+
+def test_every_kind_has_its_part(tmp_path):
+    write_all(tmp_path)
+    page = make_page(tmp_path)
+    assert [kind for kind, _, _ in SECTIONS] == list(KINDS)
+    for _, title, _ in SECTIONS:
+        assert f"### {title}\n\n**SmolLM2.gguf**" in page
+    assert "| decode 128 tokens | 128 [116 to 142] | 64 [58.2 to 71.1] |" in page
+    assert "1.60 [1.55 to 1.67]" in page
+    assert "build uses: AVX2." in page
+    assert "| 8 | 14 [13 to 15] | 2.00 | 1.75 |" in page
+    assert "| matmul | 60.0 % | 60.0 % |" in page
+    assert "1 of 1 disagreements explained" in page
+    assert "| gsm8k | 4 of 4 | 100.0 | 150.0 | 1.50 | 1.80 | 60 40 |" in page
+
+
+def test_a_changed_result_changes_the_page(tmp_path):
+    write_record(tmp_path, example.record("peers"))
+    before = make_page(tmp_path)
+    write_record(tmp_path, example.record("peers", example.peers(1.5)))
+    assert make_page(tmp_path) != before
+
+
+def test_plots_are_linked_where_they_are(tmp_path):
+    write_record(tmp_path, example.record("decode"))
+    assert "![" not in make_page(tmp_path)
+    page = make_page(tmp_path, ["decode-passes-smollm2.png", "decode-passes-other.png"])
+    assert page.count("![") == 1
+    assert "(plots/decode-passes-smollm2.png)" in page
+
+
+def test_a_busy_machine_is_said(tmp_path):
+    write_record(tmp_path, example.record("peers"))
+    assert "busy machine" not in make_page(tmp_path)
+    write_record(tmp_path, example.record("decode", disturbance=0.4))
+    assert "busy machine**, so that times mean little: decode-smollm2.json" in make_page(tmp_path)
+
+
+def other_machine(record):
+    return record | {"machine": record["machine"] | {"cpu": "Another"}}
+
+
+def test_results_of_two_machines_in_one_folder_are_refused(tmp_path):
+    write_record(tmp_path, example.record("peers"))
+    write_record(tmp_path, other_machine(example.record("decode")))
+    with pytest.raises(BenchError, match="different machines"):
+        make_page(tmp_path)
+
+
+def test_each_folder_is_a_machine_of_its_own(tmp_path):
+    write_record(tmp_path, example.record("peers"))
+    write_record(tmp_path / "laptop", other_machine(example.record("peers")))
+    page = make_page(tmp_path)
+    assert page.count("### Bars") == 2
+    assert "## laptop" in page
+
+
+def test_command_writes_the_page_and_one_line(tmp_path):
+    write_all(tmp_path / "results")
+    page = tmp_path / "docs" / "page.md"
+    arguments = ["--results", str(tmp_path / "results"), "--page", str(page), "--no-plots"]
+    result = CliRunner().invoke(app, ["bench", "report", *arguments])
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout) == {"page": str(page), "plots": []}
+    assert page.read_text(encoding="utf-8") == make_page(tmp_path / "results")
+
+
+def test_command_refuses_in_one_sentence(tmp_path):
+    write_record(tmp_path, example.record("peers"))
+    write_record(tmp_path, other_machine(example.record("decode")))
+    page = tmp_path / "page.md"
+    arguments = ["--results", str(tmp_path), "--page", str(page), "--no-plots"]
+    result = CliRunner().invoke(app, ["bench", "report", *arguments])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert "Internal error" not in result.stderr
+    assert not page.exists()

@@ -1,0 +1,49 @@
+"""Plain against speculative, on a tiny model and on made-up usage."""
+
+import pytest
+
+from draftree.bench.dataset import Prompt
+from draftree.bench.fault import BenchError
+from draftree.bench.suite import Pair, SuiteOptions, measure_suite, summarize_pairs
+from draftree.core import RoundStats, Usage
+
+
+def usage(tokens, decode_ms, rounds=0, verified=(), accepted=()):
+    stats = RoundStats(
+        num_rounds=rounds or tokens,
+        num_drafted=sum(verified),
+        num_accepted=sum(accepted),
+        verified_by_depth=list(verified),
+        accepted_by_depth=list(accepted),
+    )
+    return Usage(completion_tokens=tokens, decode_ms=decode_ms, rounds=stats)
+
+
+def test_sets_are_summed_over_their_prompts():
+    pairs = [
+        Pair(True, usage(100, 1000.0), usage(100, 500.0, 40, (40, 20), (30, 15))),
+        Pair(False, usage(50, 1000.0), usage(50, 500.0, 35, (20,), (15,))),
+    ]
+    measures = summarize_pairs(pairs)
+    assert (measures.num_prompts, measures.num_equal, measures.num_tokens) == (2, 1, 150)
+    assert (measures.plain_rate, measures.speculative_rate) == (75.0, 150.0)
+    assert measures.speed_up == 2.0
+    assert measures.acceptance_length == 2.0
+    assert measures.accepted_by_depth == [0.75, 0.75]
+    assert measures.plain.samples == (100.0, 50.0)
+    assert (measures.num_drafted, measures.num_accepted) == (80, 60)
+
+
+def test_no_prompts_are_refused():
+    with pytest.raises(BenchError, match="no prompts"):
+        summarize_pairs([])
+
+
+def test_texts_are_equal_on_a_tiny_model(tiny_path, say):
+    sets = {"a": [Prompt("one two one two one two one two", False), Prompt("x = 1", False)]}
+    options = SuiteOptions(threads=2, num_tokens=12, max_ctx=256)
+    measures = measure_suite(tiny_path, sets, options, say)
+    assert measures.drafting == "lookup in the text so far"
+    assert measures.sets["a"].num_equal == 2
+    assert measures.sets["a"].num_prompts == 2
+    assert "a: prompt 2 of 2" in say.lines
