@@ -29,7 +29,7 @@ BLOCK_TYPES = [qtype for qtype in QuantType if block_layout(qtype) is not None]
 
 
 def _module(form: Form, tile: int) -> ir.Module:
-    """void tile(weights, x, x_stride, cols, out): store the sums of the tokens one after the other."""
+    """tile(weights, x, x_stride, cols, out) stores the sums of the tokens one after the other."""
     word, module = ir.IntType(64), ir.Module()
     kind = ir.FunctionType(ir.VoidType(), [word] * 5)
     function = ir.Function(module, kind, "tile")

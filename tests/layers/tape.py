@@ -1,0 +1,23 @@
+"""An Ops that only writes down which operation was called on what."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Tape:
+    """Arrays are strings that say how they were made."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        yield
+
+    def __getattr__(self, name: str) -> Any:
+        def operation(*args: Any, **options: Any) -> str:
+            self.calls.append(name)
+            return f"{name}({', '.join(str(a) for a in args)})"
+
+        return operation
