@@ -151,11 +151,11 @@ class LlamaWorker:
         library.forward(ids, 0, all_rows=False).argmax()
         return (time.perf_counter() - start) * 1000
 
-    def score(self, ids: list[int], pairs: list[list[int]]) -> dict[str, Any]:
+    def score(self, ids: list[int]) -> dict[str, Any]:
         """Scores of the text."""
         library = self._open_library()
         library.reset()
-        return asdict(score_logits(library.forward(ids, 0, all_rows=True), ids[1:], pairs))
+        return asdict(score_logits(library.forward(ids, 0, all_rows=True), ids[1:]))
 
     def greedy(self, ids: list[int], num_tokens: int) -> list[int]:
         library = self._open_library()

@@ -28,6 +28,7 @@ _DECODED: Final = 8
 class MemoryMeasures:
     """ratio and peak_ratio: resident bytes above imports over the file's size."""
 
+    context: int
     ratio: Samples
     peak_ratio: Samples
     imports_mib: Samples
@@ -46,6 +47,7 @@ def measure_memory(
         rows.append(_measure_once(path, threads, context))
     size = path.stat().st_size
     return MemoryMeasures(
+        context=context,
         ratio=summarize([(r["filled"]["now"] - r["imports"]["now"]) / size for r in rows], "×"),
         peak_ratio=summarize(
             [(r["filled"]["peak"] - r["imports"]["now"]) / size for r in rows], "×"

@@ -1,13 +1,15 @@
 """Does our arithmetic say the same as llama.cpp's? Perplexity, first choices, and greedy texts.
 
-Same token ids for all, windows of 512, every token but a window's first is scored. The reference
-for both is our exact arithmetic (float32 on decoded weights), run on a part. Noise is how far
-rounding activations moves the gap between the exact path's two likeliest tokens; a disagreement is
-explained if the exact gap is within both noises.
+Same token ids for all, windows of 512, every token but a window's first is scored. The reference is
+our exact arithmetic (float32 on decoded weights), run on a part. Noise is how far rounding
+activations moves the gap between the two likeliest tokens; a disagreement is explained if the exact
+gap is within both noises together.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import exp
 from pathlib import Path
 from typing import Any, Final
@@ -26,13 +28,13 @@ WINDOW: Final = 512
 NUM_TOKENS: Final = 20_480
 EXACT_WINDOWS: Final = 4
 GREEDY_TOKENS: Final = 64
-NOISE_PERCENTILE: Final = 99.0
+_PERCENTILE: Final = 0.99
 _PROMPT_LENS: Final = (24, 48, 96, 32, 64, 128, 40, 80)
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Moved gaps on the exact part, in logits."""
+    """How far gaps moved, in logits."""
 
     median: float
     percentile_99: float
@@ -82,17 +84,20 @@ class ParityMeasures:
     ours_over_exact: float
     llama_over_exact: float
     noise: Noises
-    first_choices: Agreement  # ours against llama.cpp's, on the exact part
     equal_share: float  # first choices of ours and llama.cpp that are equal, on all windows
-    greedy: Agreement  # one position per prompt: the first divergence
+    first_choices: Agreement  # on the exact part
+    greedy: Agreement  # up to each text's first divergence
     ids_sha256: str
     peer: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class ParityOptions:
+    """cache: where llama.cpp's readings are kept; they are the same every time."""
+
     threads: int
     python: str
+    cache: Path
     num_tokens: int = NUM_TOKENS
     exact_windows: int = EXACT_WINDOWS
     num_prompts: int = len(_PROMPT_LENS)
@@ -112,65 +117,62 @@ class ParityOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Readings:
-    """What one arithmetic says of the windows and how it goes on after the prompts."""
+class Questions:
+    """What both are asked: scores of the windows, and greedy texts after the prompts."""
 
+    windows: list[list[int]]
+    prompts: list[list[int]]
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
     windows: list[Scores]
     texts: list[list[int]]
 
 
-def measure_parity(path: Path, options: ParityOptions, report: Report) -> ParityMeasures:
+def measure_parity(
+    path: Path, sha256: str, options: ParityOptions, report: Report
+) -> ParityMeasures:
+    """sha256: of the model's file."""
     num_windows = options.num_tokens // WINDOW
     if not 1 <= options.exact_windows <= num_windows:
         raise BenchError(f"Parity needs at least one window of {WINDOW} tokens for the exact part.")
-    peer, description = open_peer(options.python)
     load = {"path": str(path.resolve()), "threads": options.threads, "max_ctx": 2 * WINDOW}
-    with peer, Child("draftree.bench.subject", "draftree, exact") as exact_child:
-        report("loading, exact")
-        exact_child.ask("load", kind="exact", **load)
-        windows = exact_child.ask("windows", num_windows=num_windows, window_len=WINDOW)
-        part = windows[: options.exact_windows]
-        exact = _read_windows(exact_child, part, [], "exact", report)
+    peer, description = open_peer(options.python)
+    with peer, Child("draftree.bench.subject", "draftree") as child:
+        child.ask("load", kind="wide", **load)
+        windows = child.ask("windows", num_windows=num_windows, window_len=WINDOW)
         lens = enumerate(_PROMPT_LENS[: options.num_prompts])
         prompts = [windows[i % num_windows][:length] for i, length in lens]
-        # Both are asked about the exact path's two likeliest tokens.
-        pairs = [list(zip(s.best, s.second, strict=True)) for s in exact]
-        with Child("draftree.bench.subject", "draftree") as child:
-            child.ask("load", kind="wide", **load)
-            ours = _read(child, windows, pairs, prompts, options, "ours", report)
-        peer.ask("load", use_server=False, **load)
-        theirs = _read(peer, windows, pairs, prompts, options, "llama.cpp", report)
+        questions = Questions(windows, prompts, options.greedy_tokens)
+        ours = _read(child, questions, "ours", report)
+        key = hashlib.sha256(json.dumps([sha256, description, asdict(questions)]).encode())
+        kept = options.cache / f"llama-{key.hexdigest()[:24]}.json"
+        theirs = _recall(kept)
+        if theirs is None:
+            peer.ask("load", use_server=False, **load)
+            theirs = _read(peer, questions, "llama.cpp", report)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_text(json.dumps(asdict(theirs)), encoding="utf-8")
+    with Child("draftree.bench.subject", "draftree, exact") as child:
+        child.ask("load", kind="exact", **load)
+        part = windows[: options.exact_windows]
+        exact = []
+        for index, ids in enumerate(part):
+            report(f"exact: window {index + 1} of {len(part)}")
+            pairs = pairs_to_ask(ours.windows[index], theirs.windows[index])
+            exact.append(Scores(**child.ask("score", ids=ids, pairs=pairs)))
+        noise = measure_noise(ours.windows, theirs.windows, exact)
 
-        def ask_gaps(ids: list[int], wanted: list[tuple[int, int]]) -> list[float]:
-            gaps: list[float] = exact_child.ask("score", ids=ids, pairs=wanted)["pair_gaps"]
-            return gaps
+        def ask_gap(ids: list[int], pair: tuple[int, int]) -> float:
+            pairs: list[Any] = [[] for _ in ids[1:]] + [[pair]]
+            return float(child.ask("score", ids=ids, pairs=pairs)["pair_gaps"][-1][0])
 
-        report("explaining disagreements")
-        noise = Noises(measure_noise(exact, ours.windows), measure_noise(exact, theirs.windows))
-        choices = compare_choices(part, ours.windows, theirs.windows, noise.limit, ask_gaps)
-        greedy = compare_texts(prompts, ours.texts, theirs.texts, noise.limit, ask_gaps)
-    count = len(part)
-    return ParityMeasures(
-        ours=_perplexities(ours.windows),
-        llama=_perplexities(theirs.windows),
-        exact=_perplexities(exact),
-        perplexity={
-            "ours": perplexity(ours.windows),
-            "llama": perplexity(theirs.windows),
-            "ours_part": perplexity(ours.windows[:count]),
-            "llama_part": perplexity(theirs.windows[:count]),
-            "exact_part": perplexity(exact),
-        },
-        ours_over_llama=_excess(ours.windows, theirs.windows),
-        ours_over_exact=_excess(ours.windows[:count], exact),
-        llama_over_exact=_excess(theirs.windows[:count], exact),
-        noise=noise,
-        first_choices=choices,
-        equal_share=_equal_share(ours.windows, theirs.windows),
-        greedy=greedy,
-        ids_sha256=hash_ids(windows),
-        peer=description,
-    )
+        report("greedy texts")
+        greedy = compare_texts(prompts, ours.texts, theirs.texts, noise.limit, ask_gap)
+    choices = compare_choices(ours.windows, theirs.windows, exact, noise.limit)
+    return _measures(ours, theirs, exact, noise, choices, greedy, hash_ids(windows), description)
 
 
 def perplexity(windows: Sequence[Scores]) -> float:
@@ -178,41 +180,43 @@ def perplexity(windows: Sequence[Scores]) -> float:
     return round(exp(-sum(log_probs) / len(log_probs)), 5)
 
 
-def measure_noise(exact: Sequence[Scores], rounded: Sequence[Scores]) -> Noise:
-    """How far the gap between the exact path's two likeliest tokens moves, position by position."""
-    moved = sorted(
-        abs(gap - before)
-        for reference, scores in zip(exact, rounded, strict=False)
-        for gap, before in zip(scores.pair_gaps, reference.gaps, strict=True)
-    )
-    index = min(int(len(moved) * NOISE_PERCENTILE / 100), len(moved) - 1)
-    return Noise(round(moved[len(moved) // 2], 5), round(moved[index], 5), round(moved[-1], 5))
+def pairs_to_ask(ours: Scores, theirs: Scores) -> list[list[tuple[int, int]]]:
+    """For each position: our two likeliest tokens, theirs, and the two first choices."""
+    rows = zip(ours.best, ours.second, theirs.best, theirs.second, strict=True)
+    return [[(a, b), (c, d), (a, c)] for a, b, c, d in rows]
 
 
-# Token ids and a pair of tokens for each: how far the first one's logit is above the second's.
-AskGaps = Callable[[list[int], list[tuple[int, int]]], list[float]]
+def measure_noise(
+    ours: Sequence[Scores], theirs: Sequence[Scores], exact: Sequence[Scores]
+) -> Noises:
+    """How far each one's gap between its two likeliest tokens is from the exact gap of these."""
+
+    def noise_of(rounded: Sequence[Scores], column: int) -> Noise:
+        moved = sorted(
+            abs(gap - before[column])
+            for scores, reference in zip(rounded, exact, strict=False)
+            for gap, before in zip(scores.gaps, reference.pair_gaps, strict=True)
+        )
+        index = min(int(len(moved) * _PERCENTILE), len(moved) - 1)
+        return Noise(round(moved[len(moved) // 2], 5), round(moved[index], 5), round(moved[-1], 5))
+
+    return Noises(noise_of(ours, 0), noise_of(theirs, 1))
 
 
 def compare_choices(
-    windows: Sequence[Sequence[int]],
-    ours: Sequence[Scores],
-    theirs: Sequence[Scores],
-    limit: float,
-    ask_gaps: AskGaps,
+    ours: Sequence[Scores], theirs: Sequence[Scores], exact: Sequence[Scores], limit: float
 ) -> Agreement:
-    """First choices after every known token; each difference is looked at with exact arithmetic."""
-    found = []
-    for index, ids in enumerate(windows):
+    """First choices after every known token of the exact part."""
+    found, num_positions = [], 0
+    for index, reference in enumerate(exact):
         pairs = list(zip(ours[index].best, theirs[index].best, strict=True))
-        if all(a == b for a, b in pairs):
-            continue
-        gaps = ask_gaps(list(ids), pairs)
+        num_positions += len(pairs)
         found += [
-            _disagree(f"window {index}", position + 1, pair, gaps[position], limit)
-            for position, pair in enumerate(pairs)
+            _disagree(f"window {index}", position + 1, pair, gaps[2], limit)
+            for position, (pair, gaps) in enumerate(zip(pairs, reference.pair_gaps, strict=True))
             if pair[0] != pair[1]
         ]
-    return _agreement(sum(map(len, windows)), found)
+    return _agreement(num_positions, found)
 
 
 def compare_texts(
@@ -220,7 +224,7 @@ def compare_texts(
     ours: Sequence[Sequence[int]],
     theirs: Sequence[Sequence[int]],
     limit: float,
-    ask_gaps: AskGaps,
+    ask_gap: Callable[[list[int], tuple[int, int]], float],
 ) -> Agreement:
     """Greedy texts up to their first difference; after that they are different questions."""
     found, num_positions = [], 0
@@ -229,57 +233,69 @@ def compare_texts(
         first = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
         num_positions += len(pairs) if first is None else first + 1
         if first is not None:
-            ids = [*prompt, *ours[index][:first]]
-            gaps = ask_gaps(ids, [(0, 0)] * (len(ids) - 1) + [pairs[first]])
-            found.append(_disagree(f"prompt {index}", first, pairs[first], gaps[-1], limit))
+            gap = ask_gap([*prompt, *ours[index][:first]], pairs[first])
+            found.append(_disagree(f"prompt {index}", first, pairs[first], gap, limit))
     return _agreement(num_positions, found)
 
 
-def _read(
-    child: Child,
-    windows: Sequence[list[int]],
-    pairs: Sequence[Sequence[Sequence[int]]],
-    prompts: Sequence[list[int]],
-    options: ParityOptions,
-    name: str,
-    report: Report,
-) -> Readings:
-    scores = _read_windows(child, windows, pairs, name, report)
-    report(f"{name}: greedy")
-    texts = [child.ask("greedy", ids=ids, num_tokens=options.greedy_tokens) for ids in prompts]
-    return Readings(scores, texts)
+def _read(child: Child, questions: Questions, name: str, report: Report) -> Readings:
+    windows, texts = [], []
+    for index, ids in enumerate(questions.windows):
+        report(f"{name}: window {index + 1} of {len(questions.windows)}")
+        windows.append(Scores(**child.ask("score", ids=ids)))
+    for index, ids in enumerate(questions.prompts):
+        report(f"{name}: text {index + 1} of {len(questions.prompts)}")
+        texts.append(child.ask("greedy", ids=ids, num_tokens=questions.num_tokens))
+    return Readings(windows, texts)
 
 
-def _read_windows(
-    child: Child,
-    windows: Sequence[list[int]],
-    pairs: Sequence[Sequence[Sequence[int]]],
-    name: str,
-    report: Report,
-) -> list[Scores]:
-    scores = []
-    for index, ids in enumerate(windows):
-        report(f"{name}: window {index + 1} of {len(windows)}")
-        wanted: Any = pairs[index] if index < len(pairs) else []
-        scores.append(Scores(**child.ask("score", ids=ids, pairs=wanted)))
-    return scores
+def _recall(path: Path) -> Readings | None:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return Readings([Scores(**scores) for scores in data["windows"]], data["texts"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None  # not there, or broken off while it was written
+
+
+def _measures(
+    ours: Readings,
+    theirs: Readings,
+    exact: list[Scores],
+    noise: Noises,
+    choices: Agreement,
+    greedy: Agreement,
+    ids_sha256: str,
+    peer: dict[str, str],
+) -> ParityMeasures:
+    sets = {
+        "ours": ours.windows,
+        "llama": theirs.windows,
+        "ours_part": ours.windows[: len(exact)],
+        "llama_part": theirs.windows[: len(exact)],
+        "exact_part": exact,
+    }
+    values = {name: perplexity(windows) for name, windows in sets.items()}
+    both = zip(ours.windows, theirs.windows, strict=True)
+    is_equal = [a == b for x, y in both for a, b in zip(x.best, y.best, strict=True)]
+    return ParityMeasures(
+        ours=_perplexities(ours.windows),
+        llama=_perplexities(theirs.windows),
+        exact=_perplexities(exact),
+        perplexity=values,
+        ours_over_llama=round(values["ours"] / values["llama"] - 1, 6),
+        ours_over_exact=round(values["ours_part"] / values["exact_part"] - 1, 6),
+        llama_over_exact=round(values["llama_part"] / values["exact_part"] - 1, 6),
+        noise=noise,
+        equal_share=round(sum(is_equal) / len(is_equal), 5),
+        first_choices=choices,
+        greedy=greedy,
+        ids_sha256=ids_sha256,
+        peer=peer,
+    )
 
 
 def _perplexities(windows: Sequence[Scores]) -> Samples:
     return summarize([perplexity([window]) for window in windows], "perplexity")
-
-
-def _excess(windows: Sequence[Scores], others: Sequence[Scores]) -> float:
-    return round(perplexity(windows) / perplexity(others) - 1, 6)
-
-
-def _equal_share(ours: Sequence[Scores], theirs: Sequence[Scores]) -> float:
-    pairs = [
-        (a, b)
-        for x, y in zip(ours, theirs, strict=True)
-        for a, b in zip(x.best, y.best, strict=True)
-    ]
-    return round(sum(a == b for a, b in pairs) / len(pairs), 5)
 
 
 def _disagree(

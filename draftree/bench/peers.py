@@ -1,7 +1,7 @@
 """Ours beside llama.cpp: the same file, the same token ids, the same number of threads, in turns.
 
 Each runs in a process of its own and is idle while the other is measured. llama.cpp is measured
-through its server and through its library, and ours is compared with the faster of the two.
+through its server and through its library once, and then in the way that was faster.
 """
 
 import sys
@@ -30,13 +30,13 @@ NOT_INSTALLED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """One task, measured in turns. ratio: ours over the faster way to run llama.cpp."""
+    """One task, measured in turns. trial: llama.cpp by each way, once, to find the faster one."""
 
     ours: Samples
-    llama_server: Samples
-    llama_library: Samples
-    faster_peer: str
-    ratio: Ratio
+    llama: Samples
+    llama_way: str  # the faster one
+    trial: dict[str, Samples]
+    ratio: Ratio  # ours over llama
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,7 @@ class PeerOptions:
             "prefill_lens": list(self.prefill_lens),
             "method": (
                 "in turns, each in its own process; a short warm-up before each timed run; greedy; "
-                "the same token ids; prefill counts the prompt and its first token; ratio against "
-                "the faster of server and library"
+                "the same token ids; prefill counts the prompt and its first token"
             ),
         }
 
@@ -94,16 +93,16 @@ def measure_peers(path: Path, options: PeerOptions, report: Report) -> PeerMeasu
         (text,) = ours.ask("windows", num_windows=1, window_len=longest)
 
         def duel(label: str, counted: int, verb: str, **arguments: object) -> Duel:
-            times: dict[str, list[float]] = {"ours": [], "server": [], "library": []}
-            for number in range(-1, options.rounds):
-                name = "warm-up" if number < 0 else f"round {number + 1} of {options.rounds}"
-                report(f"{label}: {name}")
-                taken = {"ours": ours.ask(verb, **arguments)}
-                taken |= {way: peer.ask(verb, via=way, **arguments) for way in _WAYS}
-                if number >= 0:
-                    for subject, ms in taken.items():
-                        times[subject].append(ms)
-            return judge(counted, times["ours"], times["server"], times["library"])
+            report(f"{label}: warm-up")
+            ours.ask(verb, **arguments)
+            trial = {way: peer.ask(verb, via=way, **arguments) for way in _WAYS}
+            way = min(trial, key=lambda name: trial[name])
+            ours_ms, llama_ms = [], []
+            for number in range(options.rounds):
+                report(f"{label}: round {number + 1} of {options.rounds}")
+                ours_ms.append(ours.ask(verb, **arguments))
+                llama_ms.append(peer.ask(verb, via=way, **arguments))
+            return judge(counted, ours_ms, llama_ms, trial)
 
         num_tokens = options.decode_tokens
         decode = duel(
@@ -121,16 +120,14 @@ def measure_peers(path: Path, options: PeerOptions, report: Report) -> PeerMeasu
 
 
 def judge(
-    num_tokens: int, ours_ms: list[float], server_ms: list[float], library_ms: list[float]
+    num_tokens: int, ours_ms: list[float], llama_ms: list[float], trial_ms: dict[str, float]
 ) -> Duel:
     """Milliseconds of the same rounds to rates and a ratio."""
-    ours = rates(num_tokens, ours_ms)
-    server, library = rates(num_tokens, server_ms), rates(num_tokens, library_ms)
-    is_server = server.median >= library.median
+    ours, llama = rates(num_tokens, ours_ms), rates(num_tokens, llama_ms)
     return Duel(
         ours=ours,
-        llama_server=server,
-        llama_library=library,
-        faster_peer="server" if is_server else "library",
-        ratio=divide(ours, server if is_server else library),
+        llama=llama,
+        llama_way=min(trial_ms, key=lambda name: trial_ms[name]),
+        trial={way: rates(num_tokens, [ms]) for way, ms in trial_ms.items()},
+        ratio=divide(ours, llama),
     )

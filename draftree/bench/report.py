@@ -11,6 +11,7 @@ from typing import Final
 from draftree.bench.bar import judge_bars
 from draftree.bench.disturbance import BUSY_SHARE
 from draftree.bench.machine import check_same_machine
+from draftree.bench.memory import METHOD
 from draftree.bench.plot import PLOT_KINDS, plot_name
 from draftree.bench.record import Json, read_records
 
@@ -99,12 +100,13 @@ def _peers(record: Json) -> list[str]:
     rows = [
         [
             name,
-            *(spread(duel[who]) for who in ("ours", "llama_server", "llama_library")),
+            spread(duel["ours"]),
+            f"{spread(duel['llama'])}, {duel['llama_way']}",
             "{value:.2f} [{low:.2f} to {high:.2f}]".format(**duel["ratio"]),
         ]
         for name, duel in duels.items()
     ]
-    head = ["tok/s", "draftree", "llama.cpp server", "llama.cpp library", "ratio to the faster"]
+    head = ["tok/s", "draftree", "llama.cpp, by the faster way", "ratio"]
     peer = measures["peer"]
     note = (
         f"{settings['threads']} threads, {settings['rounds']} rounds; {settings['method']}. "
@@ -149,11 +151,11 @@ def _shares(shares: Mapping[str, Json]) -> list[str]:
 
 
 def _memory(record: Json) -> list[str]:
-    measures, settings = record["measures"], record["settings"]
+    measures = record["measures"]
     names = {
         "ratio": "over the file's size",
         "peak_ratio": "the same, at the peak",
-        "filled_mib": f"context of {settings['context']} full",
+        "filled_mib": f"context of {measures['context']} full",
         "loaded_mib": "after loading",
         "anonymous_mib": "of it anonymous",
         "file_mib": "of it pages of files",
@@ -162,7 +164,7 @@ def _memory(record: Json) -> list[str]:
     rows = [
         [words, f"{spread(measures[key])} {measures[key]['unit']}"] for key, words in names.items()
     ]
-    return [*table(["resident memory above imports", ""], rows), "", settings["method"]]
+    return [*table(["resident memory above imports", ""], rows), "", METHOD]
 
 
 def _start(record: Json) -> list[str]:

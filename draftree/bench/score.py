@@ -18,7 +18,7 @@ class Scores:
     best: list[int] = field(default_factory=list)  # likeliest token
     second: list[int] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)  # logit of best minus that of second
-    pair_gaps: list[float] = field(default_factory=list)  # between two tokens that were asked for
+    pair_gaps: list[list[float]] = field(default_factory=list)  # of the pairs that were asked for
 
     def extend(self, other: "Scores") -> None:
         self.log_probs += other.log_probs
@@ -29,9 +29,12 @@ class Scores:
 
 
 def score_logits(
-    logits: np.ndarray, next_ids: Sequence[int], pairs: Sequence[Sequence[int]] = ()
+    logits: np.ndarray, next_ids: Sequence[int], pairs: Sequence[Sequence[Sequence[int]]] = ()
 ) -> Scores:
-    """logits float32 [num_rows, vocab_size]; next_ids[i] follows row i, and may end a row early."""
+    """logits float32 [num_rows, vocab_size]; next_ids[i] follows row i, and may end a row early.
+
+    pairs[i]: pairs of tokens whose logits in row i are to be compared.
+    """
     scores = Scores()
     for start in range(0, len(logits), _ROWS_AT_ONCE):
         rows = logits[start : start + _ROWS_AT_ONCE]
@@ -43,7 +46,8 @@ def score_logits(
             total = np.exp(scored - peak[:, None]).sum(axis=1, dtype=np.float64)
             chosen = scored[np.arange(len(targets)), targets] - peak
             scores.log_probs += (chosen - np.log(total)).tolist()
-    scores.pair_gaps += [float(logits[i, a] - logits[i, b]) for i, (a, b) in enumerate(pairs)]
+    for row, wanted in zip(logits, pairs, strict=False):
+        scores.pair_gaps.append([float(row[a] - row[b]) for a, b in wanted])
     return scores
 
 

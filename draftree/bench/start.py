@@ -36,20 +36,19 @@ class StartMeasures:
 def measure_start(path: Path, threads: int, rounds: int, report: Report) -> StartMeasures:
     command = run_command(path, threads)
     firsts, exits, interpreters, opens = [], [], [], []
-    for number in range(-1, rounds):
-        report("start: warm-up" if number < 0 else f"start: {number + 1} of {rounds}")
+    report("start: warm-up")
+    _time_first_byte(command)
+    for number in range(rounds):
+        report(f"start: {number + 1} of {rounds}")
         first, end = _time_first_byte(command)
         begin = time.perf_counter()
         subprocess.run([sys.executable, "-c", "pass"], check=True)
-        interpreter = time.perf_counter() - begin
+        interpreters.append(time.perf_counter() - begin)
         with Child("draftree.bench.subject", "draftree") as child:
             options = {"threads": threads, "max_ctx": 0, "kind": "default"}
-            opened = child.ask("load", path=str(path.resolve()), **options) / 1000
-        if number >= 0:
-            firsts.append(first)
-            exits.append(end)
-            interpreters.append(interpreter)
-            opens.append(opened)
+            opens.append(child.ask("load", path=str(path.resolve()), **options) / 1000)
+        firsts.append(first)
+        exits.append(end)
     report("start: imports")
     traced = subprocess.run(
         [sys.executable, "-X", "importtime", *command[1:]], capture_output=True, text=True

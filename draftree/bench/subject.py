@@ -66,7 +66,7 @@ class Subject:
         state.rollback()
         return elapsed
 
-    def score(self, ids: Sequence[int], pairs: Sequence[Sequence[int]] = ()) -> Scores:
+    def score(self, ids: Sequence[int], pairs: Sequence[Sequence[Sequence[int]]] = ()) -> Scores:
         """What the model says of a text, in passes as large as the logits' buffer."""
         state = self.target.state
         state.reset()
@@ -153,7 +153,7 @@ class SubjectWorker:
     def prefill(self, ids: list[int]) -> float:
         return self._opened().prefill(ids)
 
-    def score(self, ids: list[int], pairs: list[list[int]]) -> dict[str, Any]:
+    def score(self, ids: list[int], pairs: Sequence[Any] = ()) -> dict[str, Any]:
         return asdict(self._opened().score(ids, pairs))
 
     def greedy(self, ids: list[int], num_tokens: int) -> list[int]:

@@ -18,8 +18,10 @@ from draftree.cli.option import DEFAULT_MODEL
 from draftree.errors import DraftreeError
 
 if TYPE_CHECKING:
-    from draftree.bench.record import Json
+    from draftree.bench.record import Json, ModelId
 
+RESULTS: Final = Path("results")
+PAGE: Final = Path("docs/benchmarks.md")
 ALL_MODELS: Final = (DEFAULT_MODEL, "qwen2.5-coder-0.5b")
 
 Model = Annotated[
@@ -44,7 +46,7 @@ def peers(
     model: Model = DEFAULT_MODEL,
     threads: Threads = 0,
     rounds: Rounds = 5,
-    results: Results = Path("results"),
+    results: Results = RESULTS,
     peer_python: Python = None,
 ) -> None:
     """Decode and prefill, ours and llama.cpp's in turns."""
@@ -52,52 +54,25 @@ def peers(
         _finish(bench.peers(rounds, peer_python or sys.executable))
 
 
-@app.command()
-def decode(
-    model: Model = DEFAULT_MODEL,
-    threads: Threads = 0,
-    rounds: Rounds = 10,
-    results: Results = Path("results"),
-) -> None:
-    """Our decoding: by depth, by tokens in a pass, by operation."""
-    with _bench(model, threads, results) as bench:
-        _finish(bench.decode(rounds))
+def _add_command(kind: str, num_rounds: int, help_text: str) -> None:
+    """A command that takes nothing but a model and a number of rounds."""
+
+    def command(
+        model: Model = DEFAULT_MODEL,
+        threads: Threads = 0,
+        rounds: Rounds = num_rounds,
+        results: Results = RESULTS,
+    ) -> None:
+        with _bench(model, threads, results) as bench:
+            _finish(bench.alone(kind, rounds))
+
+    app.command(kind, help=help_text)(command)
 
 
-@app.command()
-def prefill(
-    model: Model = DEFAULT_MODEL,
-    threads: Threads = 0,
-    rounds: Rounds = 5,
-    results: Results = Path("results"),
-) -> None:
-    """Our prefill: by length of the prompt, by operation."""
-    with _bench(model, threads, results) as bench:
-        _finish(bench.prefill(rounds))
-
-
-@app.command()
-def memory(
-    model: Model = DEFAULT_MODEL,
-    threads: Threads = 0,
-    rounds: Rounds = 3,
-    results: Results = Path("results"),
-) -> None:
-    """Resident memory with a full context of 2048 tokens, over the file's size."""
-    with _bench(model, threads, results) as bench:
-        _finish(bench.memory(rounds))
-
-
-@app.command()
-def start(
-    model: Model = DEFAULT_MODEL,
-    threads: Threads = 0,
-    rounds: Rounds = 5,
-    results: Results = Path("results"),
-) -> None:
-    """Process start to first token, with everything warm."""
-    with _bench(model, threads, results) as bench:
-        _finish(bench.start(rounds))
+_add_command("decode", 10, "Our decoding: by depth, by tokens in a pass, by operation.")
+_add_command("prefill", 5, "Our prefill: by length of the prompt, by operation.")
+_add_command("memory", 3, "Resident memory with a full context of 2048, over the file's size.")
+_add_command("start", 5, "Process start to first token, with everything warm.")
 
 
 @app.command()
@@ -108,7 +83,7 @@ def parity(
     exact_windows: Annotated[
         int, typer.Option(min=1, help="Windows of 512 that exact arithmetic scores too.")
     ] = 4,
-    results: Results = Path("results"),
+    results: Results = RESULTS,
     peer_python: Python = None,
 ) -> None:
     """Perplexity and first choices, ours against llama.cpp's and exact arithmetic."""
@@ -130,7 +105,7 @@ def suite(
     n_gen: Annotated[int, typer.Option("--n-gen", "-n", min=1, help="Tokens for each.")] = 128,
     draft: Annotated[str, typer.Option(help="Draft, as for `draftree run`.")] = "auto",
     threads: Threads = 0,
-    results: Results = Path("results"),
+    results: Results = RESULTS,
 ) -> None:
     """Plain against speculative decoding: equal texts, speed-up, AL."""
     with _bench(model, threads, results) as bench:
@@ -139,8 +114,8 @@ def suite(
 
 @app.command()
 def report(
-    results: Results = Path("results"),
-    page: Annotated[Path, typer.Option(help="The page to write.")] = Path("docs/benchmarks.md"),
+    results: Results = RESULTS,
+    page: Annotated[Path, typer.Option(help="The page to write.")] = PAGE,
     plots: Annotated[bool, typer.Option(help="Draw plots as well.")] = True,
 ) -> None:
     """Make the page of benchmarks from the result files."""
@@ -157,8 +132,8 @@ def run_all(
     threads: Threads = 0,
     rounds: Rounds = 5,
     tokens: Annotated[int, typer.Option(min=512, help="Tokens to score for parity.")] = 20_480,
-    results: Results = Path("results"),
-    page: Annotated[Path, typer.Option(help="The page to write.")] = Path("docs/benchmarks.md"),
+    results: Results = RESULTS,
+    page: Annotated[Path, typer.Option(help="The page to write.")] = PAGE,
     peer_python: Python = None,
 ) -> None:
     """Everything, for the page: takes about ten minutes of a quiet machine."""
@@ -179,10 +154,10 @@ def run_all(
         try:
             with _bench(name, threads, results) as bench:
                 attempt(partial(bench.peers, rounds, python))
-                attempt(partial(bench.decode, 2 * rounds))
-                attempt(partial(bench.prefill, min(rounds, 3)))
-                attempt(partial(bench.memory, min(rounds, 3)))
-                attempt(partial(bench.start, rounds))
+                attempt(partial(bench.alone, "decode", 2 * rounds))
+                attempt(partial(bench.alone, "prefill", min(rounds, 3)))
+                attempt(partial(bench.alone, "memory", min(rounds, 3)))
+                attempt(partial(bench.alone, "start", rounds))
                 attempt(partial(bench.suite, (), None, 4, 96, "auto"))
                 attempt(partial(bench.parity, tokens, 4, python))
         except DraftreeError as error:
@@ -207,51 +182,38 @@ class Bench:
 
         options = PeerOptions(self.threads, rounds, python=python)
         return self._record(
-            "peers", options.settings(), lambda: measure_peers(self.path, options, self.say)
+            "peers", options.settings(), lambda model: measure_peers(self.path, options, self.say)
         )
 
-    def decode(self, rounds: int) -> dict[str, Any]:
+    def alone(self, kind: str, rounds: int) -> dict[str, Any]:
+        """decode, prefill, memory or start: ours, without anybody to compare with."""
         from draftree.bench.decode import measure_decode
-
-        return self._record(
-            "decode",
-            self._settings(rounds),
-            lambda: measure_decode(self.path, self.threads, rounds, self.say),
-        )
-
-    def prefill(self, rounds: int) -> dict[str, Any]:
+        from draftree.bench.memory import measure_memory
         from draftree.bench.prefill import measure_prefill
-
-        return self._record(
-            "prefill",
-            self._settings(rounds),
-            lambda: measure_prefill(self.path, self.threads, rounds, self.say),
-        )
-
-    def memory(self, rounds: int) -> dict[str, Any]:
-        from draftree.bench.memory import CONTEXT, METHOD, measure_memory
-
-        return self._record(
-            "memory",
-            {**self._settings(rounds), "context": CONTEXT, "method": METHOD},
-            lambda: measure_memory(self.path, self.threads, rounds, self.say),
-        )
-
-    def start(self, rounds: int) -> dict[str, Any]:
         from draftree.bench.start import measure_start
 
+        measures: dict[str, Callable[..., Any]] = {
+            "decode": measure_decode,
+            "prefill": measure_prefill,
+            "memory": measure_memory,
+            "start": measure_start,
+        }
         return self._record(
-            "start",
-            self._settings(rounds),
-            lambda: measure_start(self.path, self.threads, rounds, self.say),
+            kind,
+            {"threads": self.threads, "rounds": rounds},
+            lambda model: measures[kind](self.path, self.threads, rounds, self.say),
         )
 
     def parity(self, num_tokens: int, exact_windows: int, python: str) -> dict[str, Any]:
         from draftree.bench.parity import ParityOptions, measure_parity
+        from draftree.env import cache_dir
 
-        options = ParityOptions(self.threads, python, num_tokens, exact_windows)
+        cache = cache_dir() / "peers"
+        options = ParityOptions(self.threads, python, cache, num_tokens, exact_windows)
         return self._record(
-            "parity", options.settings(), lambda: measure_parity(self.path, options, self.say)
+            "parity",
+            options.settings(),
+            lambda model: measure_parity(self.path, model.sha256, options, self.say),
         )
 
     def suite(
@@ -272,13 +234,12 @@ class Bench:
         return self._record(
             "suite",
             {**settings, "budget": options.budget, "ngram": options.ngram},
-            lambda: measure_suite(self.path, sets, options, self.say),
+            lambda model: measure_suite(self.path, sets, options, self.say),
         )
 
-    def _settings(self, rounds: int) -> "Json":
-        return {"threads": self.threads, "rounds": rounds}
-
-    def _record(self, kind: str, settings: "Json", measure: Callable[[], Any]) -> dict[str, Any]:
+    def _record(
+        self, kind: str, settings: "Json", measure: "Callable[[ModelId], Any]"
+    ) -> dict[str, Any]:
         from draftree.bench.disturbance import foreign_share, look
         from draftree.bench.headline import headline
         from draftree.bench.record import identify_model, make_record, write_record
@@ -286,7 +247,7 @@ class Bench:
 
         model = identify_model(self.path)
         before = look()
-        measures = measure()
+        measures = measure(model)
         share = foreign_share(before, look(), usable_cores())
         record = make_record(kind, model, settings, measures, share)
         path = write_record(self.results, record)

@@ -87,12 +87,14 @@ class SpeculativeDecoder:
         self.stats.accept_ms += (commit_start - accept_start) * 1000
         self.stats.commit_ms += (end - commit_start) * 1000
         was_drafted = ranked.tree.num_nodes > 1
-        self._learn(chosen, accepted.path, (end - start) * 1000 if was_drafted else None)
-        if self._watch:
-            self._watch(Round(tree, accepted.path, accepted.bonus))
         emitted = [Emitted(tree.tokens[n], tree.sources[n]) for n in accepted.path[1:]]
         last = TokenSource.BONUS if tree.num_nodes > 1 else TokenSource.PLAIN
         emitted.append(Emitted(accepted.bonus, last))
+        self._count(tree, len(accepted.path) - 1)
+        if was_drafted:
+            self._learn(ranked, [e.token for e in emitted], (end - start) * 1000)
+        if self._watch:
+            self._watch(Round(tree, accepted.path, accepted.bonus))
         self._ngram.extend(e.token for e in emitted)
         self._anchor = accepted.bonus
         return emitted
@@ -148,20 +150,18 @@ class SpeculativeDecoder:
         if self._drafter is not None and verified.features is not None:
             self._drafter.observe(verified.features[list(accepted.path)])
 
-    def _learn(self, chosen: RankedTree, path: tuple[int, ...], round_ms: float | None) -> None:
-        """Statistics, calibration, and whether drafting is worth going on with (round_ms: if it was
-        done).
-        """
-        stats, num_accepted = self.stats, len(path) - 1
+    def _count(self, tree: DraftTree, num_accepted: int) -> None:
+        stats = self.stats
         stats.num_rounds += 1
-        stats.num_drafted += chosen.tree.num_nodes - 1
+        stats.num_drafted += tree.num_nodes - 1
         stats.num_accepted += num_accepted
-        _count_depths(stats.verified_by_depth, max(chosen.tree.depths))
+        _count_depths(stats.verified_by_depth, max(tree.depths))
         _count_depths(stats.accepted_by_depth, num_accepted)
-        if round_ms is None:
-            return
-        self._calibration.observe(_predicted_masses(chosen, path), num_accepted)
-        gain = len(path) * self._cost.verify_ms(1) / round_ms
+
+    def _learn(self, ranked: RankedTree, tokens: list[int], round_ms: float) -> None:
+        """How right the draft was, and whether drafting is worth going on with."""
+        self._calibration.observe(*_follow(ranked, tokens))
+        gain = len(tokens) * self._cost.verify_ms(1) / round_ms
         self._gain += 0.2 * (gain - self._gain)
         if self._options.is_auto and self._gain < 1.0:
             self._last_pause = min(max(2 * self._last_pause, 4), _MAX_PAUSE)
@@ -177,13 +177,22 @@ def _count_depths(counts: list[int], depth: int) -> None:
         counts[i] += 1
 
 
-def _predicted_masses(chosen: RankedTree, path: tuple[int, ...]) -> list[float]:
-    """For each node of the path: the draft's own probability that one of its children in the tree
-    is right.
+def _follow(ranked: RankedTree, tokens: list[int]) -> tuple[list[float], int]:
+    """Walk all that was proposed along the round's tokens, whether or not it was verified.
+
+    Returns the draft's own probability, at each node passed, that one of its children is right, and
+    how many nodes were. So a draft is judged even in a round that verifies none of its nodes.
     """
-    logs = (0.0, *chosen.path_log_probs)
-    masses = dict.fromkeys(path, 0.0)
-    for node, parent in enumerate(chosen.tree.parents):
-        if parent in masses:
-            masses[parent] += exp(logs[node] - logs[parent])
-    return [min(mass, 1.0) for mass in masses.values() if mass > 0.0]
+    tree, logs = ranked.tree, (0.0, *ranked.path_log_probs)
+    masses: list[float] = []
+    node = 0
+    for depth, token in enumerate(tokens):
+        children = [n for n, parent in enumerate(tree.parents) if parent == node]
+        if not children:
+            return masses, depth
+        masses.append(min(sum(exp(logs[child] - logs[node]) for child in children), 1.0))
+        known = next((child for child in children if tree.tokens[child] == token), None)
+        if known is None:
+            return masses, depth
+        node = known
+    return masses, len(tokens)

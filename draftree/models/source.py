@@ -59,6 +59,8 @@ class TensorSource:
         self._left = {name for name in self._left if not name.startswith(prefix)}
 
     def finish(self) -> None:
+        """All tensors are taken, and in the device's layout: the file's pages are needed no more."""
+        self._checkpoint.release()
         if self._left:
             some = ", ".join(sorted(self._left)[:3])
             raise CheckpointError(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -146,17 +147,7 @@ class Trainer:
         self.curve: list[CurvePoint] = []
         self._teacher, self._schedule = teacher, config.schedule
         self._feeder = Feeder(corpus, config.schedule, spec, config.seed, device)
-        matrices = [p for p in self.draft.parameters() if p.ndim > 1]
-        vectors = [p for p in self.draft.parameters() if p.ndim == 1]
-        self._optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": config.schedule.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
-            lr=config.schedule.learning_rate,
-            betas=(0.9, 0.95),
-            fused=device.type == "cuda",
-        )
+        self._optimizers = make_optimizers(self.draft, config.schedule)
         self._step = self._num_tokens = self._num_rows = 0
         self._seconds = 0.0
 
@@ -192,8 +183,9 @@ class Trainer:
     def _learn(self, progress: float) -> torch.Tensor:
         schedule = self._schedule
         rate = learning_rate(schedule, progress)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
         batch = self._feeder.draw(self._step)
         loss = block_loss(
             self.draft,
@@ -202,10 +194,11 @@ class Trainer:
             depth_decay=schedule.depth_decay,
             distill_share=schedule.distill_share,
         )
-        self._optimizer.zero_grad(set_to_none=True)
+        self.draft.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.draft.parameters(), schedule.max_norm)
-        self._optimizer.step()
+        for optimizer in self._optimizers:
+            optimizer.step()
         self._num_tokens += batch.ids.numel()
         self._num_rows += batch.anchors.numel() * (batch.block_len - 1)
         return loss.detach()
@@ -236,7 +229,7 @@ class Trainer:
     def _save(self, path: Path) -> None:
         state = {
             "draft": self.draft.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
             "curve": [asdict(point) for point in self.curve],
             "counts": (self._step, self._num_tokens, self._num_rows, self._seconds),
         }
@@ -247,9 +240,31 @@ class Trainer:
     def _restore(self, path: Path) -> None:
         state = torch.load(path, map_location=self._teacher.device, weights_only=True)
         self.draft.load_state_dict(state["draft"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         self.curve = [CurvePoint(**point) for point in state["curve"]]
         self._step, self._num_tokens, self._num_rows, self._seconds = state["counts"]
+
+
+def make_optimizers(draft: DraftModule, schedule: Schedule) -> list[torch.optim.Optimizer]:
+    """Matrices learn with Muon or AdamW, vectors with AdamW and without decay."""
+    matrices = [p for p in draft.parameters() if p.ndim > 1]
+    vectors = [p for p in draft.parameters() if p.ndim == 1]
+    rate, decay = schedule.learning_rate, schedule.weight_decay
+    groups: list[dict[str, Any]] = [{"params": vectors, "weight_decay": 0.0}]
+    optimizers: list[torch.optim.Optimizer] = []
+    if schedule.optimizer == "muon":
+        # Updates are scaled like AdamW's, so that both take the same learning rate.
+        optimizers.append(
+            torch.optim.Muon(
+                matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
+            )
+        )
+    else:
+        groups.append({"params": matrices, "weight_decay": decay})
+    is_fused = vectors[0].device.type == "cuda"
+    optimizers.append(torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=is_fused))
+    return optimizers
 
 
 def learning_rate(schedule: Schedule, progress: float) -> float:

@@ -45,6 +45,7 @@ class Schedule:
     batch_tokens: int = 65_536
     rows_per_token: float = 1.5
     block_sizes: tuple[int, ...] = ()  # drawn per step; () is the draft's own block alone
+    optimizer: str = "muon"  # or "adamw"
     learning_rate: float = 1e-3
     warmup_share: float = 0.03
     final_share: float = 0.02  # of the learning rate, at the end of the cosine
@@ -80,6 +81,7 @@ class TrainConfig:
             (0.0 < text.held_out_share < 1.0, "the held-out share is a number between 0 and 1"),
             (schedule.num_steps >= 1, "there must be at least one step"),
             (schedule.batch_tokens >= text.max_len, "a step must hold at least one sequence"),
+            (schedule.optimizer in ("muon", "adamw"), "the optimizer is muon or adamw"),
             (schedule.learning_rate > 0.0, "the learning rate must be positive"),
             (0.0 <= schedule.distill_share <= 1.0, "the distill share is a number from 0 to 1"),
         )

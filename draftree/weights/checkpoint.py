@@ -14,6 +14,7 @@ import numpy as np
 
 from draftree.errors import CheckpointError
 from draftree.kernels.quant.formats import QuantType
+from draftree.weights.mapping import forget_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,10 @@ class Checkpoint(Protocol):
         """
         ...
 
+    def release(self) -> None:
+        """Give the memory of what was read so far back; views stay valid."""
+        ...
+
     def close(self) -> None:
         """Forget the file. Views that were handed out keep their part of it mapped."""
         ...
@@ -78,6 +83,10 @@ class MappedCheckpoint:
         if name in self.tensors:
             raise CheckpointError(f"{self.path} was closed before tensor {name!r} was read.")
         raise CheckpointError(f"{self.path} has no tensor {name!r}.")
+
+    def release(self) -> None:
+        for view in self._views.values():
+            forget_pages(view)
 
     def close(self) -> None:
         self._views.clear()

@@ -31,3 +31,12 @@ def map_file(path: Path) -> np.ndarray:
     finally:
         os.close(descriptor)
     return np.frombuffer(data, dtype=np.uint8)
+
+
+def forget_pages(view: np.ndarray) -> None:
+    """Take the mapped file behind a view out of memory; what is read again comes from disk again."""
+    owner: object = view
+    while isinstance(owner, np.ndarray | memoryview):
+        owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
+    if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        owner.madvise(mmap.MADV_DONTNEED)

@@ -21,7 +21,7 @@ def shares(width):
 
 def peers(scale=1.0):
     times = [1000.0 / scale, 1100.0 / scale, 900.0 / scale]
-    duel = judge(128, times, [2000.0, 2200.0, 1800.0], [1600.0, 1700.0, 1500.0])
+    duel = judge(128, times, [1600.0, 1700.0, 1500.0], {"server": 2000.0, "library": 1500.0})
     return PeerMeasures(duel, {"512": duel, "64": duel}, {"version": "1", "system": "AVX2 = 1 |"})
 
 
@@ -40,7 +40,7 @@ def prefill():
 def memory(ratio=1.2):
     mib = summarize([100.0], "MiB")
     samples = summarize([ratio], "×")
-    return MemoryMeasures(samples, samples, mib, mib, mib, mib, mib)
+    return MemoryMeasures(2048, samples, samples, mib, mib, mib, mib, mib)
 
 
 def start():
@@ -56,7 +56,7 @@ def parity(excess=0.001, gap=0.1):
     names = ("ours", "llama", "ours_part", "llama_part", "exact_part")
     return ParityMeasures(
         *(perplexities, perplexities, perplexities, dict.fromkeys(names, 13.0)),
-        *(excess, 0.002, 0.004, Noises(noise, noise), agreement, 0.98, agreement, "ab" * 32),
+        *(excess, 0.002, 0.004, Noises(noise, noise), 0.98, agreement, agreement, "ab" * 32),
         {"version": "1", "system": ""},
     )
 
@@ -71,7 +71,7 @@ SETTINGS = {
     "peers": PeerOptions(2, 3).settings(),
     "decode": {"threads": 2, "rounds": 3},
     "prefill": {"threads": 2, "rounds": 3},
-    "memory": {"threads": 2, "rounds": 1, "context": 2048, "method": "resident bytes"},
+    "memory": {"threads": 2, "rounds": 1},
     "start": {"threads": 2, "rounds": 3},
     "parity": {"threads": 2, "num_tokens": 20480, "window": 512, "exact_windows": 4},
     "suite": {"threads": 2, "num_tokens": 96, "limit": 4},

@@ -11,6 +11,7 @@ from draftree.bench.parity import (
     compare_texts,
     measure_noise,
     measure_parity,
+    pairs_to_ask,
     perplexity,
 )
 from draftree.bench.score import Scores
@@ -22,26 +23,29 @@ def test_perplexity_is_over_tokens_and_not_over_windows():
 
 
 def test_noise_is_how_far_gaps_move():
-    exact = [Scores(gaps=[1.0] * 200)]
-    rounded = [Scores(pair_gaps=[1.0 + 0.001 * i for i in range(200)]), Scores()]
-    noise = measure_noise(exact, rounded)
-    assert noise.median == pytest.approx(0.1)
-    assert noise.percentile_99 == pytest.approx(0.198)
-    assert noise.largest == pytest.approx(0.199)
+    exact = [Scores(pair_gaps=[[1.0, 2.0, 0.0]] * 200)]
+    ours = [Scores(gaps=[1.0 + 0.001 * i for i in range(200)]), Scores(gaps=[9.0])]
+    theirs = [Scores(gaps=[2.5] * 200), Scores(gaps=[9.0])]
+    noise = measure_noise(ours, theirs, exact)
+    assert noise.ours.median == pytest.approx(0.1)
+    assert noise.ours.percentile_99 == pytest.approx(0.198)
+    assert noise.ours.largest == pytest.approx(0.199)
+    assert noise.llama.median == noise.llama.largest == pytest.approx(0.5)
+    assert noise.limit == pytest.approx(0.698)
+
+
+def test_exact_arithmetic_is_asked_about_both():
+    ours, theirs = Scores(best=[1, 2], second=[3, 4]), Scores(best=[5, 2], second=[6, 7])
+    assert pairs_to_ask(ours, theirs) == [[(1, 3), (5, 6), (1, 5)], [(2, 4), (2, 7), (2, 2)]]
 
 
 def test_choices_that_differ_are_looked_at():
-    asked = []
-
-    def ask_gaps(ids, pairs):
-        asked.append((ids, pairs))
-        return [0.0, -0.2, 0.9]
-
-    windows = [[1, 2, 3], [4, 5, 6]]
-    ours = [Scores(best=[7, 7, 7]), Scores(best=[7, 8, 9])]
-    theirs = [Scores(best=[7, 7, 7]), Scores(best=[7, 1, 2])]
-    agreement = compare_choices(windows, ours, theirs, 0.5, ask_gaps)
-    assert asked == [([4, 5, 6], [(7, 7), (8, 1), (9, 2)])]
+    ours = [Scores(best=[7, 7, 7]), Scores(best=[7, 8, 9]), Scores(best=[1])]
+    theirs = [Scores(best=[7, 7, 7]), Scores(best=[7, 1, 2]), Scores(best=[2])]
+    exact = [
+        Scores(pair_gaps=[[0, 0, gap] for gap in gaps]) for gaps in ((0, 0, 0), (0, -0.2, 0.9))
+    ]
+    agreement = compare_choices(ours, theirs, exact, 0.5)
     assert (agreement.num_positions, agreement.num_equal, agreement.num_explained) == (6, 4, 1)
     first, second = agreement.disagreements
     assert (first.where, first.position, first.exact_gap) == ("window 1", 2, 0.2)
@@ -49,19 +53,18 @@ def test_choices_that_differ_are_looked_at():
 
 
 def test_texts_count_up_to_their_first_difference():
-    def ask_gaps(ids, pairs):
-        assert ids == [1, 2, 5]
-        assert pairs == [(0, 0), (0, 0), (6, 9)]
-        return [0.0, 0.0, 0.3]
+    def ask_gap(ids, pair):
+        assert (ids, pair) == ([1, 2, 5], (6, 9))
+        return -0.3
 
     agreement = compare_texts(
-        [[1, 2], [3]], [[5, 6, 7], [8, 8, 8]], [[5, 9, 9], [8, 8, 8]], 0.5, ask_gaps
+        [[1, 2], [3]], [[5, 6, 7], [8, 8, 8]], [[5, 9, 9], [8, 8, 8]], 0.5, ask_gap
     )
     assert (agreement.num_positions, agreement.num_equal, agreement.num_explained) == (5, 4, 1)
     (found,) = agreement.disagreements
     assert (found.where, found.position, found.ours, found.theirs) == ("prompt 0", 1, 6, 9)
 
 
-def test_the_exact_part_must_fit(tiny_path, say):
+def test_the_exact_part_must_fit(tmp_path, say):
     with pytest.raises(BenchError, match="at least one window"):
-        measure_parity(tiny_path, ParityOptions(2, "python", 512, 2), say)
+        measure_parity(tmp_path, "hash", ParityOptions(2, "python", tmp_path, 512, 2), say)

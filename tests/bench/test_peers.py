@@ -19,13 +19,12 @@ runpy.run_module(sys.argv[2], run_name="__main__", alter_sys=True)' "$@"
 """
 
 
-def test_ours_is_compared_with_the_faster_way():
-    duel = judge(100, [500.0, 500.0], [1000.0, 1250.0], [800.0, 800.0])
-    assert duel.faster_peer == "library"
-    assert duel.ratio.value == pytest.approx(1.6)
-    duel = judge(100, [500.0, 500.0], [1000.0, 1000.0], [2000.0, 2000.0])
-    assert duel.faster_peer == "server"
-    assert (duel.ours.median, duel.llama_server.median, duel.ratio.value) == (200.0, 100.0, 2.0)
+def test_times_become_rates_and_a_ratio():
+    duel = judge(100, [500.0, 400.0], [800.0, 1000.0], {"server": 1000.0, "library": 800.0})
+    assert duel.llama_way == "library"
+    assert duel.trial["server"].samples == (100.0,)
+    assert (duel.ours.median, duel.llama.median) == (225.0, 112.5)
+    assert (duel.ratio.value, duel.ratio.low, duel.ratio.high) == (2.0, 1.6, 2.5)
 
 
 def test_missing_package_is_a_sentence(tmp_path):
@@ -57,21 +56,27 @@ def test_llama_says_what_our_exact_arithmetic_says(tiny_path):
     peer, _ = open_peer()
     with peer:
         peer.ask("load", path=str(tiny_path), threads=1, max_ctx=512, use_server=False)
-        theirs = peer.ask("score", ids=ids, pairs=list(zip(ours.best, ours.second, strict=True)))
+        theirs = peer.ask("score", ids=ids)
         text = peer.ask("greedy", ids=ids, num_tokens=3)
     assert len(text) == 3
     assert text[0] == theirs["best"][-1]
     assert theirs["log_probs"] == pytest.approx(ours.log_probs, abs=0.03)
-    assert theirs["pair_gaps"] == pytest.approx(ours.gaps, abs=0.03)
+    assert theirs["gaps"] == pytest.approx(ours.gaps, abs=0.03)
 
 
 @needs_peer
-def test_parity_on_a_tiny_model(tiny_path, say):
-    options = ParityOptions(1, sys.executable, 1024, 1, num_prompts=2, greedy_tokens=4)
-    measures = measure_parity(tiny_path, options, say)
+def test_parity_on_a_tiny_model(tiny_path, say, tmp_path):
+    options = ParityOptions(1, sys.executable, tmp_path, 1024, 1, num_prompts=2, greedy_tokens=4)
+    measures = measure_parity(tiny_path, "hash", options, say)
     assert measures.first_choices.num_positions == 512
     assert len(measures.ours.samples) == 2
     assert abs(measures.ours_over_llama) < 0.005
     assert abs(measures.ours_over_exact) < 0.005
     assert measures.equal_share > 0.9
     assert measures.noise.ours.median <= measures.noise.ours.percentile_99
+    assert measures.greedy.num_positions == 8
+    # What llama.cpp said is kept, and so is not asked again.
+    assert "llama.cpp: window 2 of 2" in say.lines
+    say.lines.clear()
+    assert measure_parity(tiny_path, "hash", options, say) == measures
+    assert not any(line.startswith("llama.cpp") for line in say.lines)

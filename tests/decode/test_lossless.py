@@ -28,9 +28,11 @@ from tests.decode.oracle import (
 )
 from tests.decode.table import TableTarget
 from tests.golden import golden
-from tests.tiny import ARCHITECTURES, new_ops, open_target, same_state, tiny_path
+from tests.made import DRAFT_FEATURE_LAYERS, make_draft, make_quantised
+from tests.tiny import new_ops, open_target, same_state, tiny_path
 
 BUDGETS = (0, 1, 8, 15, 22, 40, 64)
+TARGETS = ("llama", "qwen2", "qwen3", "qwen35-mtp", "quantised")  # the last two are hybrid
 NUM_TOKENS = 32
 NUM_WITHOUT_LUCK = 12  # a random draft is hardly ever right: a round a token
 _FILTERS = SamplingParams(temperature=1.0, top_p=0.9, top_k=40, min_p=0.05)
@@ -42,6 +44,7 @@ SAMPLINGS = {
     "penalised": replace(_PENALTIES, temperature=1.0, top_p=0.9, top_k=40, min_p=0.05),
     "greedy penalised": _PENALTIES,
 }
+_HOT = SamplingParams(temperature=3.0)  # the noise decides, and any draft knows the noise
 KINDS = ("zero", "partial", "whole", "deep", "sibling", "after a sibling", "moved")
 
 
@@ -52,9 +55,10 @@ def fixed(budget: int) -> SpeculationOptions:
 @cache
 def one_thread(name: str) -> Target:
     """Threads never change a bit (tests/state), and one is faster where cores are shared."""
-    if name == "quantised":
-        return open_target(tiny_path("qwen35-q4"), exact=False, num_threads=1, kv_dtype=np.float16)
-    layers = (1, 2, 3, 4, 5) if name == "qwen35" else ()
+    if name in ("quantised", "qwen35-q4"):
+        path = make_quantised() if name == "quantised" else tiny_path(name)
+        return open_target(path, exact=False, num_threads=1, kv_dtype=np.float16)
+    layers = {"qwen35": (1, 2, 3, 4, 5), "qwen35-mtp": DRAFT_FEATURE_LAYERS}.get(name, ())
     return open_target(tiny_path(name), num_threads=1, feature_layers=layers)
 
 
@@ -63,22 +67,24 @@ def plain_run(name: str, sampling: str, seed: int) -> PlainRun:
     target = one_thread(name)
     rng = np.random.default_rng(seed)
     prompt = rng.integers(0, target.model.vocab_size, int(rng.integers(1, 20))).tolist()
-    return run_plain(target, prompt, replace(SAMPLINGS[sampling], seed=seed), NUM_TOKENS)
+    params = replace(SAMPLINGS.get(sampling, _HOT), seed=seed)
+    return run_plain(target, prompt, params, NUM_TOKENS)
 
 
 @cache
-def block_drafter() -> BlockDrafter:
+def block_drafter(name: str) -> BlockDrafter:
+    """A DFlash draft: random weights for the shipped hybrid model, trained ones for the other."""
+    path = make_draft() if name == "qwen35-mtp" else golden("dflash/tiny-dflash-A-F16.gguf")
     ops = new_ops(exact=True, num_threads=1)
-    draft = load_draft(open_checkpoint(golden("dflash/tiny-dflash-A-F16.gguf")), ops)
-    return BlockDrafter(draft, one_thread("qwen35").model, ops)
+    return BlockDrafter(load_draft(open_checkpoint(path), ops), one_thread(name).model, ops)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "quantised"])
+@pytest.mark.parametrize("name", TARGETS)
 def test_oracle_drafts(name: str, sampling: str) -> None:
     target, kinds = one_thread(name), Counter()
     for budget in BUDGETS:
-        for seed in (1, 2):
+        for seed in (1, 2, 3):
             plain = plain_run(name, sampling, seed)
             oracle = OracleDrafter(
                 target.state, plain.text, target.model.vocab_size, seed * 100 + budget
@@ -88,7 +94,7 @@ def test_oracle_drafts(name: str, sampling: str) -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "quantised"])
+@pytest.mark.parametrize("name", TARGETS)
 def test_random_drafts(name: str, sampling: str) -> None:
     target, kinds = one_thread(name), Counter()
     for i, budget in enumerate(BUDGETS):
@@ -98,13 +104,26 @@ def test_random_drafts(name: str, sampling: str) -> None:
     assert kinds["zero"] > 0
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_a_real_draft(sampling: str) -> None:
-    target, kinds = one_thread("qwen35"), Counter()
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, "hot"])
+@pytest.mark.parametrize("name", ["qwen35-mtp", "qwen35"])
+def test_a_real_draft(name: str, sampling: str) -> None:
+    target, kinds = one_thread(name), Counter()
     for i, budget in enumerate(BUDGETS):
-        plain = plain_run("qwen35", sampling, 1 + i % 2)
-        kinds += count_kinds(check_lossless(target, plain, block_drafter(), fixed(budget)))
+        plain = plain_run(name, sampling, 1 + i % 2)
+        kinds += count_kinds(check_lossless(target, plain, block_drafter(name), fixed(budget)))
     assert kinds["zero"] > 0
+    if sampling == "hot" or (name, sampling) == ("qwen35", "greedy"):
+        assert all(kinds[kind] > 0 for kind in ("partial", "sibling", "moved")), kinds
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "filtered"])
+def test_k_quants(sampling: str) -> None:
+    target, kinds = one_thread("qwen35-q4"), Counter()
+    plain = plain_run("qwen35-q4", sampling, 1)
+    for budget in (8, 22, 64):
+        oracle = OracleDrafter(target.state, plain.text, target.model.vocab_size, budget)
+        kinds += count_kinds(check_lossless(target, plain, oracle, fixed(budget)))
+    assert kinds["partial"] > 0
 
 
 def check_penalties(sampling: str) -> Counter[str]:
@@ -125,7 +144,7 @@ def test_penalties_within_a_round(sampling: str) -> None:
     assert all(kinds[kind] > 0 for kind in KINDS), kinds
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen35"])
+@pytest.mark.parametrize("name", ["llama", "qwen35-mtp"])
 def test_trees_across_the_chunks_of_attention(name: str) -> None:
     target, kinds = one_thread(name), Counter()
     prompt = np.random.default_rng(4).integers(0, 500, CHUNK - 12).tolist()
@@ -148,7 +167,7 @@ def test_seeds_and_temperature_matter() -> None:
 
 
 @pytest.mark.parametrize("is_auto", [False, True])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", TARGETS)
 def test_looked_up_drafts_alone_and_merged(
     name: str, is_auto: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +196,7 @@ class _KnowingIndex(NgramIndex):
         return tokens[:max_tokens], int(self._rng.integers(3, 7))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen35"])
+@pytest.mark.parametrize("name", ["llama", "qwen35-mtp"])
 def test_looked_up_drafts_of_a_text_that_repeats(name: str) -> None:
     target = one_thread(name)
     loop = run_plain(target, (7, 8, 9), SamplingParams(), 12).text
@@ -193,7 +212,7 @@ def _cheap_nodes() -> CostModel:
     return cost
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen35", "quantised"])
+@pytest.mark.parametrize("name", ["llama", "qwen35-mtp", "quantised"])
 def test_automatic_budget(name: str) -> None:
     target, sizes = one_thread(name), set()
     for seed in (1, 2):
@@ -205,7 +224,7 @@ def test_automatic_budget(name: str) -> None:
     assert len(sizes) > 1
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen35"])
+@pytest.mark.parametrize("name", ["llama", "qwen35-mtp"])
 def test_a_path_ends_at_a_stop_token(name: str) -> None:
     """Wherever it stands in a path that was drafted right, nothing after it is emitted or kept."""
     target, plain = one_thread(name), plain_run(name, "warm", 1)
@@ -220,7 +239,7 @@ def test_a_path_ends_at_a_stop_token(name: str) -> None:
         assert same_state(target.state.snapshot(), plain.states[at + 1])
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen35"])
+@pytest.mark.parametrize("name", ["llama", "qwen35-mtp"])
 def test_a_path_ends_at_max_tokens(name: str) -> None:
     target, plain = one_thread(name), plain_run(name, "filtered", 2)
     for max_tokens in range(1, 19):

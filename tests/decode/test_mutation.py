@@ -30,6 +30,7 @@ from tests.decode import test_lossless as lossless
 from tests.decode import test_speculative as rounds
 from tests.decode.oracle import OracleDrafter, RandomDrafter, check_lossless, run_plain
 from tests.decode.table import TableTarget
+from tests.made import DRAFT_FEATURE_LAYERS
 from tests.tiny import open_target, tiny_path
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,7 @@ Patch = pytest.MonkeyPatch
 
 def _oracle_drafts(name: str) -> None:
     """What test_oracle_drafts does, on a target that is opened while the mutation is in force."""
-    layers = (1, 2, 3, 4, 5) if name == "qwen35" else ()
+    layers = DRAFT_FEATURE_LAYERS if name == "qwen35-mtp" else ()
     target = open_target(tiny_path(name), num_threads=1, feature_layers=layers)
     params = replace(lossless.SAMPLINGS["warm"], seed=5)
     plain = run_plain(target, (9, 4, 77, 30, 2), params, 24)
@@ -218,19 +219,19 @@ MUTATIONS = {
         _positions_by_node, lambda: _oracle_drafts("llama"), _LOSSLESS
     ),
     "convolution reads earlier rows": Mutation(
-        _convolution_over_earlier_rows, lambda: _oracle_drafts("qwen35"), _LOSSLESS
+        _convolution_over_earlier_rows, lambda: _oracle_drafts("qwen35-mtp"), _LOSSLESS
     ),
     "delta rule in node order": Mutation(
-        _delta_rule_in_node_order, lambda: _oracle_drafts("qwen35"), _LOSSLESS
+        _delta_rule_in_node_order, lambda: _oracle_drafts("qwen35-mtp"), _LOSSLESS
     ),
     "delta replay skipped": Mutation(
-        _commit_without(DeltaState), lambda: _oracle_drafts("qwen35"), _LOSSLESS
+        _commit_without(DeltaState), lambda: _oracle_drafts("qwen35-mtp"), _LOSSLESS
     ),
     "delta replay of the first nodes": Mutation(
-        _replay_of_the_first_nodes, lambda: _oracle_drafts("qwen35"), _LOSSLESS
+        _replay_of_the_first_nodes, lambda: _oracle_drafts("qwen35-mtp"), _LOSSLESS
     ),
     "convolution window not moved": Mutation(
-        _commit_without(ConvState), lambda: _oracle_drafts("qwen35"), _LOSSLESS
+        _commit_without(ConvState), lambda: _oracle_drafts("qwen35-mtp"), _LOSSLESS
     ),
     "keys and values not moved": Mutation(
         _commit_without(KvCache), lambda: _oracle_drafts("llama"), _LOSSLESS
@@ -241,7 +242,7 @@ MUTATIONS = {
         "tests/decode/test_speculative.py::test_the_draft_is_told_the_features_of_the_path",
     ),
     "features of the first nodes, real target": Mutation(
-        _features_of_the_first_nodes, lambda: _oracle_drafts("qwen35"), _LOSSLESS
+        _features_of_the_first_nodes, lambda: _oracle_drafts("qwen35-mtp"), _LOSSLESS
     ),
     "noise from a stream": Mutation(
         _noise_from_a_stream, _random_drafts, "tests/decode/test_lossless.py::test_random_drafts"
@@ -281,7 +282,7 @@ def test_is_caught(name: str) -> None:
 
 def test_the_checks_pass_when_nothing_is_broken() -> None:
     _oracle_drafts("llama")
-    _oracle_drafts("qwen35")
+    _oracle_drafts("qwen35-mtp")
     _random_drafts()
     _features()
 

@@ -209,9 +209,10 @@ class Timed:
 
     monkeypatch: pytest.MonkeyPatch
     clock: Clock = field(default_factory=Clock)
+    node_ms: float = 0.3
 
     def pass_ms(self, num_nodes: int) -> float:
-        return 10.0 + 0.3 * num_nodes
+        return 10.0 + self.node_ms * num_nodes
 
     def run(
         self,
@@ -269,12 +270,17 @@ class _LateDrafter(TableDrafter):
     """Useless for the first 200 tokens, then right."""
 
     def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock:
-        self._table = -TABLE * 4 if self._state.committed < 200 else TABLE
+        self._table = TABLE * (3 if self._state.committed >= 200 else -4)
         return super().propose(anchor, sampler, num_candidates)
 
 
-def test_a_draft_that_becomes_good_is_used_again(timed: Timed) -> None:
-    run, _, _ = timed.run(TABLE, draft_ms=4.0, count=600, new_drafter=_LateDrafter)
+@pytest.mark.parametrize("node_ms", [0.3, 3.0])
+def test_a_draft_that_becomes_good_is_used_again(timed: Timed, node_ms: float) -> None:
+    """Also where nodes cost so much that a draft of ill repute gets none: it is still judged."""
+    timed.node_ms = node_ms
+    run, _, _ = timed.run(
+        TABLE, draft_ms=4.0, count=800, sampling=SamplingParams(), new_drafter=_LateDrafter
+    )
     early, late = run.rounds[100:150], run.rounds[-30:-1]
     assert np.mean([one.tree.num_nodes > 1 for one in early]) < 0.3
-    assert np.mean([len(one.path) for one in late]) > 3
+    assert np.mean([len(one.path) for one in late]) > 2.5

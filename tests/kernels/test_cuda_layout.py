@@ -30,7 +30,8 @@ typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; 
 #define __global__
 #define __launch_bounds__(n)
 using std::max; using std::min;
-struct uint2 { u32 x, y; }; struct uint4 { u32 x, y, z, w; };
+struct uint2 { u32 x, y; }; static uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
+ struct uint4 { u32 x, y, z, w; };
 static uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 static struct { u32 x, y; } threadIdx, blockIdx, blockDim;
 template <class T, class F> T cast(F f) { T t; memcpy(&t, &f, sizeof t); return t; }
@@ -39,9 +40,6 @@ static float __shfl_xor_sync(u32, float v, int) { return v; }
 static double value(u32 v) { return (double)cast<_Float16>((u16)v); }
 static u16 rounded(double v) { return cast<u16>((_Float16)v); }
 template <class F> u32 both(F f) { return f(0) | (u32)f(16) << 16; }
-static u32 hfma2(u32 a, u32 b, u32 c) {
-  return both([&](int s) { return rounded(value(a >> s) * value(b >> s) + value(c >> s)); }); }
-static u32 hmul2(u32 a, u32 b) { return both([&](int s) { return rounded(value(a >> s) * value(b >> s)); }); }
 static u32 hsub2(u32 a, u32 b) { return both([&](int s) { return rounded(value(a >> s) - value(b >> s)); }); }
 static u32 __byte_perm(u32 a, u32 b, u32 s) {
   u64 v = (u64)b << 32 | a; u32 r = 0;
@@ -51,27 +49,29 @@ static u32 dup_lo(u32 v) { return __byte_perm(v, v, 0x1010); }
 static u32 dup_hi(u32 v) { return __byte_perm(v, v, 0x3232); }
 static u32 rotate_right(u32 v, int n) { return n ? v >> n | v << (32 - n) : v; }
 static u16 to_half(float v) { return rounded(v); }
+static float lower_half(u32 v) { return value(v); }
+static float upper_half(u32 v) { return value(v >> 16); }
+static float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 static float from_half(u16 v) { return value(v); }
 static float pow2(int e) { return std::ldexp(1.0f, e); }
 static int exponent_to(float v, int top) { return v == 0 ? 0 : top - std::ilogb(v); }
 """
 
 RUN = r"""
-extern "C" void pack(const u8* raw, u8* units, float* scale, int* exponent, int rows, int cols, int chunks) {
+extern "C" void pack(const u8* raw, u8* units, float* scale, int rows, int cols, int chunks) {
   for (int r = 0; r < rows; r++) {
     float largest = 0;
     for (int b = 0; b < cols / BLOCK_LEN; b++)
-      largest = fmaxf(largest, block_size(raw + ((u64)r * (cols / BLOCK_LEN) + b) * BLOCK_BYTES));
-    exponent[r] = exponent_to(largest, SCALE_TOP);
-    scale[r] = pow2(UNIT_EXPONENT - exponent[r]);
+      largest = fmaxf(largest, block_bound(raw + ((u64)r * (cols / BLOCK_LEN) + b) * BLOCK_BYTES));
+    scale[r] = pow2(-exponent_to(largest, 13));
   }
   blockDim.x = 256;
   for (blockIdx.x = 0; blockIdx.x < (rows + 127) / 128 * chunks * 4; blockIdx.x++)
-    for (threadIdx.x = 0; threadIdx.x < 256; threadIdx.x++) repack_kernel(raw, exponent, units, rows, cols, chunks);
+    for (threadIdx.x = 0; threadIdx.x < 256; threadIdx.x++) repack_kernel(raw, scale, units, rows, cols, chunks);
 }
-extern "C" void unpack(const u8* units, u16* out, int tiles, int chunks) {
+extern "C" void unpack(const u8* units, const float* scale, u16* out, int tiles, int chunks) {
   for (blockIdx.x = 0; blockIdx.x < tiles * chunks; blockIdx.x++)
-    for (threadIdx.x = 0; threadIdx.x < 256; threadIdx.x++) expand_kernel(units, out, chunks, chunks * COLS);
+    for (threadIdx.x = 0; threadIdx.x < 256; threadIdx.x++) expand_kernel(units, scale, out, chunks, chunks * COLS);
 }
 """
 
@@ -111,14 +111,14 @@ def test_units_decode_to_the_weights(qtype: QuantType, tmp_path: Path) -> None:
     raw = random_raw(qtype, num_rows, num_cols, torch.Generator().manual_seed(1)).numpy()
     tiles, chunks = -(-num_rows // ROWS), -(-num_cols // form.cols)
     units = np.full((tiles, chunks, form.unit_bytes), 0xEE, np.uint8)
-    scale, exponent = np.zeros(num_rows, np.float32), np.zeros(num_rows, np.int32)
+    scale = np.ones(tiles * ROWS, np.float32)
     out = np.full((tiles * ROWS, chunks * form.cols), np.nan, np.float16)
     sizes = num_rows, num_cols, chunks
-    library.pack(_pointer(raw), _pointer(units), _pointer(scale), _pointer(exponent), *sizes)
-    library.unpack(_pointer(units), _pointer(out), tiles, chunks)
+    library.pack(_pointer(raw), _pointer(units), _pointer(scale), *sizes)
+    library.unpack(_pointer(units), _pointer(scale), _pointer(out), tiles, chunks)
     weights = dequantize(raw, qtype).astype(np.float64)
     assert not out[num_rows:].any() and not out[:, num_cols:].any()
-    difference = out[:num_rows, :num_cols].astype(np.float64) * scale[:, None] - weights
+    difference = out[:num_rows, :num_cols].astype(np.float64) * scale[:num_rows, None] - weights
     assert np.linalg.norm(difference) < 4e-4 * np.linalg.norm(weights)
     largest = np.abs(weights).max(axis=1, keepdims=True)
     assert np.all(np.abs(difference) < 1.5e-3 * largest)

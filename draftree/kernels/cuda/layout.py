@@ -12,7 +12,6 @@ from draftree.kernels.cuda.compile import Gpu
 from draftree.kernels.quant.formats import QuantType
 
 ROWS = 128
-BLOCK_THREADS = 256
 X_COLS = 256  # activations are padded to whole units of any format
 
 # Columns of a unit; bits a weight with the scales of groups; bytes a row of what belongs to whole units.
@@ -60,13 +59,9 @@ def unit_format(qtype: QuantType) -> UnitFormat:
     return UnitFormat(kept, _UNITS[kept][0])
 
 
-def blocks_per_sm(device: Gpu) -> int:
-    return 2 if device.shared_per_sm > 128 * 1024 else 1
-
-
 @dataclass(frozen=True)
 class PackedMatrix:
-    """A weight matrix on a device; row r is units[r // 128] times row_scale[r]."""
+    """A weight matrix on a device; as 16-bit floats, rows are divided by row_scale."""
 
     format: UnitFormat
     num_rows: int
@@ -91,8 +86,11 @@ class PackedMatrix:
 def new_matrix(
     form: UnitFormat, num_rows: int, num_cols: int, device: Gpu, num_blocks: int = 0
 ) -> PackedMatrix:
-    """Room for a matrix; num_blocks 0 chooses the number of blocks that run at once."""
+    """Room for a matrix; num_blocks 0 means one block a multiprocessor."""
     tiles, chunks = -(-num_rows // ROWS), -(-num_cols // form.cols)
+    num_blocks = num_blocks or min(tiles * chunks, device.num_sms)
+    if tiles * chunks * num_blocks >= 2**32:
+        raise ValueError(f"a matrix of {num_rows} x {num_cols} is too large for the kernels")
     place = torch.device("cuda", device.index)
     return PackedMatrix(
         form,
@@ -100,5 +98,5 @@ def new_matrix(
         num_cols,
         torch.empty((tiles, chunks, form.unit_bytes), dtype=torch.uint8, device=place),
         torch.empty(tiles * ROWS, dtype=torch.float32, device=place),
-        num_blocks or min(tiles * chunks, device.num_sms * blocks_per_sm(device)),
+        num_blocks,
     )

@@ -10,16 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.layout import (
-    BLOCK_THREADS,
-    X_COLS,
-    PackedMatrix,
-    UnitFormat,
-    blocks_per_sm,
-)
+from draftree.kernels.cuda.layout import X_COLS, PackedMatrix, UnitFormat
 
 TOKEN_TILES = (1, 2, 3, 4, 6, 8)  # kernels exist for this many groups of 8 tokens
-_MOST_STAGES = 4
+_MOST_STAGES = 6
+_X_TILE_BYTES = 2304
 _RESERVED_SHARED = 2048  # what a block needs beside its stages, and the driver's own
 
 
@@ -27,7 +22,7 @@ _RESERVED_SHARED = 2048  # what a block needs beside its stages, and the driver'
 class Activations:
     """Prepared activations of up to 8 * num_tiles tokens."""
 
-    halves: torch.Tensor  # uint8 [padded_cols / 128, num_tiles, 2048], see source/prepare.cu
+    halves: torch.Tensor  # uint8 [padded_cols / 128, num_tiles, 2304], see source/prepare.cu
     token_scale: torch.Tensor  # float32 [8 * num_tiles], powers of two
     num_cols: int
 
@@ -55,7 +50,7 @@ class LinearPlan:
     format: UnitFormat
     token_tiles: int
     num_stages: int
-    blocks_per_sm: int
+    num_strips: int  # strips of 16 rows a warp
     use_bulk: bool = True  # bulk copies, on chips that have them
 
     @property
@@ -63,37 +58,46 @@ class LinearPlan:
         return self.num_stages * _stage_bytes(self.format, self.token_tiles)
 
     @property
+    def num_threads(self) -> int:
+        return 512 // self.num_strips
+
+    @property
     def source(self) -> KernelSource:
         macros = (
             *self.format.macros,
             ("TOKEN_TILES", self.token_tiles),
             ("STAGES", self.num_stages),
-            ("BLOCKS_PER_SM", self.blocks_per_sm),
+            ("STRIPS", self.num_strips),
             *(() if self.use_bulk else (("BULK", 0),)),
         )
         return KernelSource("linear_kernel", ("bits", "format", "ring", "linear"), macros)
 
 
 def _stage_bytes(form: UnitFormat, token_tiles: int) -> int:
-    return max(form.unit_bytes + token_tiles * form.cols * 16, token_tiles * 4096)
+    x_bytes = token_tiles * form.cols // 128 * _X_TILE_BYTES
+    return max(form.unit_bytes + x_bytes, token_tiles * 4096)
 
 
 def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
-    """The kernel for num_tokens, or the largest one that fits where they are too many for one launch."""
+    """The kernel for num_tokens, or the largest one that fits where they are too many for one launch.
+
+    Half of the shared memory is left to the kernel that comes next, unless the ring gets too short.
+    """
     wanted = -(-num_tokens // 8)
-    per_block = (
-        min(gpu.shared_per_block, gpu.shared_per_sm // blocks_per_sm(gpu)) - _RESERVED_SHARED
-    )
-    fitting = [n for n in TOKEN_TILES if 2 * _stage_bytes(form, n) <= per_block]
+    whole = gpu.shared_per_block - _RESERVED_SHARED
+    shared = gpu.shared_per_sm // 2 - _RESERVED_SHARED if gpu.can_chain else whole
+    fitting = [n for n in TOKEN_TILES if 2 * _stage_bytes(form, n) <= whole]
     tiles = next((n for n in fitting if n >= wanted), fitting[-1])
-    stages = min(_MOST_STAGES, per_block // _stage_bytes(form, tiles))
-    return LinearPlan(form, tiles, stages, blocks_per_sm(gpu))
+    stages = shared // _stage_bytes(form, tiles)
+    if stages < 2:
+        stages = whole // _stage_bytes(form, tiles)
+    return LinearPlan(form, tiles, min(_MOST_STAGES, stages), 1 if tiles <= 2 else 2)
 
 
 def new_activations(num_tokens: int, num_cols: int, gpu: Gpu) -> Activations:
     tiles, blocks = -(-num_tokens // 8), -(-num_cols // X_COLS) * X_COLS // 128
     place = torch.device("cuda", gpu.index)
-    halves = torch.zeros((blocks, tiles, 2048), dtype=torch.uint8, device=place)
+    halves = torch.zeros((blocks, tiles, _X_TILE_BYTES), dtype=torch.uint8, device=place)
     return Activations(halves, torch.zeros(tiles * 8, device=place), num_cols)
 
 
@@ -157,7 +161,7 @@ def linear(
     for first_token in range(0, num_tokens, 8 * plan.token_tiles):
         kernel.launch(
             (matrix.num_blocks,),
-            BLOCK_THREADS,
+            plan.num_threads,
             *(matrix.units, matrix.row_scale, x.halves, x.token_scale, out, bias),
             *(workspace.partial, workspace.arrived, live),
             min(8 * plan.token_tiles, num_tokens - first_token),

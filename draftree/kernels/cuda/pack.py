@@ -27,20 +27,16 @@ def repack(
     num_rows = raw.shape[0]
     if not raw.is_contiguous() or first_row % ROWS:
         raise ValueError("slabs of rows must be contiguous and start at a multiple of 128")
-    exponents = torch.empty(num_rows, dtype=torch.int32, device=raw.device)
-    scales = load_kernel(repack_source("row_scale_kernel", qtype, matrix.format), gpu)
     scale_rows = matrix.row_scale[first_row:]
-    scales.launch((-(-num_rows // 8),), 256, raw, scale_rows, exponents, num_rows, matrix.num_cols)
+    load_kernel(repack_source("row_scale_kernel", qtype, matrix.format), gpu).launch(
+        (-(-num_rows // 8),), 256, raw, scale_rows, num_rows, matrix.num_cols
+    )
     num_units = -(-num_rows // ROWS) * matrix.num_chunks
     load_kernel(repack_source("repack_kernel", qtype, matrix.format), gpu).launch(
         (num_units * 4,),
         256,
-        raw,
-        exponents,
-        matrix.units[first_row // ROWS :],
-        num_rows,
-        matrix.num_cols,
-        matrix.num_chunks,
+        *(raw, scale_rows, matrix.units[first_row // ROWS :]),
+        *(num_rows, matrix.num_cols, matrix.num_chunks),
     )
 
 
@@ -57,7 +53,7 @@ def pack(raw: np.ndarray, qtype: QuantType, gpu: Gpu) -> PackedMatrix:
     size = min(slab_rows, num_rows) * source_bytes
     pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     staging = torch.empty(size, dtype=torch.uint8, device=matrix.units.device)
-    matrix.row_scale[num_rows:] = 0.0
+    matrix.row_scale[num_rows:] = 1.0
     for first_row in range(0, num_rows, slab_rows):
         rows = raw[first_row : first_row + slab_rows]
         if not is_native:

@@ -1,13 +1,13 @@
 """Matrix products for long prompts: slabs of weights are expanded to 16 bits and given to the vendor's matmul.
 
-Same weights and activations, bit for bit, as in linear.py; only the order of additions is the library's. Scratch
-is bounded by `slab_bytes` of weights and one slab of float32 products.
+Weights are rounded to 16 bits, which linear.py does not do. Scratch is bounded by `slab_bytes` of weights and one
+slab of float32 products.
 """
 
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.layout import BLOCK_THREADS, ROWS, X_COLS, PackedMatrix
+from draftree.kernels.cuda.layout import ROWS, X_COLS, PackedMatrix
 from draftree.kernels.cuda.linear import prepare_source
 
 SLAB_BYTES = 128 * 1024 * 1024
@@ -23,8 +23,9 @@ def expand(matrix: PackedMatrix, first_tile: int, num_tiles: int, gpu: Gpu) -> t
     out = torch.empty((num_tiles * ROWS, cols), dtype=torch.float16, device=matrix.units.device)
     load_kernel(expand_source("expand_kernel", matrix), gpu).launch(
         (num_tiles * matrix.num_chunks,),
-        BLOCK_THREADS,
-        *(matrix.units[first_tile:], out, matrix.num_chunks, cols),
+        256,
+        *(matrix.units[first_tile:], matrix.row_scale[first_tile * ROWS :], out),
+        *(matrix.num_chunks, cols),
     )
     return out
 

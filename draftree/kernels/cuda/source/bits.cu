@@ -5,12 +5,6 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 #define DEV static __device__ __forceinline__
 
-DEV u32 hfma2(u32 a, u32 b, u32 c) {
-  u32 r;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
-  return r;
-}
-
 DEV u32 hmul2(u32 a, u32 b) {
   u32 r;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
@@ -35,6 +29,18 @@ DEV u16 to_half(float v) {
   return r;
 }
 
+DEV float lower_half(u32 v) {
+  float r;
+  asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.f32.f16 %0, lo;}" : "=f"(r) : "r"(v));
+  return r;
+}
+
+DEV float upper_half(u32 v) {
+  float r;
+  asm("{.reg .b16 lo, hi; mov.b32 {lo, hi}, %1; cvt.f32.f16 %0, hi;}" : "=f"(r) : "r"(v));
+  return r;
+}
+
 DEV float from_half(u16 v) {
   float r;
   asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(v));
@@ -54,6 +60,13 @@ DEV void mma(float* c, const u32* a, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same with 8 instead of 16 to add up.
+DEV void mma_short(float* c, const u32* a, u32 b0) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b0));
 }
 
 // With a chained launch the grid may start before the one ahead of it has ended: everything that an earlier

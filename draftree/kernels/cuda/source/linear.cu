@@ -3,51 +3,57 @@
 // The units of the matrix, row tile by row tile, are shared out evenly among the blocks, in order; a block
 // streams its share through the ring. The share depends on the matrix and the grid alone. A row tile that several
 // blocks share is summed by the last of them to finish, in the order of the columns. So the bits of a token's
-// results do not depend on the other tokens.
-constexpr int X_BYTES = TOKEN_TILES * COLS * 16;
-constexpr int TILE_BYTES = TOKEN_TILES * ROWS * 8 * 4;  // a row tile's sums, which a used stage holds at the end
-constexpr int STAGE_BYTES = UNIT_BYTES + X_BYTES > TILE_BYTES ? UNIT_BYTES + X_BYTES : TILE_BYTES;
+// results do not depend on the other tokens. STRIPS strips a warp: fewer warps load the activations less often.
+constexpr int THREADS = 512 / STRIPS;
+constexpr int X_TILE_BYTES = 2048 + 256;  // 128 columns of 8 tokens, and sums of 16 columns in two parts
 constexpr int X_BLOCKS = COLS / 128;
+constexpr int X_BYTES = TOKEN_TILES * X_BLOCKS * X_TILE_BYTES;
+constexpr int SUM_BYTES = TOKEN_TILES * ROWS * 8 * 4;  // a row tile's results, which a used stage holds at the end
+constexpr int STAGE_BYTES = UNIT_BYTES + X_BYTES > SUM_BYTES ? UNIT_BYTES + X_BYTES : SUM_BYTES;
+constexpr int SLOT = TOKEN_TILES * 8 * 32;  // a row tile's results in vectors of 4: [token tile][strip][lane]
+constexpr int SHARE = SLOT / THREADS > 0 ? SLOT / THREADS : 1;
 
 struct Problem {
   const u8* weights;         // [tile][chunk] units
-  const float* row_scale;    // [tile * ROWS]
-  const u8* x;               // [cols / 128][x_tiles][4 groups][32 lanes] 8 halves
+  const float* row_scale;    // [tile * ROWS], used where weights are 16-bit floats
+  const u8* x;               // [cols / 128][x_tiles] X_TILE_BYTES
   const float* token_scale;  // [tokens]
   float* out;                // [tokens][out_stride]
   const float* bias;         // [rows] or null
-  float4* partial;           // [blocks][2][TOKEN_TILES][8 warps][32 lanes]
+  float4* partial;           // [blocks][2] slots
   u32* arrived;              // [tiles], zero between launches
   const int* live;           // number of tokens, or null for all
   int num_tokens, first_token, num_rows, num_tiles, num_chunks, x_tiles, out_stride, add_to_out;
 };
 
-DEV void store_strip(const Problem& p, int tile, int strip, int token_tile, int num_live, float4 sum) {
+DEV void store_vector(const Problem& p, int tile, int index, int num_live, float4 sum) {
   const float v[4] = {sum.x, sum.y, sum.z, sum.w};
-  const int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
+  const int lane = index & 31, strip = index >> 5 & 7, token_tile = index >> 8;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const int row = tile * ROWS + strip * 16 + g + (i >> 1) * 8, token = token_tile * 8 + 2 * t + (i & 1);
+    const int row = tile * ROWS + strip * 16 + (lane >> 2) + (i >> 1) * 8;
+    const int token = token_tile * 8 + (lane & 3) * 2 + (i & 1);
     if (row >= p.num_rows || token >= num_live) continue;
     float* to = p.out + static_cast<u64>(p.first_token + token) * p.out_stride + row;
-    float y = __fmul_rn(__fmul_rn(v[i], p.row_scale[row]), p.token_scale[p.first_token + token]);
+    const float scale = (BITS == 16 ? p.row_scale[row] : OPERAND_UNIT) * p.token_scale[p.first_token + token];
+    float y = __fmul_rn(v[i], scale);
     if (p.bias) y = __fadd_rn(y, p.bias[row]);
     if (p.add_to_out) y = __fadd_rn(*to, y);
     *to = y;
   }
 }
 
-// Adds up the two halves of the columns; `shared` then holds the tile, [token tile][strip][lane].
-DEV void add_halves(float (*acc)[TOKEN_TILES][4], float4* shared, int rows32, int half, int num_live_tiles) {
+// Adds up the two halves of the columns; `shared` then holds the block's part of the row tile.
+DEV void add_halves(float (*acc)[TOKEN_TILES][4], float4* shared, int first_strip, int half, int num_live_tiles) {
 #pragma unroll
   for (int turn = 1; turn >= 0; turn--) {
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES; n++)
 #pragma unroll
-      for (int m = 0; m < 2; m++)
+      for (int m = 0; m < STRIPS; m++)
         if (half == turn && n < num_live_tiles) {
-          float4* at = shared + (n * 8 + rows32 * 2 + m) * 32 + (threadIdx.x & 31);
+          float4* at = shared + (n * 8 + first_strip + m) * 32 + (threadIdx.x & 31);
           const float4 v = turn ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *at;
           const float* c = acc[m][n];
           *at = make_float4(c[0] + v.x, c[1] + v.y, c[2] + v.z, c[3] + v.w);
@@ -56,70 +62,115 @@ DEV void add_halves(float (*acc)[TOKEN_TILES][4], float4* shared, int rows32, in
   __syncthreads();
 }
 
-DEV u32 first_unit(u32 block, u32 num_units) { return static_cast<u64>(block) * num_units / gridDim.x; }
-DEV u32 block_of(u32 unit, u32 num_units) { return ((unit + 1ull) * gridDim.x - 1) / num_units; }
+// The host sees to it that units times blocks fit into 32 bits.
+DEV u32 first_unit(u32 block, u32 num_units) { return block * num_units / gridDim.x; }
+DEV u32 block_of(u32 unit, u32 num_units) { return ((unit + 1) * gridDim.x - 1) / num_units; }
+
+// The blocks that share a row tile: head to tail, in the order of the columns.
+struct Sharers {
+  u32 head, tail, head_slot;
+};
+
+DEV Sharers sharers_of(const Problem& p, u32 tile) {
+  const u32 num_units = p.num_tiles * p.num_chunks, start = tile * p.num_chunks;
+  const u32 head = block_of(start, num_units);
+  // A block's first tile uses its slot 0, its last one slot 1.
+  return {head, block_of(start + p.num_chunks - 1, num_units), head * 2 + (first_unit(head, num_units) < start)};
+}
 
 // Writes a finished row tile, or this block's part of it; the last block to come sums the parts in order.
-DEV void finish_tile(const Problem& p, int tile, const float4* shared, int num_live) {
+// is_alone: the other blocks, if any, have delivered their parts already.
+DEV void finish_tile(const Problem& p, u32 tile, const Sharers& by, bool is_alone, const float4* shared, int num_live) {
   __shared__ bool is_last;
-  const int strip = threadIdx.x >> 5, lane = threadIdx.x & 31, num_live_tiles = (num_live + 7) / 8;
-  const u32 num_units = p.num_tiles * p.num_chunks, start = tile * p.num_chunks;
-  const u32 head = block_of(start, num_units), tail = block_of(start + p.num_chunks - 1, num_units);
-  if (head == tail) {
-    for (int n = 0; n < num_live_tiles; n++) store_strip(p, tile, strip, n, num_live, shared[(n * 8 + strip) * 32 + lane]);
-    return;
+  const int count = (num_live + 7) / 8 * 256, thread = threadIdx.x;
+  const u32 others = by.tail - by.head;
+  if (!is_alone) {
+    float4* to = p.partial + (blockIdx.x == by.head ? by.head_slot : blockIdx.x * 2) * SLOT;
+    for (int i = thread; i < count; i += THREADS) __stcg(to + i, shared[i]);
+    __threadfence();
+    __syncthreads();
+    if (thread == 0) is_last = atomicAdd(p.arrived + tile, 1) == others;
+    __syncthreads();
+    if (!is_last) return;
   }
-  // A block's first tile uses its slot 0, its last one slot 1.
-  constexpr int SLOT = TOKEN_TILES * 8 * 32;
-  const u32 head_slot = head * 2 + (first_unit(head, num_units) < start);
-  const u32 slot = blockIdx.x == head ? head_slot : blockIdx.x * 2;
-  for (int n = 0; n < num_live_tiles; n++)
-    __stcg(p.partial + slot * SLOT + (n * 8 + strip) * 32 + lane, shared[(n * 8 + strip) * 32 + lane]);
+  if (others && thread == 0) p.arrived[tile] = 0;
   __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    is_last = atomicAdd(p.arrived + tile, 1) == tail - head;
-    if (is_last) p.arrived[tile] = 0;
-  }
-  __syncthreads();
-  if (!is_last) return;
-  __threadfence();
-  for (int n = 0; n < num_live_tiles; n++) {
-    const float4* part = p.partial + (n * 8 + strip) * 32 + lane;
-    float4 sum = __ldcg(part + head_slot * SLOT);
+  float4 sum[SHARE];
+#pragma unroll
+  for (int k = 0; k < SHARE; k++) {
+    const int i = thread + k * THREADS;
+    if (i >= count) continue;
+    sum[k] = blockIdx.x == by.head ? shared[i] : __ldcg(p.partial + by.head_slot * SLOT + i);
 #pragma unroll 4
-    for (u32 block = head + 1; block <= tail; block++) {
-      const float4 v = __ldcg(part + block * 2 * SLOT);
-      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    for (u32 block = by.head + 1; block <= by.tail; block++) {
+      const float4 v = block == blockIdx.x ? shared[i] : __ldcg(p.partial + block * 2 * SLOT + i);
+      sum[k].x += v.x, sum[k].y += v.y, sum[k].z += v.z, sum[k].w += v.w;
     }
-    store_strip(p, tile, strip, n, num_live, sum);
   }
+#pragma unroll
+  for (int k = 0; k < SHARE; k++)
+    if (thread + k * THREADS < count) store_vector(p, tile, thread + k * THREADS, num_live, sum[k]);
 }
 
-// One warp: 32 rows by half the columns of a unit, all live token tiles.
-DEV void multiply_unit(const u8* unit, const u8* x, int rows32, int half, int num_live_tiles, float (*acc)[TOKEN_TILES][4]) {
+// One warp: STRIPS strips by half the columns of a unit, all live token tiles.
+DEV void multiply_unit(const u8* unit, const u8* x, int first_strip, int half, int num_live_tiles, float (*acc)[TOKEN_TILES][4]) {
   const int lane = threadIdx.x & 31;
-  const Scales scales[2] = {load_scales(unit, rows32 * 2, half, lane), load_scales(unit, rows32 * 2 + 1, half, lane)};
+  Scales scales[STRIPS];
+#pragma unroll
+  for (int m = 0; m < STRIPS; m++) scales[m] = load_scales(unit, first_strip + m, half, lane);
 #pragma unroll
   for (int group = 0; group < GROUPS; group++) {
-    u32 a[2][2][4];
+    u32 a[STRIPS][2][4];
 #pragma unroll
-    for (int m = 0; m < 2; m++) load_operands(unit, scales[m], rows32 * 2 + m, half, group, lane, a[m]);
+    for (int m = 0; m < STRIPS; m++) load_operands(unit, scales[m], first_strip + m, half, group, lane, a[m]);
     const int column = half * HALF_COLS + group * 32;
-    const uint4* xs = reinterpret_cast<const uint4*>(x) + (column / 128 * TOKEN_TILES * 4 + column % 128 / 32) * 32 + lane;
+    const u8* xs = x + column / 128 * TOKEN_TILES * X_TILE_BYTES + column % 128 / 32 * 512 + lane * 16;
 #pragma unroll
-    for (int n = 0; n < TOKEN_TILES; n++)
-      if (n == 0 || n < num_live_tiles) {
-        const uint4 b = xs[n * 128];
+    for (int n = 0; n < TOKEN_TILES; n++) {
+      if (n > 0 && n >= num_live_tiles) continue;
+      uint4 b = *reinterpret_cast<const uint4*>(xs + n * X_TILE_BYTES);
+      if (BITS == 8) b.x = hmul2(b.x, 0x2C002C00u), b.z = hmul2(b.z, 0x2C002C00u);
 #pragma unroll
-        for (int m = 0; m < 2; m++) mma(acc[m][n], a[m][0], b.x, b.y);
+      for (int m = 0; m < STRIPS; m++) {
+        if (FORMAT == F16) {
+          mma(acc[m][n], a[m][0], b.x, b.y);
+          mma(acc[m][n], a[m][1], b.z, b.w);
+          continue;
+        }
+        float sum[2][4] = {};
+        mma(sum[0], a[m][0], b.x, b.y);
+        mma(sum[FORMAT == Q6_K], a[m][1], b.z, b.w);
 #pragma unroll
-        for (int m = 0; m < 2; m++) mma(acc[m][n], a[m][1], b.z, b.w);
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+          for (int step = 0; step <= (FORMAT == Q6_K); step++)
+            acc[m][n][i] = __fmaf_rn(sum[step][i], group_scale(scales[m], i >> 1, group, step), acc[m][n][i]);
       }
+    }
+  }
+  if (FORMAT == F16) return;
+#pragma unroll
+  for (int m = 0; m < STRIPS; m++) {
+    u32 a[4];
+    load_min_operands(unit, first_strip + m, lane, a);
+    const float factor[2] = {min_factor(unit, scales[m], first_strip + m, 0, lane), min_factor(unit, scales[m], first_strip + m, 1, lane)};
+#pragma unroll
+    for (int n = 0; n < TOKEN_TILES; n++) {
+      if (n > 0 && n >= num_live_tiles) continue;
+      // The first half takes the leading bits of the sums of activations, the second the rest.
+      const u8* at = x + n * X_TILE_BYTES + 2048 + half * 128 + lane * 4;
+      float sum[4] = {};
+      if (COLS == 128)
+        mma_short(sum, a, *reinterpret_cast<const u32*>(at));
+      else
+        mma(sum, a, *reinterpret_cast<const u32*>(at), *reinterpret_cast<const u32*>(at + TOKEN_TILES * X_TILE_BYTES));
+#pragma unroll
+      for (int i = 0; i < 4; i++) acc[m][n][i] = __fmaf_rn(sum[i], factor[i >> 1], acc[m][n][i]);
+    }
   }
 }
 
-extern "C" __global__ void __launch_bounds__(256, BLOCKS_PER_SM)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     linear_kernel(const u8* weights, const float* row_scale, const u8* x, const float* token_scale, float* out,
                   const float* bias, float4* partial, u32* arrived, const int* live, int num_tokens, int first_token,
                   int num_rows, int num_tiles, int num_chunks, int x_tiles, int out_stride, int add_to_out) {
@@ -127,9 +178,9 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS_PER_SM)
                      first_token, num_rows,  num_tiles, num_chunks,  x_tiles, out_stride, add_to_out};
   extern __shared__ __align__(128) u8 stages[];
   __shared__ u64 full[STAGES];
-  const int warp = threadIdx.x >> 5, rows32 = warp & 3, half = warp >> 2;
+  const int warp = threadIdx.x >> 5, half = warp & 1, first_strip = (warp >> 1) * STRIPS;
   const bool is_copier = !BULK || threadIdx.x == 0;
-  const u32 num_units = p.num_tiles * p.num_chunks;
+  const u32 num_units = num_tiles * num_chunks;
   const u32 begin = first_unit(blockIdx.x, num_units), count = first_unit(blockIdx.x + 1, num_units) - begin;
   let_later_grids_start();
   if (threadIdx.x == 0) {
@@ -139,47 +190,50 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS_PER_SM)
   __syncthreads();
   auto copy_unit = [&](u32 i) {
     expect_bytes(full + i % STAGES, UNIT_BYTES);
-    copy_async(stages + i % STAGES * STAGE_BYTES, p.weights + static_cast<u64>(begin + i) * UNIT_BYTES, UNIT_BYTES,
+    copy_async(stages + i % STAGES * STAGE_BYTES, weights + static_cast<u64>(begin + i) * UNIT_BYTES, UNIT_BYTES,
                full + i % STAGES);
   };
   if (is_copier)
     for (u32 i = 0; i < min(STAGES - 1, count); i++) copy_unit(i);
   wait_for_earlier_grids();
-  const int num_live = min(p.num_tokens, (p.live ? *p.live : p.first_token + p.num_tokens) - p.first_token);
+  const int num_live = min(num_tokens, (live ? *live : first_token + num_tokens) - first_token);
   const int num_live_tiles = max(1, (num_live + 7) / 8);
   auto copy_x = [&](u32 i) {
-    expect_bytes(full + i % STAGES, X_BLOCKS * num_live_tiles * 2048);
+    expect_bytes(full + i % STAGES, X_BLOCKS * num_live_tiles * X_TILE_BYTES);
     for (int b = 0; b < X_BLOCKS; b++) {
-      const u64 from = static_cast<u64>((begin + i) % p.num_chunks * X_BLOCKS + b) * p.x_tiles + p.first_token / 8;
-      copy_async(stages + i % STAGES * STAGE_BYTES + UNIT_BYTES + b * TOKEN_TILES * 2048, p.x + from * 2048,
-                 num_live_tiles * 2048, full + i % STAGES);
+      const u64 from = static_cast<u64>((begin + i) % num_chunks * X_BLOCKS + b) * x_tiles + first_token / 8;
+      copy_async(stages + i % STAGES * STAGE_BYTES + UNIT_BYTES + b * TOKEN_TILES * X_TILE_BYTES, x + from * X_TILE_BYTES,
+                 num_live_tiles * X_TILE_BYTES, full + i % STAGES);
     }
   };
   for (u32 i = 0; i < STAGES - 1; i++) {
     if (is_copier && i < count) copy_x(i);
     end_stage_copy();
   }
-  float acc[2][TOKEN_TILES][4] = {};
-  u32 tile = begin / p.num_chunks, chunk = begin % p.num_chunks;
+  float acc[STRIPS][TOKEN_TILES][4] = {};
+  u32 tile = begin / num_chunks, chunk = begin % num_chunks;
   for (u32 i = 0; i < count; i++) {
     u8* stage = stages + i % STAGES * STAGE_BYTES;
     wait_stage_copy<STAGES - 2>(full + i % STAGES, i / STAGES & 1);
     __syncthreads();
     if (is_copier && i + STAGES - 1 < count) copy_unit(i + STAGES - 1), copy_x(i + STAGES - 1);
     end_stage_copy();
-    multiply_unit(stage, stage + UNIT_BYTES, rows32, half, num_live_tiles, acc);
-    if (++chunk == p.num_chunks || i + 1 == count) {
-      float4* shared = reinterpret_cast<float4*>(stage);
-      add_halves(acc, shared, rows32, half, num_live_tiles);
-      finish_tile(p, tile, shared, num_live);
-      release_stage();
+    const bool is_end = ++chunk == num_chunks || i + 1 == count;
+    // Asked before the last unit is multiplied, so that the answer is there when it is needed.
+    const Sharers by = is_end ? sharers_of(p, tile) : Sharers{};
+    const u32 seen = is_end ? __ldcv(arrived + tile) : 0;
+    multiply_unit(stage, stage + UNIT_BYTES, first_strip, half, num_live_tiles, acc);
+    if (!is_end) continue;
+    float4* shared = reinterpret_cast<float4*>(stage);
+    add_halves(acc, shared, first_strip, half, num_live_tiles);
+    finish_tile(p, tile, by, __syncthreads_and(seen == by.tail - by.head), shared, num_live);
+    release_stage();
 #pragma unroll
-      for (int m = 0; m < 2; m++)
+    for (int m = 0; m < STRIPS; m++)
 #pragma unroll
-        for (int n = 0; n < TOKEN_TILES; n++)
+      for (int n = 0; n < TOKEN_TILES; n++)
 #pragma unroll
-          for (int c = 0; c < 4; c++) acc[m][n][c] = 0.0f;
-      chunk = 0, tile++;
-    }
+        for (int c = 0; c < 4; c++) acc[m][n][c] = 0.0f;
+    chunk = 0, tile++;
   }
 }

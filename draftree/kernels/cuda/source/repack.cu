@@ -20,12 +20,12 @@ DEV float read_float(const u8* p) {
   return SOURCE == 30 ? __uint_as_float(read16(p) << 16) : read_half(p);
 }
 
-// The size by which a block's scales are normalised: its scale, and its minimum as far as it exceeds 16 steps.
-DEV float block_size(const u8* block) {
+// A bound of a block's weights.
+DEV float block_bound(const u8* block) {
   if (FORMAT == F16) return fabsf(read_float(block));
-  if (FORMAT == Q6_K) return fabsf(read_half(block + 208));
-  const float d = fabsf(read_half(block));
-  return HAS_SUPER_MIN || HAS_HALF_MIN ? fmaxf(d, fabsf(read_half(block + 2)) * 0.0625f) : d;
+  if (FORMAT == Q6_K) return fabsf(read_half(block + 208)) * (128 * 32);
+  const float d = fabsf(read_half(block)), m = HAS_SUPER_MIN || HAS_HALF_MIN ? fabsf(read_half(block + 2)) : 0.0f;
+  return HAS_SUPER_MIN ? d * (63 * ((1 << BITS) - 1)) + m * 63 : d * ((1 << BITS) - 1) + m;
 }
 
 // One 8-bit quant, as stored in units.
@@ -47,74 +47,66 @@ DEV u32 read_quant(const u8* block, int i) {
   return FORMAT == Q4_K ? low : low | (block[16 + l] >> group & 1) << 4;
 }
 
-// The 6-bit scale and minimum of a group, each shifted left by 2, as two bytes.
-DEV u32 read_super_bytes(const u8* block, int group) {
+// The 6-bit scale (which = 0) or minimum (1) of a group.
+DEV u8 read_super_byte(const u8* block, int group, int which) {
   const u8* s = block + 4;
-  const u32 scale = group < 4 ? s[group] & 63 : (s[group + 4] & 15) | (s[group - 4] >> 6) << 4;
-  const u32 minimum = group < 4 ? s[group + 4] & 63 : s[group + 4] >> 4 | (s[group] >> 6) << 4;
-  return scale << 2 | minimum << 10;
+  if (group < 4) return s[group + which * 4] & 63;
+  return which ? s[group + 4] >> 4 | (s[group] >> 6) << 4 : (s[group + 4] & 15) | (s[group - 4] >> 6) << 4;
 }
 
-// A warp a row: the exponent that normalises it, and the power of two that undoes it.
-extern "C" __global__ void row_scale_kernel(const u8* raw, float* row_scale, int* row_exponent, int num_rows, int num_cols) {
+// A warp a row: the power of two by which the row is divided where its weights are written as 16-bit floats.
+extern "C" __global__ void row_scale_kernel(const u8* raw, float* row_scale, int num_rows, int num_cols) {
   const int row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), num_blocks = num_cols / BLOCK_LEN;
   if (row >= num_rows) return;
   float largest = 0.0f;
   for (int b = threadIdx.x & 31; b < num_blocks; b += 32)
-    largest = fmaxf(largest, block_size(raw + (static_cast<u64>(row) * num_blocks + b) * BLOCK_BYTES));
+    largest = fmaxf(largest, block_bound(raw + (static_cast<u64>(row) * num_blocks + b) * BLOCK_BYTES));
   for (int d = 16; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, d));
-  const int e = exponent_to(largest, SCALE_TOP);
-  row_exponent[row] = e;
-  row_scale[row] = pow2(UNIT_EXPONENT - e);
+  row_scale[row] = pow2(-exponent_to(largest, 13));
 }
 
-DEV u32 half_of(float v, int e) { return to_half(v * pow2(e)); }
-
 // The scales of one row and half unit; first_group counts groups of 32 along the row.
-DEV void pack_scales(const u8* row, u8* unit, int strip, int r, int half, int first_group, int num_groups, int e) {
+DEV void pack_scales(const u8* row, u8* unit, int strip, int r, int half, int first_group, int num_groups) {
   const int at = strip * 2 + half, g = r & 7, upper = r >> 3;
+  u8* bytes = unit + SCALE_AT + (at * 16 + g * 2 + upper) * 4;
+  u16* halves = reinterpret_cast<u16*>(unit + SCALE_AT) + (at * 16 + g * 2 + upper) * GROUPS;
+  u16* minima = reinterpret_cast<u16*>(unit + MIN_AT) + (at * 16 + g * 2 + upper) * GROUPS;
   for (int group = 0; group < GROUPS; group++) {
     const int k = first_group + group;
     const bool inside = k < num_groups;
-    const u8* block = row + static_cast<u64>(k * 32 / BLOCK_LEN) * BLOCK_BYTES;
+    const u8* block = row + static_cast<u64>(inside ? k * 32 / BLOCK_LEN : 0) * BLOCK_BYTES;
     if (HAS_SUPER_MIN) {
-      u16* to = reinterpret_cast<u16*>(unit + SCALE_AT) + at * 64 + g * 8 + upper * 4 + group;
-      *to = inside ? read_super_bytes(block, k & 7) : 0;
+      bytes[group] = inside ? read_super_byte(block, k & 7, 0) : 0;
+      (unit + MIN_AT)[(strip * 32 + g * 4 + group) * 4 + half * 2 + upper] = inside ? read_super_byte(block, k & 7, 1) : 0;
     } else if (FORMAT == Q6_K) {
-      for (int th = 0; th < 2; th++)
-        (unit + SCALE_AT)[(at * 16 + g * 2 + th) * GROUPS * 2 + group * 2 + upper] =
-            inside ? block[192 + (k & 7) * 2 + th] ^ 0x80 : 0x80;
-    } else if (HAS_HALF_MIN) {
-      u32* to = reinterpret_cast<u32*>(unit + SCALE_AT) + at * 64 + g * 8 + upper * 4 + group;
-      *to = inside ? half_of(read_half(block), e) | half_of(read_half(block + 2), e - UNIT_EXPONENT) << 16 : 0;
+      for (int step = 0; step < 2; step++)
+        bytes[group * 2 + step] = inside ? block[192 + (k & 7) * 2 + step] ^ 0x80 : 0x80;
     } else if (FORMAT != F16) {
-      u16* to = reinterpret_cast<u16*>(unit + SCALE_AT) + (at * 16 + g * 2 + upper) * GROUPS + group;
-      *to = inside ? half_of(read_half(block), e) : 0;
+      halves[group] = inside ? read16(block) : 0;
+      if (HAS_HALF_MIN) minima[group] = inside ? read16(block + 2) : 0;
     }
   }
-  if (half) return;
+  if (half || !SUPER_BYTES) return;
   const bool inside = first_group < num_groups;
-  const u8* block = row + static_cast<u64>(first_group * 32 / BLOCK_LEN) * BLOCK_BYTES;
-  if (HAS_SUPER_MIN) {
-    u32* to = reinterpret_cast<u32*>(unit + SUPER_AT) + strip * 16 + g * 2 + upper;
-    const u32 minimum = half_of(-4.0f * read_half(block + 2), e - UNIT_EXPONENT);
-    *to = inside ? half_of(4.0f * read_half(block), e) | minimum << 16 : 0;
-  }
-  if (FORMAT == Q6_K) {
-    u16* to = reinterpret_cast<u16*>(unit + SUPER_AT) + strip * 16 + g * 2 + upper;
-    *to = inside ? half_of(read_half(block + 208), e) : 0;
-  }
+  const u8* block = row + static_cast<u64>(inside ? first_group * 32 / BLOCK_LEN : 0) * BLOCK_BYTES;
+  u16* super = reinterpret_cast<u16*>(unit + SUPER_AT);
+  const int index = strip * 16 + g * 2 + upper;
+  if (HAS_SUPER_MIN)
+    super[index * 2] = inside ? read16(block) : 0, super[index * 2 + 1] = inside ? read16(block + 2) : 0;
+  else
+    super[index] = inside ? read16(block + 208) : 0;
 }
 
 // The eight quants of a group that lane t serves: low words, and the high bits turned to where they belong.
-DEV void pack_octet(const u8* row, u8* unit, int strip, int r, int half, int t, int group, int k, bool inside, int e, u32* high) {
+DEV void pack_octet(const u8* row, u8* unit, int strip, int r, int half, int t, int group, int k, bool inside, float unscale, u32* high) {
   const int at = strip * 2 + half, g = r & 7, upper = r >> 3, lane = g * 4 + t;
   u32* low = reinterpret_cast<u32*>(unit);
   u32 q[8];
   for (int i = 0; i < 8; i++) {
-    const int column = k * 32 + t * 8 + i;
-    const u8* block = row + static_cast<u64>(column / BLOCK_LEN) * BLOCK_BYTES;
-    q[i] = !inside ? 0 : FORMAT == F16 ? half_of(read_float(block), e) : read_quant(block, column % BLOCK_LEN);
+    const int column = k * 32 + i / 4 * 16 + t * 4 + i % 4;
+    const u8* block = row + static_cast<u64>(inside ? column / BLOCK_LEN : 0) * BLOCK_BYTES;
+    const float factor = i % 4 < 2 ? unscale * 0.0625f : unscale;
+    q[i] = !inside ? 0 : FORMAT == F16 ? to_half(read_float(block) * factor) : read_quant(block, column % BLOCK_LEN);
   }
   if (BITS == 16) {
     for (int i = 0; i < 4; i++)  // pair i is word upper + 2 (i % 2) of step i / 2
@@ -125,21 +117,18 @@ DEV void pack_octet(const u8* row, u8* unit, int strip, int r, int half, int t, 
           q[4 * i] | q[4 * i + 1] << 8 | q[4 * i + 2] << 16 | q[4 * i + 3] << 24;
   } else {
     u32 word = 0;
-    for (int side = 0; side < 2; side++) {  // even columns in the low half, odd ones in the high half
-      u32 nibbles = 0;
-      for (int p = 0; p < 4; p++) {
-        nibbles |= (q[2 * p + side] & 15) << 4 * p;
-        const u32 beside = (q[2 * p + side] >> 4) << (4 + SHIFT + p % 2 * 4 + side * 16);
-        high[BITS == 6 ? group >> 1 : 0] |= rotate_right(beside, (32 - high_turn(group, p >> 1)) & 31);
-      }
-      word |= ((nibbles << SHIFT | nibbles >> (16 - SHIFT)) & 0xFFFF) << side * 16;
+    for (int i = 0; i < 8; i++) {  // even columns in the low half, odd ones in the high half
+      const int pair = i >> 1, side = i & 1;
+      word |= (q[i] & 15) << (pair * 4 + side * 16);
+      const u32 beside = (q[i] >> 4) << (4 + pair % 2 * 4 + side * 16);
+      *high |= rotate_right(beside, (32 - high_turn(group, pair >> 1)) & 31);
     }
     low[(at * (GROUPS / 2) + (group >> 1)) * 128 + lane * 4 + (group & 1) * 2 + upper] = word;
   }
 }
 
 // A thread: one row, half a unit's columns, one lane's eight columns of each group. Rows past the end are zero.
-extern "C" __global__ void repack_kernel(const u8* raw, const int* row_exponent, u8* units, int num_rows, int num_cols, int num_chunks) {
+extern "C" __global__ void repack_kernel(const u8* raw, const float* row_scale, u8* units, int num_rows, int num_cols, int num_chunks) {
   const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
   const int t = index & 3, half = index >> 2 & 1, r = index >> 3 & 15, strip = index >> 7 & 7, chunk = index / 1024 % num_chunks;
   const int row = index / 1024 / num_chunks * ROWS + strip * 16 + r;
@@ -147,16 +136,14 @@ extern "C" __global__ void repack_kernel(const u8* raw, const int* row_exponent,
   u8* unit = units + static_cast<u64>(index / 1024) * UNIT_BYTES;
   const bool is_row = row < num_rows;
   const u8* source = raw + static_cast<u64>(is_row ? row : 0) * (num_cols / BLOCK_LEN) * BLOCK_BYTES;
-  const int e = is_row ? row_exponent[row] : 0, first_group = (chunk * COLS + half * HALF_COLS) / 32;
-  const int num_groups = is_row ? num_cols / 32 : 0;
-  u32 high[2] = {0, 0};
+  const float unscale = is_row && FORMAT == F16 ? 1.0f / row_scale[row] : 1.0f;
+  const int first_group = (chunk * COLS + half * HALF_COLS) / 32, num_groups = is_row ? num_cols / 32 : 0;
+  u32 high = 0;
   for (int group = 0; group < GROUPS; group++) {
     const int k = first_group + group;
-    pack_octet(source, unit, strip, r, half, t, group, k, k < num_groups, e, high);
+    pack_octet(source, unit, strip, r, half, t, group, k, k < num_groups, unscale, &high);
   }
-  u32* to = reinterpret_cast<u32*>(unit + HIGH_AT);
-  const int at = strip * 2 + half, lane = (r & 7) * 4 + t, upper = r >> 3;
-  if (BITS == 5) to[at * 64 + lane * 2 + upper] = high[0];
-  for (int i = 0; BITS == 6 && i < GROUPS / 2; i++) to[(at * 32 + lane) * GROUPS + i * 2 + upper] = high[i];
-  if (t == 0) pack_scales(source, unit, strip, r, half, first_group, num_groups, e);
+  if (HIGH_BYTES)
+    reinterpret_cast<u32*>(unit + HIGH_AT)[((strip * 2 + half) * 32 + (r & 7) * 4 + t) * 2 + (r >> 3)] = high;
+  if (t == 0 && FORMAT != F16) pack_scales(source, unit, strip, r, half, first_group, num_groups);
 }

@@ -1,0 +1,93 @@
+"""What a finished run says about itself: a model card and a plot, from its record alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from draftree.train.loop import CurvePoint
+
+
+def write_card(record: dict[str, Any], name: str, path: Path) -> None:
+    """Markdown: what the draft is, what it learned from, how it went."""
+    path.write_text(make_card(record, name), encoding="utf-8")
+
+
+def make_card(record: dict[str, Any], name: str) -> str:
+    draft, text, config = record["draft"], record["text"], record["config"]
+    plan, schedule, last = config["text"], config["schedule"], record["curve"][-1]
+    sampled = last["sampled_acceptance_length"]
+    rows = [
+        ("target", f"{record['target']} ({record['target_file']})"),
+        ("layers, width, feed-forward", _join(draft, "num_layers", "hidden_size", "ffn_size")),
+        ("heads", f"{draft['num_heads']} / {draft['num_kv_heads']} × {draft['head_dim']}"),
+        ("block", f"{draft['block_size']}, mask token {draft['mask_token']}"),
+        ("features", f"after the target's layers {', '.join(map(str, draft['feature_layers']))}"),
+    ]
+    data = [
+        ("prompts", text["source"] or "not described"),
+        ("sequences", f"{text['num_sequences']:,}, {text['num_held_out']:,} of them held out"),
+        ("tokens written by the target", f"{text['num_written']:,}"),
+        (
+            "decoding",
+            f"{text['num_greedy'] / text['num_sequences']:.0%} greedy, the rest at temperatures "
+            f"{plan['temperatures'][0]} to {plan['temperatures'][1]}",
+        ),
+    ]
+    training = [
+        ("steps", f"{last['step']:,}"),
+        ("text read, with repetition", f"{last['num_tokens']:,} tokens"),
+        ("block rows", f"{last['num_rows']:,}"),
+        ("learning rate", f"{schedule['learning_rate']:g}, cosine"),
+        ("depth decay", f"{schedule['depth_decay']:g}"),
+        ("seed", str(config["seed"])),
+        ("minutes of training", f"{last['seconds'] / 60:.1f}"),
+    ]
+    result = [
+        ("acceptance length, first choices only, greedy", f"{last['acceptance_length']:.2f}"),
+        ("the same, sampled text", "not measured" if sampled is None else f"{sampled:.2f}"),
+        ("held-out loss", f"{last['held_out_loss']:.3f}"),
+        ("right up to depth 1, 2, …", ", ".join(f"{s:.2f}" for s in last["accepted_by_depth"])),
+    ]
+    parts = [
+        f"# {name}\n\nA DFlash draft: it fills a block of tokens in one pass, from hidden states of "
+        "its target, whose embedding and head it shares. It learned from text that the target "
+        "wrote itself; the prompts hold no test set.\n",
+        *(
+            _table(title, table)
+            for title, table in (
+                ("Draft", rows),
+                ("Data", data),
+                ("Training", training),
+                ("On held-out prompts", result),
+            )
+        ),
+    ]
+    return "\n".join(parts)
+
+
+def _join(values: dict[str, Any], *names: str) -> str:
+    return ", ".join(str(values[name]) for name in names)
+
+
+def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    lines = [f"| {key} | {value} |" for key, value in rows]
+    return "\n".join([f"## {title}\n", "| | |", "|---|---|", *lines]) + "\n"
+
+
+def draw_curve(curve: Sequence[CurvePoint], path: Path) -> bool:
+    """Loss and acceptance length over steps; False where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return False
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    left = figure.subplots()
+    steps = [point.step for point in curve]
+    left.plot(steps, [point.held_out_loss for point in curve], color="tab:blue")
+    left.set_xlabel("step")
+    left.set_ylabel("held-out loss", color="tab:blue")
+    right = left.twinx()
+    right.plot(steps, [point.acceptance_length for point in curve], color="tab:orange")
+    right.set_ylabel("acceptance length, first choices, greedy", color="tab:orange")
+    figure.savefig(path, dpi=120)
+    return True

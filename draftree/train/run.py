@@ -1,0 +1,150 @@
+"""A whole training run in one folder: text, draft, record, files, card.
+
+In: a target's checkpoint, prompts, a TrainConfig. Out: a folder that holds the draft in both
+formats, the record of the run, its plot and a model card. Calling it again on the same folder goes
+on where it stopped.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from draftree.errors import ModelError
+from draftree.text.tokenizer import Tokenizer
+from draftree.train.card import draw_curve, write_card
+from draftree.train.corpus import Corpus, write_corpus
+from draftree.train.draft import DraftModule, DraftSpec, resolve_shape
+from draftree.train.export import export_folder, export_gguf
+from draftree.train.loop import CurvePoint, Trainer
+from draftree.train.prompt import Prompt, encode_prompts, spare_token
+from draftree.train.settings import TrainConfig
+from draftree.train.teacher import load_teacher
+from draftree.weights.checkpoint import Checkpoint
+
+_PROMPT_SHARE = 0.5  # of a sequence, at most
+
+
+class Watcher(Protocol):
+    """Whoever shows how the run is going."""
+
+    def phase(self, name: str, total: int) -> None: ...
+    def advance(self, done: int, note: str) -> None: ...
+    def point(self, point: CurvePoint) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    draft: DraftModule
+    curve: list[CurvePoint]
+    folder: Path
+
+
+def train_draft(
+    checkpoint: Checkpoint,
+    prompts: Sequence[Prompt],
+    config: TrainConfig,
+    folder: Path,
+    device: torch.device,
+    watcher: Watcher,
+    formats: Sequence[str] = ("bf16", "q8"),
+    source: str = "",
+) -> Trained:
+    """source says in the card where the prompts come from."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _claim(folder, config, checkpoint, prompts)
+    tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    watcher.phase("reading the target", 0)
+    teacher = load_teacher(checkpoint, device, dtype)
+    spec = resolve_shape(config.shape, teacher, _mask_token(config, tokenizer))
+    max_prompt = int(_PROMPT_SHARE * config.text.max_len)
+    encoded = encode_prompts(prompts, tokenizer, max_prompt)
+    watcher.phase("writing text", config.text.num_tokens)
+    corpus = write_corpus(
+        teacher,
+        encoded,
+        sorted(tokenizer.stop_ids),
+        config.text,
+        config.seed,
+        folder,
+        lambda done: watcher.advance(done, f"{done / 1e6:.2f} M tokens"),
+    )
+    watcher.phase("training", config.schedule.num_steps)
+    trainer = Trainer(teacher, corpus, spec, config)
+
+    def report(step: int, loss: float, point: CurvePoint | None) -> None:
+        watcher.advance(step, f"loss {loss:.3f}")
+        if point is not None:
+            watcher.point(point)
+            write_record(folder, config, spec, corpus, trainer.curve, checkpoint, source)
+
+    trainer.run(folder / "state.pt", report)
+    watcher.phase("writing files", 0)
+    name = f"{checkpoint.metadata.get('general.name') or checkpoint.path.stem} DFlash"
+    record = write_record(folder, config, spec, corpus, trainer.curve, checkpoint, source)
+    export_folder(trainer.draft, folder)
+    for format_name in formats:
+        export_gguf(trainer.draft, folder / f"draft-{format_name}.gguf", format_name, name)
+    draw_curve(trainer.curve, folder / "curve.png")
+    write_card(record, name, folder / "README.md")
+    return Trained(trainer.draft, trainer.curve, folder)
+
+
+def write_record(
+    folder: Path,
+    config: TrainConfig,
+    spec: DraftSpec,
+    corpus: Corpus,
+    curve: Sequence[CurvePoint],
+    checkpoint: Checkpoint,
+    source: str,
+) -> dict[str, Any]:
+    """record.json: what was asked, what was read, how it went."""
+    lengths = corpus.lengths
+    record = {
+        "target": str(checkpoint.metadata.get("general.name") or checkpoint.path.stem),
+        "target_file": checkpoint.path.name,
+        "config": asdict(config),
+        "draft": asdict(spec),
+        "text": {
+            "source": source,
+            "num_sequences": corpus.num_sequences,
+            "num_held_out": int(corpus.is_held_out.sum()),
+            "num_greedy": int(corpus.is_greedy.sum()),
+            "num_tokens": int(lengths.sum()),
+            "num_written": corpus.num_written,
+        },
+        "torch": torch.__version__,
+        "curve": [asdict(point) for point in curve],
+    }
+    partial = folder / "record.partial"
+    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    partial.replace(folder / "record.json")
+    return record
+
+
+def _mask_token(config: TrainConfig, tokenizer: Tokenizer) -> int:
+    token = config.shape.mask_token
+    if token >= tokenizer.vocab_size:
+        raise ModelError(f"There is no token {token} to use as a mask.")
+    return token if token >= 0 else spare_token(tokenizer)
+
+
+def _claim(
+    folder: Path, config: TrainConfig, checkpoint: Checkpoint, prompts: Sequence[Prompt]
+) -> None:
+    """A folder belongs to one run: going on with other settings would mix two."""
+    digest = hashlib.sha256(repr((checkpoint.path.name, *prompts)).encode()).hexdigest()
+    wanted = json.dumps({"config": asdict(config), "input": digest}, indent=1) + "\n"
+    path = folder / "run.json"
+    if path.is_file() and path.read_text(encoding="utf-8") != wanted:
+        raise ModelError(
+            f"{folder} holds a run with other settings or prompts; give another folder, "
+            "or repeat the settings to go on with it."
+        )
+    path.write_text(wanted, encoding="utf-8")

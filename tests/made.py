@@ -1,0 +1,107 @@
+"""Model files that are made on the spot, where a reference file would be too large to ship."""
+
+import tempfile
+from functools import cache
+from itertools import cycle
+from pathlib import Path
+
+import numpy as np
+
+from draftree.kernels.quant.formats import dequantize
+from draftree.weights.checkpoint import open_checkpoint
+from tests.golden import golden
+
+HYBRID = "qwen35/tiny-qwen35-C-mtp-F16.gguf"  # hidden 128, 4 layers, the last with attention
+DRAFT_FEATURE_LAYERS = (0, 1, 3)
+
+
+@cache
+def make_draft() -> Path:
+    """A random DFlash draft for the tiny hybrid model, with one sliding layer of two.
+
+    It knows nothing of the text. At a high temperature it agrees with its target often, because
+    both draw the same noise.
+    """
+    import gguf
+
+    rng = np.random.default_rng(17)
+    hidden, ffn, heads, kv_heads, head_dim = 128, 96, 2, 1, 32
+    path = Path(tempfile.mkdtemp()) / "made-dflash.gguf"
+    writer = gguf.GGUFWriter(path, "dflash")
+    writer.add_block_count(2)
+    writer.add_context_length(4096)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(ffn)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e7)
+    writer.add_uint32("dflash.block_size", 16)
+    writer.add_array("dflash.target_layers", [layer + 1 for layer in DRAFT_FEATURE_LAYERS])
+    writer.add_uint32("dflash.attention.sliding_window", 24)
+    writer.add_array("dflash.attention.sliding_window_pattern", [True, False])
+    writer.add_uint32("tokenizer.ggml.mask_token_id", 511)
+
+    def matrix(name: str, rows: int, cols: int) -> None:
+        values = rng.standard_normal((rows, cols)) * 1.5 / np.sqrt(cols)
+        writer.add_tensor(f"{name}.weight", values.astype(np.float16))
+
+    def norm(name: str, length: int) -> None:
+        values = 1.0 + 0.2 * rng.standard_normal(length)
+        writer.add_tensor(f"{name}.weight", values.astype(np.float32))
+
+    matrix("fc", hidden, len(DRAFT_FEATURE_LAYERS) * hidden)
+    norm("enc.output_norm", hidden)
+    norm("output_norm", hidden)
+    for prefix in ("blk.0", "blk.1"):
+        norm(f"{prefix}.attn_norm", hidden)
+        norm(f"{prefix}.ffn_norm", hidden)
+        norm(f"{prefix}.attn_q_norm", head_dim)
+        norm(f"{prefix}.attn_k_norm", head_dim)
+        matrix(f"{prefix}.attn_q", heads * head_dim, hidden)
+        matrix(f"{prefix}.attn_k", kv_heads * head_dim, hidden)
+        matrix(f"{prefix}.attn_v", kv_heads * head_dim, hidden)
+        matrix(f"{prefix}.attn_output", hidden, heads * head_dim)
+        matrix(f"{prefix}.ffn_gate", ffn, hidden)
+        matrix(f"{prefix}.ffn_up", ffn, hidden)
+        matrix(f"{prefix}.ffn_down", hidden, ffn)
+    _finish(writer)
+    return path
+
+
+@cache
+def make_quantised() -> Path:
+    """The tiny hybrid model with its matrices in several block formats."""
+    import gguf
+
+    kinds = cycle(getattr(gguf.GGMLQuantizationType, name) for name in ("Q4_0", "Q8_0", "Q5_1"))
+    source = open_checkpoint(golden(HYBRID))
+    path = Path(tempfile.mkdtemp()) / "made-quantised.gguf"
+    writer = gguf.GGUFWriter(path, source.architecture)
+    for key, value in source.metadata.items():
+        if not key.startswith(source.architecture):
+            continue
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        else:
+            writer.add_float32(key, value)
+    for name, info in source.tensors.items():
+        values = dequantize(source.raw(name), info.qtype).reshape(info.shape)
+        if info.qtype.name == "F32":
+            writer.add_tensor(name, values)
+        else:
+            kind = next(kinds)
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    _finish(writer)
+    return path
+
+
+def _finish(writer: object) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,93 @@
+"""What was asked for becomes a plan: every "auto" is decided, every misfit refused."""
+
+from dataclasses import replace
+
+import pytest
+
+from draftree.config import EngineConfig, plan_memory, resolve, usable_cores
+from draftree.core import ModelFacts
+from draftree.errors import CapacityError
+
+FACTS = ModelFacts(
+    name="Tiny",
+    architecture="any",
+    num_parameters=1_000_000,
+    weight_bytes=600_000,
+    context_length=4096,
+    vocab_size=1000,
+    hidden_size=64,
+    ffn_size=128,
+    num_layers=4,
+    num_kv_layers=2,
+    kv_width=64,
+    recurrent_bytes=5000,
+    stash_width=100,
+    is_quantized=True,
+)
+
+
+def test_defaults() -> None:
+    plan = resolve(EngineConfig(), FACTS)
+    assert plan.threads == usable_cores() >= 1
+    assert plan.max_ctx == 4096 and plan.max_nodes == 65
+    assert plan.kv_type == "f16" and not plan.is_exact
+    assert resolve(EngineConfig(), replace(FACTS, context_length=100_000)).max_ctx < 100_000
+
+
+def test_half_precision_keys_only_where_weights_are_quantised_too() -> None:
+    assert resolve(EngineConfig(), replace(FACTS, is_quantized=False)).kv_type == "f32"
+    assert resolve(EngineConfig(math="exact"), FACTS).kv_type == "f32"
+    assert resolve(EngineConfig(math="exact", kv_type="f16"), FACTS).kv_type == "f16"
+
+
+@pytest.mark.parametrize("budget", [0, 1, 15, 1000])
+def test_a_pass_holds_the_root_and_the_budget(budget: int) -> None:
+    plan = resolve(EngineConfig(budget=budget, chunk=8), FACTS)
+    assert plan.max_nodes == budget + 1 <= plan.chunk
+    assert plan.chunk == max(8, budget + 1)
+
+
+def test_a_context_beyond_the_model_is_refused() -> None:
+    assert resolve(EngineConfig(max_ctx=4096), FACTS).max_ctx == 4096
+    with pytest.raises(CapacityError, match=r"4097.*Tiny was trained for 4096"):
+        resolve(EngineConfig(max_ctx=4097), FACTS)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_loaded() -> None:
+    needed = resolve(EngineConfig(), FACTS).memory.total
+    assert resolve(EngineConfig(), FACTS, memory_limit=needed).memory.total == needed
+    with pytest.raises(CapacityError, match=r"Tiny needs .* GiB.*--max-ctx"):
+        resolve(EngineConfig(), FACTS, memory_limit=needed - 1)
+    assert resolve(EngineConfig(max_ctx=64), FACTS, memory_limit=needed - 1).max_ctx == 64
+
+
+def test_memory_is_arithmetic() -> None:
+    """Keys and values: layers x width x bytes x positions; exact math holds weights in float32."""
+    plan = plan_memory(FACTS, 1000, "f16", exact=False, chunk=256, max_nodes=24)
+    assert plan.kv == 2 * 64 * 2 * 1024
+    assert plan.weights == 600_000 and plan.recurrent == 5000
+    assert plan.total == plan.weights + plan.kv + plan.recurrent + plan.scratch
+    exact = plan_memory(FACTS, 1000, "f32", exact=True, chunk=256, max_nodes=24)
+    assert exact.weights == 4_000_000 and exact.kv == 2 * plan.kv
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("math", "fast"),
+        ("kv_type", "q8"),
+        ("ngram", "maybe"),
+        ("budget", -1),
+        ("budget", 1025),
+        ("budget", "many"),
+        ("block", 65),
+        ("block", -1),
+        ("max_ctx", -1),
+        ("threads", 513),
+        ("chunk", 4097),
+        ("features_len", -1),
+    ],
+)
+def test_options_that_mean_nothing_are_refused_by_name(option: str, value: int | str) -> None:
+    with pytest.raises(ValueError, match=option.replace("_len", "").replace("_", " ")):
+        EngineConfig(**{option: value})
