@@ -79,7 +79,7 @@ def write_corpus(
     """
     writer = Writer(teacher, plan.batch_size, plan.max_len, stop_ids)
     num_held_out = max(1, round(plan.held_out_share * len(prompts)))
-    held_out = set(np.random.default_rng(seed).permutation(len(prompts))[:num_held_out].tolist())
+    held_out = set(np.random.default_rng((seed, 3)).permutation(len(prompts))[:num_held_out].tolist())
     deadline = time.monotonic() + 60 * plan.max_minutes if plan.max_minutes else None
     parts: list[Corpus] = []
     num_written = 0
@@ -112,7 +112,7 @@ def _write_part(
     batch_size = min(plan.batch_size, len(prompts))
     per_turn = -(-len(prompts) // batch_size)
     turn, place = divmod(number, per_turn)
-    rng = np.random.default_rng((seed, turn))
+    rng = np.random.default_rng((seed, 4, turn))
     order = rng.permutation(len(prompts))
     group = max(1, per_turn // 4) * batch_size  # sorted by length within four groups
     lengths = np.array([len(prompt) for prompt in prompts])
@@ -120,7 +120,7 @@ def _write_part(
     order = np.concatenate([piece[np.argsort(lengths[piece], kind="stable")] for piece in pieces])
     places = rng.permutation(per_turn)[place] * batch_size
     chosen = order[places : places + batch_size].tolist()
-    rng = np.random.default_rng((seed, turn, place))
+    rng = np.random.default_rng((seed, 5, turn, place))
     tasks = []
     for index in chosen:
         is_greedy = rng.random() < plan.greedy_share

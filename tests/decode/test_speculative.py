@@ -2,19 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from draftree.core import SamplingParams, TokenSource, Usage
 from draftree.decode import speculative
+from draftree.decode.accept import accept
 from draftree.decode.budget import CostModel
 from draftree.decode.draft import Drafter
 from draftree.decode.plain import PlainDecoder
 from draftree.decode.sample import Sampler
 from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
 from draftree.decode.step import Emitted
-from draftree.decode.tree import DraftBlock
+from draftree.decode.tree import DraftBlock, build_tree
+from draftree.kernels.cpu.step import Step
 from tests.decode.oracle import OracleDrafter, run_plain
 from tests.decode.table import Clock, TableDrafter, TableTarget
 from tests.tiny import open_target, tiny_path
@@ -138,6 +141,34 @@ def test_every_token_names_its_source() -> None:
         expected.append(TokenSource.BONUS if one.tree.num_nodes > 1 else TokenSource.PLAIN)
     assert [e.source for e in run.emitted] == expected
     assert {TokenSource.CHAIN, TokenSource.SIBLING, TokenSource.BONUS} <= set(expected)
+
+
+def test_the_example_in_the_docs() -> None:
+    """docs/decoding.md shows the tree that this block really makes."""
+    words = ["the", "mat", "rug", "and", ".", "slept", "purred"]
+    proposed = [{"mat": 0.6, "rug": 0.3}, {"and": 0.5, ".": 0.4}, {"slept": 0.6, "purred": 0.2}]
+    block = DraftBlock(
+        np.array([[words.index(word) for word in row] for row in proposed]),
+        np.log([list(row.values()) for row in proposed]),
+    )
+    ranked = build_tree(0, block, 6)
+    tree, step = ranked.tree, Step(16, 16)
+    step.set_tree(*(np.array(part) for part in (tree.tokens, tree.parents, tree.depths)), 4)
+    chances = np.exp([0.0, *ranked.path_log_probs])
+    rows = [
+        f"| {node} | `{words[tree.tokens[node]]}` | {tree.parents[node]} | {depth} "
+        f"| {step.positions[node]} | {' '.join(map(str, step.ancestors[node, : depth + 1]))} "
+        f"| {chances[node]:.2f} |"
+        for node, depth in enumerate(tree.depths)
+    ]
+    page = (Path(__file__).parents[2] / "docs" / "decoding.md").read_text()
+    assert "\n".join(rows) in page
+    table = np.full((7, 7), -9.0, dtype=np.float32)
+    for word, following in (("the", "rug"), ("rug", "and"), ("and", "purred")):
+        table[words.index(word), words.index(following)] = 9.0
+    sampler = Sampler(SamplingParams(), 7, ())
+    accepted = accept(tree, table[list(tree.tokens)], sampler, 4, max_tokens=9)
+    assert accepted.path == (0, 4, 6) and words[accepted.bonus] == "purred"
 
 
 def check_features(run: Run, drafter: TableDrafter) -> None:

@@ -240,6 +240,12 @@ def test_a_shorter_block_makes_shallower_trees() -> None:
     engine.close()
 
 
+@pytest.mark.parametrize("block", [1, 17])
+def test_a_block_that_the_draft_cannot_fill_is_refused(block: int) -> None:
+    with pytest.raises(ValueError, match="block must be between 2 and the 16"):
+        _open(block=block)
+
+
 def test_a_small_store_of_features_loses_none() -> None:
     engine = _open(features_len=4)
     first = _reply(engine, PROMPT)

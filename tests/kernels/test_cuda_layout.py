@@ -51,6 +51,7 @@ static u32 rotate_right(u32 v, int n) { return n ? v >> n | v << (32 - n) : v; }
 static u16 to_half(float v) { return rounded(v); }
 static float lower_half(u32 v) { return value(v); }
 static float upper_half(u32 v) { return value(v >> 16); }
+static float __fmul_rn(float a, float b) { return a * b; }
 static float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
 static float from_half(u16 v) { return value(v); }
 static float pow2(int e) { return std::ldexp(1.0f, e); }
@@ -142,5 +143,4 @@ def test_every_format_and_number_of_tokens_has_a_plan_that_fits(shared: tuple[in
         for num_tokens in range(1, 65):
             plan = plan_linear(unit_format(qtype), num_tokens, device)
             assert plan.num_stages >= 2
-            assert plan.shared_bytes < per_block
-            assert plan.blocks_per_sm * (plan.shared_bytes + 2048) <= per_sm
+            assert plan.shared_bytes + 1024 < per_block

@@ -18,12 +18,12 @@ from draftree.kernels.cuda.linear import (  # noqa: E402
     prepare,
 )
 from draftree.kernels.cuda.pack import pack  # noqa: E402
-from draftree.kernels.cuda.prefill import expand, prefill_linear, prepare_rows  # noqa: E402
+from draftree.kernels.cuda.prefill import prefill_linear, prepare_rows  # noqa: E402
 from draftree.kernels.cuda.sample import random_raw  # noqa: E402
 from draftree.kernels.quant.formats import QuantType, dequantize  # noqa: E402
 
 pytestmark = pytest.mark.gpu
-TOLERANCE = 4e-3  # 16-bit weights and activations, each rounded once: several deviations
+TOLERANCE = 1e-3  # activations rounded to 16 bits: several deviations
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,8 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
 def assert_product(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> None:
     """Each result within what rounding explains: a share of the root of the sum of squared terms."""
     x = x.double()
-    slack = (x**2 @ (weights**2).T).sqrt()
+    size = weights**2 + (weights**2).mean(dim=1, keepdim=True)
+    slack = (x**2 @ size.T).sqrt()
     wrong = (out.double() - x @ weights.T).abs() > TOLERANCE * slack
     assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} results are off"
     assert torch.isfinite(out).all()
@@ -98,12 +99,10 @@ def test_large(qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu) -> None
     x = tokens(24, num_cols)
     out = multiply(matrix, x, gpu)
     assert_product(out, x, weights)
-    # Against the very operands that were multiplied, only float32 additions remain.
+    # Against the very activations that were multiplied, only float32 additions remain.
     halves, scale = prepare_rows(x, gpu)
-    operands = expand(matrix, 0, matrix.num_tiles, gpu).double()
-    exact = halves.double()[:, : operands.shape[1]] @ operands.T
-    exact = exact * matrix.row_scale.double() * scale.double()[:, None]
-    assert error(out, exact[:, :num_rows]) < 3e-6
+    exact = halves.double()[:, :num_cols] * scale.double()[:, None] @ weights.T
+    assert error(out, exact) < 3e-6
 
 
 @pytest.mark.parametrize(
@@ -177,8 +176,8 @@ def test_copies_without_the_bulk_engine_give_the_same_bits(qtype: QuantType, gpu
     x = tokens(24, 5120)
     expected = multiply(matrix, x, gpu)
     plan = plan_linear(matrix.format, 24, gpu)
-    for stages in (2, plan.num_stages):
-        other = replace(plan, use_bulk=False, num_stages=stages)
+    for stages, strips in ((2, 2), (plan.num_stages, 1)):
+        other = replace(plan, use_bulk=False, num_stages=stages, num_strips=strips)
         assert torch.equal(multiply(matrix, x, gpu, plan=other, is_chained=False), expected)
 
 

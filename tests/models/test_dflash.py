@@ -21,7 +21,8 @@ from draftree.models.target import Target
 from draftree.prefill.chunked import prefill
 from draftree.weights.checkpoint import open_checkpoint
 from tests.golden import golden
-from tests.tiny import new_ops, open_target, tiny_path
+from tests.made import make_draft
+from tests.tiny import make_qwen2, new_ops, open_target, tiny_path
 
 TOLERANCE = 1e-3
 GGUF = "dflash/tiny-dflash-A-F16.gguf"
@@ -149,15 +150,13 @@ def test_files_of_the_same_draft_agree_to_the_bit(
 
 
 @pytest.mark.parametrize("chunk_lens", [(40,), (1,) * 40, (3, 17, 20)])
-def test_how_features_arrive_does_not_matter(
-    chunk_lens: tuple[int, ...], arrays: np.lib.npyio.NpzFile
-) -> None:
+def test_how_features_arrive_does_not_matter(chunk_lens: tuple[int, ...]) -> None:
     """In one piece or many, blocks drafted in between or not: the same bits."""
-    drafter = _open(golden(GGUF))[1]
-    features, anchor = arrays["target_features"], int(arrays["target_ids"][40])
+    drafter, features = _made_drafter(), np.random.default_rng(1).standard_normal((40, 384))
+    features = features.astype(np.float32)
     drafter.reset()
-    drafter.observe(features[:40])
-    expected = drafter.block_logits(anchor).copy()
+    drafter.observe(features)
+    expected = drafter.block_logits(9).copy()
     drafter.reset()
     start = 0
     for count in chunk_lens:
@@ -165,7 +164,19 @@ def test_how_features_arrive_does_not_matter(
         start += count
         if count % 2:
             drafter.block_logits(5)
-    assert np.array_equal(drafter.block_logits(anchor), expected)
+    assert np.array_equal(drafter.block_logits(9), expected)
+
+
+@cache
+def _made_target() -> Target:
+    return open_target(tiny_path("qwen35-mtp"), num_threads=1)
+
+
+@cache
+def _made_drafter() -> BlockDrafter:
+    ops = new_ops(exact=True, num_threads=1)
+    draft = load_draft(open_checkpoint(make_draft()), ops)
+    return BlockDrafter(draft, _made_target().model, ops)
 
 
 class _FirstChoice:
@@ -216,15 +227,14 @@ def test_whole_greedy_runs(
 
 
 def test_a_draft_for_another_target_is_refused() -> None:
-    draft = read_draft_facts(open_checkpoint(golden(GGUF)))
-    target = _target().model
-    check_fit(draft, "fits.gguf", target, "Tiny")
-    assert draft.vocab_size in (None, target.vocab_size)
+    draft = read_draft_facts(open_checkpoint(make_draft()))
+    target = _made_target().model
+    check_fit(replace(draft, vocab_size=512), "fits.gguf", target, "Tiny")
     misfits = {
-        "hidden size 512, the target has 256": replace(draft, hidden_size=512),
-        "layers [1, 8], the target has 8": replace(draft, feature_layers=(1, 8)),
-        "mask token 1024 is outside": replace(draft, mask_token=1024),
-        "vocabulary of 2000, the target has 1024": replace(draft, vocab_size=2000),
+        "hidden size 512, the target has 128": replace(draft, hidden_size=512),
+        "layers [1, 4], the target has 4": replace(draft, feature_layers=(1, 4)),
+        "mask token 512 is outside": replace(draft, mask_token=512),
+        "vocabulary of 2000, the target has 512": replace(draft, vocab_size=2000),
     }
     for reason, facts in misfits.items():
         with pytest.raises(ModelError) as refusal:
@@ -234,10 +244,8 @@ def test_a_draft_for_another_target_is_refused() -> None:
 
 
 def test_the_engine_refuses_a_draft_that_does_not_fit() -> None:
-    path, config = tiny_path("llama"), EngineConfig(max_ctx=64, threads=1)
-    with pytest.raises(
-        ModelError, match=r"tiny-dflash-A.*does not fit the target.*hidden size 256"
-    ):
-        TokenEngine.open(path, config, golden(GGUF))
+    path, config = make_qwen2(), EngineConfig(max_ctx=64, threads=1)
+    with pytest.raises(ModelError, match=r"made-dflash.*does not fit the target.*hidden size 128"):
+        TokenEngine.open(path, config, make_draft())
     with pytest.raises(ModelError, match="not a DFlash draft"):
         TokenEngine.open(path, config, path)

@@ -1,7 +1,9 @@
 // Units back to rows of 16-bit floats for the vendor matmul, each row divided by its row_scale.
+constexpr float SCALE_UNIT = HAS_BYTES ? 0x1p23f : 1.0f;
+
 DEV float operand_value(u32 pair, int side, int odd) {
   const float v = side ? upper_half(pair) : lower_half(pair);
-  return BITS == 16 ? v * (odd ? 1.0f : 16.0f) : v * (odd && BITS < 8 ? OPERAND_UNIT : 16777216.0f);
+  return BITS == 16 ? v * (odd ? 1.0f : 16.0f) : v * (odd && BITS < 8 ? 0x1p20f : 0x1p24f);
 }
 
 // What is added to scale * quant, for the row and the group of 32 columns that lane t serves in another place.
@@ -16,7 +18,7 @@ DEV float group_offset(const u8* unit, const Scales& s, int strip, int half, int
     select_half(unit + MIN_AT, strip * 2 + half, group, lane, a);
     return lower_half(a[row]);
   }
-  return FORMAT == F16 ? 0.0f : -ZERO_POINT * group_scale(s, row, group, step);
+  return FORMAT == F16 ? 0.0f : -ZERO_POINT * SCALE_UNIT * group_scale(s, row, group, step);
 }
 
 extern "C" __global__ void __launch_bounds__(256) expand_kernel(const u8* units, const float* row_scale, u16* out, int num_chunks, int out_stride) {
@@ -37,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(256) expand_kernel(const u8* units,
         u16* to = out + static_cast<u64>(row) * out_stride + chunk * COLS + half * HALF_COLS + group * 32 + (lane & 3) * 4;
 #pragma unroll
         for (int step = 0; step < 2; step++) {
-          const float scale = group_scale(scales, r, group, step);
+          const float scale = group_scale(scales, r, group, step) * SCALE_UNIT;
           const float offset = group_offset(unit, scales, strip, half, r, group, step, lane);
           u32 h[2] = {0, 0};
           for (int i = 0; i < 4; i++) {

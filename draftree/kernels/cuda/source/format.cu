@@ -44,12 +44,13 @@ constexpr int SUPER_AT = MIN_AT + MIN_BYTES;
 constexpr int UNIT_BYTES = SUPER_AT + SUPER_BYTES;
 static_assert(UNIT_BYTES == HOST_UNIT_BYTES, "the host allocates units of another size");
 constexpr int SCALE_WORDS = HAS_BYTES ? 1 : GROUPS / 2;  // a row's words of SCALE in a half
-constexpr int BYTE_ZERO = FORMAT == Q6_K ? 128 : 0;      // added to scales so that bytes have no sign
+constexpr float SUPER_UNIT = 0x1p110f;    // times a byte's 2^-133 makes 2^-23, which OPERAND_UNIT undoes
+constexpr float BYTE_ZERO = -0x1p-126f;  // minus the byte 128, which stands for a scale of 0 where scales have signs
 
 constexpr u32 EVEN_MASK = 0x000F000Fu, ODD_MASK = 0x00F000F0u;
 constexpr u32 HIGH_MASK = BITS == 5 ? 0x00100010u : 0x00300030u;
 // What a sum of operands times activations must be multiplied by.
-constexpr float OPERAND_UNIT = BITS == 16 ? 1.0f : BITS == 8 ? 16777216.0f : 1048576.0f;
+constexpr float OPERAND_UNIT = BITS == 16 ? 1.0f : BITS == 8 ? 0x1p24f : HAS_BYTES ? 0x1p43f : 0x1p20f;
 constexpr float ZERO_POINT = FORMAT == Q4_0 ? 8.0f : FORMAT == Q5_0 ? 16.0f : FORMAT == Q6_K ? 32.0f : 128.0f;
 
 // Where the high bits of a group's weights lie in their word: rotating by this brings them beside the nibbles.
@@ -61,7 +62,7 @@ DEV int high_turn(int group, int step) {
 struct Scales {
   u32 high[2];     // of rows g and g + 8
   u32 word[2][2];  // [row] bytes, one per group of 32 or of 16, or halves, one per group
-  float super[2];  // [row] what bytes are multiplied by
+  float super[2];  // [row] what bytes are multiplied by, times SUPER_UNIT
 };
 
 DEV Scales load_scales(const u8* unit, int strip, int half, int lane) {
@@ -80,10 +81,10 @@ DEV Scales load_scales(const u8* unit, int strip, int half, int lane) {
   }
   if (HAS_SUPER_MIN) {
     const uint2 v = reinterpret_cast<const uint2*>(unit + SUPER_AT)[strip * 8 + g];
-    s.super[0] = lower_half(v.x), s.super[1] = lower_half(v.y);
+    s.super[0] = lower_half(v.x) * SUPER_UNIT, s.super[1] = lower_half(v.y) * SUPER_UNIT;
   } else if (FORMAT == Q6_K) {
     const u32 v = reinterpret_cast<const u32*>(unit + SUPER_AT)[strip * 8 + g];
-    s.super[0] = lower_half(v), s.super[1] = upper_half(v);
+    s.super[0] = lower_half(v) * SUPER_UNIT, s.super[1] = upper_half(v) * SUPER_UNIT;
   }
   return s;
 }
@@ -95,10 +96,10 @@ DEV float group_scale(const Scales& s, int row, int group, int step) {
     const u32 word = s.word[row][group >> 1];
     return group & 1 ? upper_half(word) : lower_half(word);
   }
-  // 0x47000000 | byte << 8 is 32768 + byte; what is too much goes away again without rounding.
+  // byte << 16 is the 32-bit float byte * 2^-133.
   const int i = FORMAT == Q6_K ? group * 2 + step : group;
-  const float byte = __uint_as_float(__byte_perm(s.word[row][0], 0x47000000u, 0x7404 | i << 4));
-  return __fmaf_rn(byte, s.super[row], s.super[row] * -(32768.0f + BYTE_ZERO));
+  const float byte = __uint_as_float(__byte_perm(s.word[row][0], 0, 0x4044 | i << 8));
+  return FORMAT == Q6_K ? __fmaf_rn(byte, s.super[row], s.super[row] * BYTE_ZERO) : __fmul_rn(byte, s.super[row]);
 }
 
 // Two words, of rows g and g + 8, each with the half that `t` selects in both places.
@@ -135,10 +136,10 @@ DEV void load_min_operands(const u8* unit, int strip, int lane, u32* a) {
 DEV float min_factor(const u8* unit, const Scales& s, int strip, int row, int lane) {
   if (HAS_SUPER_MIN) {
     const u32 word = reinterpret_cast<const u32*>(unit + SUPER_AT)[(strip * 8 + (lane >> 2)) * 2 + row];
-    return upper_half(word) * (-2.0f * 16777216.0f / OPERAND_UNIT);
+    return upper_half(word) * (-2.0f * 0x1p24f / OPERAND_UNIT);
   }
   if (HAS_HALF_MIN) return 2.0f / OPERAND_UNIT;
-  return (FORMAT == Q6_K ? s.super[row] : 1.0f) * (-2.0f * ZERO_POINT / OPERAND_UNIT);
+  return (FORMAT == Q6_K ? s.super[row] / SUPER_UNIT : 1.0f) * (-2.0f * ZERO_POINT / OPERAND_UNIT);
 }
 
 // The quants of one row and group as four pairs, columns in order.

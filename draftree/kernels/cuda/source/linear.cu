@@ -71,11 +71,11 @@ struct Sharers {
   u32 head, tail, head_slot;
 };
 
-DEV Sharers sharers_of(const Problem& p, u32 tile) {
-  const u32 num_units = p.num_tiles * p.num_chunks, start = tile * p.num_chunks;
+DEV Sharers sharers_of(u32 tile, u32 num_tiles, u32 num_chunks) {
+  const u32 num_units = num_tiles * num_chunks, start = tile * num_chunks;
   const u32 head = block_of(start, num_units);
   // A block's first tile uses its slot 0, its last one slot 1.
-  return {head, block_of(start + p.num_chunks - 1, num_units), head * 2 + (first_unit(head, num_units) < start)};
+  return {head, block_of(start + num_chunks - 1, num_units), head * 2 + (first_unit(head, num_units) < start)};
 }
 
 // Writes a finished row tile, or this block's part of it; the last block to come sums the parts in order.
@@ -112,14 +112,15 @@ DEV void finish_tile(const Problem& p, u32 tile, const Sharers& by, bool is_alon
     if (thread + k * THREADS < count) store_vector(p, tile, thread + k * THREADS, num_live, sum[k]);
 }
 
-// One warp: STRIPS strips by half the columns of a unit, all live token tiles.
-DEV void multiply_unit(const u8* unit, const u8* x, int first_strip, int half, int num_live_tiles, float (*acc)[TOKEN_TILES][4]) {
+// One warp: STRIPS strips by half the columns of a unit. Token tiles that are not live give sums that nobody reads.
+DEV void multiply_unit(const u8* unit, const u8* x, int first_strip, int half, float (*acc)[TOKEN_TILES][4]) {
   const int lane = threadIdx.x & 31;
   Scales scales[STRIPS];
 #pragma unroll
   for (int m = 0; m < STRIPS; m++) scales[m] = load_scales(unit, first_strip + m, half, lane);
 #pragma unroll
   for (int group = 0; group < GROUPS; group++) {
+    if (TOKEN_TILES > 2) asm volatile("" ::: "memory");  // loading the next group early would cost registers
     u32 a[STRIPS][2][4];
 #pragma unroll
     for (int m = 0; m < STRIPS; m++) load_operands(unit, scales[m], first_strip + m, half, group, lane, a[m]);
@@ -127,7 +128,6 @@ DEV void multiply_unit(const u8* unit, const u8* x, int first_strip, int half, i
     const u8* xs = x + column / 128 * TOKEN_TILES * X_TILE_BYTES + column % 128 / 32 * 512 + lane * 16;
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES; n++) {
-      if (n > 0 && n >= num_live_tiles) continue;
       uint4 b = *reinterpret_cast<const uint4*>(xs + n * X_TILE_BYTES);
       if (BITS == 8) b.x = hmul2(b.x, 0x2C002C00u), b.z = hmul2(b.z, 0x2C002C00u);
 #pragma unroll
@@ -137,9 +137,12 @@ DEV void multiply_unit(const u8* unit, const u8* x, int first_strip, int half, i
           mma(acc[m][n], a[m][1], b.z, b.w);
           continue;
         }
-        float sum[2][4] = {};
-        mma(sum[0], a[m][0], b.x, b.y);
-        mma(sum[FORMAT == Q6_K], a[m][1], b.z, b.w);
+        float sum[2][4];
+        mma_new(sum[0], a[m][0], b.x, b.y);
+        if (FORMAT == Q6_K)
+          mma_new(sum[1], a[m][1], b.z, b.w);
+        else
+          mma(sum[0], a[m][1], b.z, b.w);
 #pragma unroll
         for (int i = 0; i < 4; i++)
 #pragma unroll
@@ -156,21 +159,20 @@ DEV void multiply_unit(const u8* unit, const u8* x, int first_strip, int half, i
     const float factor[2] = {min_factor(unit, scales[m], first_strip + m, 0, lane), min_factor(unit, scales[m], first_strip + m, 1, lane)};
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES; n++) {
-      if (n > 0 && n >= num_live_tiles) continue;
       // The first half takes the leading bits of the sums of activations, the second the rest.
       const u8* at = x + n * X_TILE_BYTES + 2048 + half * 128 + lane * 4;
-      float sum[4] = {};
+      float sum[4];
       if (COLS == 128)
-        mma_short(sum, a, *reinterpret_cast<const u32*>(at));
+        mma_new_short(sum, a, *reinterpret_cast<const u32*>(at));
       else
-        mma(sum, a, *reinterpret_cast<const u32*>(at), *reinterpret_cast<const u32*>(at + TOKEN_TILES * X_TILE_BYTES));
+        mma_new(sum, a, *reinterpret_cast<const u32*>(at), *reinterpret_cast<const u32*>(at + TOKEN_TILES * X_TILE_BYTES));
 #pragma unroll
       for (int i = 0; i < 4; i++) acc[m][n][i] = __fmaf_rn(sum[i], factor[i >> 1], acc[m][n][i]);
     }
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, TOKEN_TILES > 4 ? 1 : 2)
     linear_kernel(const u8* weights, const float* row_scale, const u8* x, const float* token_scale, float* out,
                   const float* bias, float4* partial, u32* arrived, const int* live, int num_tokens, int first_token,
                   int num_rows, int num_tiles, int num_chunks, int x_tiles, int out_stride, int add_to_out) {
@@ -178,14 +180,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                      first_token, num_rows,  num_tiles, num_chunks,  x_tiles, out_stride, add_to_out};
   extern __shared__ __align__(128) u8 stages[];
   __shared__ u64 full[STAGES];
+  __shared__ Sharers ends[2];  // of the first and the last tile; those between belong to this block alone
   const int warp = threadIdx.x >> 5, half = warp & 1, first_strip = (warp >> 1) * STRIPS;
   const bool is_copier = !BULK || threadIdx.x == 0;
   const u32 num_units = num_tiles * num_chunks;
   const u32 begin = first_unit(blockIdx.x, num_units), count = first_unit(blockIdx.x + 1, num_units) - begin;
   let_later_grids_start();
+  u32 tile = begin / num_chunks, chunk = begin % num_chunks, x_chunk = chunk;
+  const u32 first_tile = tile;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; i++) init_barrier(full + i, 2);
     publish_barriers();
+    ends[0] = sharers_of(first_tile, num_tiles, num_chunks);
+    ends[1] = sharers_of((begin + count - 1) / num_chunks, num_tiles, num_chunks);
   }
   __syncthreads();
   auto copy_unit = [&](u32 i) {
@@ -201,17 +208,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
   auto copy_x = [&](u32 i) {
     expect_bytes(full + i % STAGES, X_BLOCKS * num_live_tiles * X_TILE_BYTES);
     for (int b = 0; b < X_BLOCKS; b++) {
-      const u64 from = static_cast<u64>((begin + i) % num_chunks * X_BLOCKS + b) * x_tiles + first_token / 8;
+      const u64 from = static_cast<u64>(x_chunk * X_BLOCKS + b) * x_tiles + first_token / 8;
       copy_async(stages + i % STAGES * STAGE_BYTES + UNIT_BYTES + b * TOKEN_TILES * X_TILE_BYTES, x + from * X_TILE_BYTES,
                  num_live_tiles * X_TILE_BYTES, full + i % STAGES);
     }
+    x_chunk = x_chunk + 1 == num_chunks ? 0 : x_chunk + 1;
   };
   for (u32 i = 0; i < STAGES - 1; i++) {
     if (is_copier && i < count) copy_x(i);
     end_stage_copy();
   }
   float acc[STRIPS][TOKEN_TILES][4] = {};
-  u32 tile = begin / num_chunks, chunk = begin % num_chunks;
   for (u32 i = 0; i < count; i++) {
     u8* stage = stages + i % STAGES * STAGE_BYTES;
     wait_stage_copy<STAGES - 2>(full + i % STAGES, i / STAGES & 1);
@@ -220,12 +227,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     end_stage_copy();
     const bool is_end = ++chunk == num_chunks || i + 1 == count;
     // Asked before the last unit is multiplied, so that the answer is there when it is needed.
-    const Sharers by = is_end ? sharers_of(p, tile) : Sharers{};
     const u32 seen = is_end ? __ldcv(arrived + tile) : 0;
-    multiply_unit(stage, stage + UNIT_BYTES, first_strip, half, num_live_tiles, acc);
+    multiply_unit(stage, stage + UNIT_BYTES, first_strip, half, acc);
     if (!is_end) continue;
     float4* shared = reinterpret_cast<float4*>(stage);
     add_halves(acc, shared, first_strip, half, num_live_tiles);
+    const bool is_first = tile == first_tile, is_shared = is_first || i + 1 == count;
+    const Sharers by = is_shared ? ends[!is_first] : Sharers{blockIdx.x, blockIdx.x, 0};
     finish_tile(p, tile, by, __syncthreads_and(seen == by.tail - by.head), shared, num_live);
     release_stage();
 #pragma unroll
