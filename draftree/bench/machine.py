@@ -16,7 +16,7 @@ from draftree.bench.fault import BenchError
 from draftree.config import machine_memory, usable_cores
 
 _PACKAGES: Final = ("draftree", "llvmlite", "numba", "numpy", "tokenizers", "torch", "xllamacpp")
-_IDENTITY: Final = ("cpu", "num_cores", "architecture", "isa", "memory_gib")
+_IDENTITY: Final = ("cpu", "num_cores", "architecture", "memory_gib")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,8 @@ def check_same_machine(machines: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _words(identity: Iterable[Any]) -> str:
-    cpu, num_cores, architecture, isa, memory_gib = identity
-    return f"{cpu}, {num_cores} cores, {architecture}, {isa}, {memory_gib} GiB"
+    cpu, num_cores, architecture, memory_gib = identity
+    return f"{cpu}, {num_cores} cores, {architecture}, {memory_gib} GiB"
 
 
 def _package_versions() -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from typing import Final
 
 from draftree.bench.bar import judge_bars
 from draftree.bench.disturbance import BUSY_SHARE
+from draftree.bench.fault import BenchError
 from draftree.bench.machine import check_same_machine
 from draftree.bench.memory import METHOD
 from draftree.bench.plot import PLOT_KINDS, plot_name
@@ -23,6 +24,7 @@ writes. Every figure is a median; brackets hold the lowest and highest sample. R
 settings and versions are in the files.
 """
 _NOTHING: Final = "There are no results yet; `draftree bench all` takes them.\n"
+_TIMED: Final = ("peers", "decode", "prefill", "start", "suite")
 Section = Callable[[Json], list[str]]
 
 
@@ -34,7 +36,12 @@ def make_page(folder: Path, plots: Iterable[str] = ()) -> str:
         records = read_records(place)
         if records:
             name = None if place == folder else place.name
-            lines += _machine_part(records, known, name)
+            try:
+                lines += _machine_part(records, known, name)
+            except KeyError as missing:
+                raise BenchError(
+                    f"A result in {place} has no {missing}, which is needed here; measure again."
+                ) from missing
     return "\n".join(lines if len(lines) > 1 else [_HEAD, _NOTHING])
 
 
@@ -50,12 +57,19 @@ def _machine_part(records: Mapping[str, Json], plots: set[str], name: str | None
         f"{machine['python']} ({versions}). Newest result: {newest['timestamp']}.",
         "",
     ]
-    busy = [key for key, r in records.items() if (r["disturbance"] or 0.0) > BUSY_SHARE]
+    busy = [
+        key
+        for key, record in records.items()
+        if record["kind"] in _TIMED and (record["disturbance"] or 0.0) > BUSY_SHARE
+    ]
     if busy:
         lines += [
             f"**Taken on a busy machine**, so that times mean little: {', '.join(busy)}.",
             "",
         ]
+    older = [key for key, r in records.items() if r["machine"]["kernels"] != machine["kernels"]]
+    if older:
+        lines += [f"**Taken with other kernels** than the newest result: {', '.join(older)}.", ""]
     lines += _bars(records.values())
     for kind, title, section in SECTIONS:
         members = [record for record in records.values() if record["kind"] == kind]

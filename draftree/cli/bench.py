@@ -159,7 +159,7 @@ def run_all(
                 attempt(partial(bench.alone, "memory", min(rounds, 3)))
                 attempt(partial(bench.alone, "start", rounds))
                 attempt(partial(bench.suite, (), None, 4, 96, "auto"))
-                attempt(partial(bench.parity, tokens, 4, python))
+                attempt(partial(bench.parity, tokens, min(4, tokens // 512), python))
         except DraftreeError as error:
             print(f"skipped: {error}", file=sys.stderr)
             skipped.append(str(error))

@@ -123,13 +123,29 @@ def read_dense_model(
                 eps=eps,
             )
         )
+    return assemble_model(
+        ops, metadata, source, blocks, architecture=architecture, vocab_size=vocab_size
+    )
+
+
+def assemble_model(
+    ops: Ops,
+    metadata: Metadata,
+    source: TensorSource,
+    blocks: list[Block],
+    *,
+    architecture: str,
+    vocab_size: int,
+) -> Model:
+    """What comes before and after the blocks, and all of it together."""
+    hidden = metadata.count("embedding_length")
     embedding, head = read_vocabulary(ops, source, vocab_size, hidden)
     return Model(
         architecture=architecture,
         vocab_size=vocab_size,
         hidden_size=hidden,
         context_length=metadata.count("context_length"),
-        eps=eps,
+        eps=metadata.number("attention.layer_norm_rms_epsilon"),
         embedding=embedding,
         blocks=tuple(blocks),
         output_norm=source.vector("output_norm.weight", hidden),

@@ -16,7 +16,7 @@ from draftree.layers.delta_net import DeltaNet
 from draftree.layers.rotary import Rotary
 from draftree.models.metadata import Metadata
 from draftree.models.model import Model
-from draftree.models.parts import read_feed_forward, read_rotary, read_vocabulary
+from draftree.models.parts import assemble_model, read_feed_forward, read_rotary
 from draftree.models.source import TensorSource
 
 
@@ -108,15 +108,6 @@ def read_model(ops: Ops, metadata: Metadata, source: TensorSource, *, vocab_size
                 eps=eps,
             )
         )
-    embedding, head = read_vocabulary(ops, source, vocab_size, hidden)
-    return Model(
-        architecture="qwen35",
-        vocab_size=vocab_size,
-        hidden_size=hidden,
-        context_length=metadata.count("context_length"),
-        eps=eps,
-        embedding=embedding,
-        blocks=tuple(blocks),
-        output_norm=source.vector("output_norm.weight", hidden),
-        head=head,
+    return assemble_model(
+        ops, metadata, source, blocks, architecture="qwen35", vocab_size=vocab_size
     )

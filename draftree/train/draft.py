@@ -12,7 +12,7 @@ from torch import nn
 
 from draftree.errors import ModelError
 from draftree.train.settings import DraftShape
-from draftree.train.teacher import Teacher, Tensor, rotary_table, rotate
+from draftree.train.teacher import Teacher, Tensor, Turn, rotary_table, rotate
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ class Matrix(nn.Module):
 class View:
     """Where the rows of a pass are and what they may see."""
 
-    context_turn: tuple[Tensor, Tensor]  # cos, sin of the context's positions
-    block_turn: tuple[Tensor, Tensor]
+    context_turn: Turn
+    block_turn: Turn
     mask: Tensor  # bool [batch, 1, rows, context_len + rows]
 
 
@@ -123,10 +123,10 @@ class DraftAttention(nn.Module):
     def forward(self, x: Tensor, context: Tensor, view: View) -> Tensor:
         """x: [batch, rows, hidden_size]; context: [batch, context_len, hidden_size]."""
         heads = (-1, self._head_dim)
-        q = rotate(self.q_norm(self.q_proj(x).unflatten(-1, heads)), *view.block_turn)
+        q = rotate(self.q_norm(self.q_proj(x).unflatten(-1, heads)), view.block_turn)
         sources = ((context, view.context_turn), (x, view.block_turn))
         keys = [
-            rotate(self.k_norm(self.k_proj(source).unflatten(-1, heads)), *turn)
+            rotate(self.k_norm(self.k_proj(source).unflatten(-1, heads)), turn)
             for source, turn in sources
         ]
         values = [self.v_proj(source).unflatten(-1, heads) for source, _ in sources]
@@ -187,13 +187,15 @@ class DraftModule(nn.Module):
         """
         block_len = blocks.shape[2]
         context = self.hidden_norm(self.fc(features))
-        view = self._look(anchors, block_len, features.shape[1])
+        view = self._look(anchors, block_len, features.shape[1], features.dtype)
         x = blocks.flatten(1, 2)
         for layer in self.layers:
             x = layer(x, context, view)
         return self.norm(x).unflatten(1, (-1, block_len))
 
-    def _look(self, anchors: Tensor, block_len: int, context_len: int) -> View:
+    def _look(
+        self, anchors: Tensor, block_len: int, context_len: int, dtype: torch.dtype
+    ) -> View:
         frequencies, device = self.frequencies, anchors.device
         places = torch.arange(context_len, device=device)
         rows = (anchors[:, :, None] + torch.arange(block_len, device=device)).flatten(1)
@@ -204,7 +206,7 @@ class DraftModule(nn.Module):
         number = torch.arange(anchors.shape[1], device=device).repeat_interleave(block_len)
         own = (number[:, None] == number).expand(len(anchors), -1, -1)
         return View(
-            context_turn=rotary_table(places[None], frequencies),
-            block_turn=rotary_table(rows, frequencies),
+            context_turn=rotary_table(places[None], frequencies, dtype),
+            block_turn=rotary_table(rows, frequencies, dtype),
             mask=torch.cat([sees_context, own], dim=2)[:, None],
         )

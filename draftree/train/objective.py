@@ -58,7 +58,9 @@ def make_batch(
     anchors = np.minimum(first[:, None] + offsets, lengths[:, None] - 2)
 
     def move(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(device, non_blocking=True)
+        tensor = torch.from_numpy(values)
+        # A copy from pinned memory does not wait for the work before it.
+        return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
     return Batch(move(ids), move(lengths), move(anchors), block_len)
 

@@ -117,11 +117,11 @@ class Teacher:
         cache: KvCache | None,
     ) -> Read:
         length = ids.shape[1]
-        cos, sin = rotary_table(torch.arange(length, device=self.device), self.frequencies)
+        turn = self._turn(torch.arange(length, device=self.device))
         x = self.embedding[ids]
         features: dict[int, Tensor] = {}
         for i, layer in enumerate(self.layers[:num_layers]):
-            q, k, v = self._project(layer, x, cos, sin)
+            q, k, v = self._project(layer, x, turn)
             q, k, v = (part.transpose(1, 2) for part in (q, k, v))
             if cache is not None:
                 cache.keys[i][:, :, :length] = k
@@ -140,23 +140,22 @@ class Teacher:
         """
         count, groups = len(tokens), self.num_heads // self.num_kv_heads
         rows = torch.arange(count, device=self.device)
-        cos, sin = rotary_table(positions, self.frequencies)
-        hidden_keys = torch.arange(length, device=self.device) > positions[:, None]
+        turn = self._turn(positions)
+        is_hidden = (torch.arange(length, device=self.device) > positions[:, None])[:, None, None]
         x = self.embedding[tokens]
         for i, layer in enumerate(self.layers):
-            q, k, v = self._project(layer, x, cos, sin)
+            q, k, v = self._project(layer, x, turn)
             cache.keys[i][rows, :, positions] = k
             cache.values[i][rows, :, positions] = v
-            q = q.view(count, self.num_kv_heads, groups, self.head_dim) * self.head_dim**-0.5
+            q = q.reshape(count, self.num_kv_heads, groups, self.head_dim) * self.head_dim**-0.5
             keys, values = (part[i][:count, :, :length] for part in (cache.keys, cache.values))
-            scores = (q @ keys.transpose(2, 3)).float()
-            scores = scores.masked_fill_(hidden_keys[:, None, None], -torch.inf)
-            mixed = scores.softmax(-1).to(values.dtype) @ values
+            scores = (q @ keys.transpose(2, 3)).masked_fill_(is_hidden, -torch.inf)
+            mixed = scores.softmax(-1) @ values
             x = self._finish(layer, x, mixed.reshape(count, -1))
         return self.logits(self._norm(x, self.output_norm))
 
     def _project(
-        self, layer: TeacherLayer, x: Tensor, cos: Tensor, sin: Tensor
+        self, layer: TeacherLayer, x: Tensor, turn: "Turn"
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys, values [..., heads, head_dim], the first two rotated."""
         joined = F.linear(self._norm(x, layer.mixer_norm), layer.qkv, layer.qkv_bias)
@@ -164,29 +163,39 @@ class Teacher:
         q, k, v = joined.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=-2)
         if layer.query_norm is not None and layer.key_norm is not None:
             q, k = self._norm(q, layer.query_norm), self._norm(k, layer.key_norm)
-        return rotate(q, cos, sin), rotate(k, cos, sin), v
+            return rotate(q, turn), rotate(k, turn), v
+        turned = rotate(joined[..., : self.num_heads + self.num_kv_heads, :], turn)
+        q, k = turned.split((self.num_heads, self.num_kv_heads), dim=-2)
+        return q, k, v
 
     def _finish(self, layer: TeacherLayer, x: Tensor, mixed: Tensor) -> Tensor:
         x = x + F.linear(mixed, layer.output, layer.output_bias)
         gate, up = F.linear(self._norm(x, layer.ffn_norm), layer.gate_up).chunk(2, dim=-1)
         return x + F.linear(F.silu(gate) * up, layer.down)
 
+    def _turn(self, positions: Tensor) -> "Turn":
+        return rotary_table(positions, self.frequencies, self.head.dtype)
+
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.eps)
 
 
-def rotary_table(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin, float32 [..., 1, rotary_dim / 2], to be shared by all heads."""
+Turn = tuple[Tensor, Tensor]  # cos and signed sin [..., 1, rotary_dim], to be shared by all heads
+
+
+def rotary_table(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Turn:
     angles = positions[..., None, None].float() * frequencies
-    return angles.cos(), angles.sin()
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, turn: Turn) -> Tensor:
     """Turn the pairs (i, i + rotary_dim / 2) of every head: x [..., heads, head_dim]."""
-    half = cos.shape[-1]
-    left, right, rest = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
-    turned = (left * cos - right * sin, right * cos + left * sin)
-    return torch.cat([*(part.to(x.dtype) for part in turned), rest], dim=-1)
+    cos, sin = turn
+    rotary_dim = cos.shape[-1]
+    part = x[..., :rotary_dim]
+    turned = torch.addcmul(part * cos, part.roll(rotary_dim // 2, -1), sin)
+    return turned if rotary_dim == x.shape[-1] else torch.cat([turned, x[..., rotary_dim:]], -1)
 
 
 class _Decoder:

@@ -13,7 +13,7 @@ import torch
 from draftree.train.teacher import Teacher, Tensor
 
 _STRIDE = 32  # steps between looks at who is done
-_FEW = 32  # a batch ends when only this part of it is still being written; the rest is cut short
+_FEW = 16  # a batch ends when only this part of it is still being written; the rest is cut short
 _LENGTHS = 128  # attention is computed up to a multiple of this
 
 
@@ -123,10 +123,10 @@ class Writer:
             part[:count] for part in (self._tokens, self._positions, self._done)
         )
         logits = self._teacher.step(tokens, positions, self._cache, bound).float()
-        warm = torch.where(positions < self._burn_end[:count], 1.0, self._temperature[:count])
+        heat = torch.where(positions < self._burn_end[:count], 1.0, self._temperature[:count])
         noise = torch.empty_like(logits).exponential_().log_()
-        sampled = logits / warm.clamp(min=1e-3)[:, None] - noise
-        chosen = torch.where(warm[:, None] > 0, sampled, logits).argmax(-1)
+        # The largest of logit / heat - noise; at heat 0 the noise is too small to matter.
+        chosen = torch.addcmul(noise, logits, 1 / heat.clamp(min=1e-6)[:, None], value=-1).argmin(-1)
         tokens.copy_(torch.where(done, tokens, chosen))
         positions.add_((~done).long())
         self._text[self._owner[:count], positions] = tokens

@@ -68,6 +68,20 @@ def test_a_busy_machine_is_said(tmp_path):
     assert "busy machine**, so that times mean little: decode-smollm2.json" in make_page(tmp_path)
 
 
+def test_memory_does_not_mind_a_busy_machine(tmp_path):
+    write_record(tmp_path, example.record("memory", disturbance=0.4))
+    assert "busy machine" not in make_page(tmp_path)
+
+
+def test_results_of_older_kernels_are_said(tmp_path):
+    older = example.record("peers")
+    older = older | {"machine": older["machine"] | {"kernels": "old"}}
+    write_record(tmp_path, older | {"timestamp": "2020-01-01T00:00:00+00:00"})
+    assert "other kernels" not in make_page(tmp_path)
+    write_record(tmp_path, example.record("decode"))
+    assert "**Taken with other kernels** than the newest result: peers-" in make_page(tmp_path)
+
+
 def other_machine(record):
     return record | {"machine": record["machine"] | {"cpu": "Another"}}
 
@@ -76,6 +90,14 @@ def test_results_of_two_machines_in_one_folder_are_refused(tmp_path):
     write_record(tmp_path, example.record("peers"))
     write_record(tmp_path, other_machine(example.record("decode")))
     with pytest.raises(BenchError, match="different machines"):
+        make_page(tmp_path)
+
+
+def test_a_result_of_another_version_is_a_sentence(tmp_path):
+    record = example.record("peers")
+    del record["measures"]["decode"]["ratio"]
+    write_record(tmp_path, record)
+    with pytest.raises(BenchError, match=r"has no 'ratio'.*measure again"):
         make_page(tmp_path)
 
 

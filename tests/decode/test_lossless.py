@@ -178,7 +178,7 @@ def test_looked_up_drafts_alone_and_merged(
         oracle = OracleDrafter(target.state, plain.text, target.model.vocab_size, 5)
         monkeypatch.setattr(speculative, "NgramIndex", lambda p=plain: _KnowingIndex(p.text))
         for drafter in (None, oracle):
-            rounds = check_lossless(target, plain, drafter, options, cost=_cheap_nodes())
+            rounds = check_lossless(target, plain, drafter, options, cost=_cost())
             kinds += count_kinds(rounds)
     assert all(kinds[kind] > 0 for kind in ("lookup", "zero", "partial", "whole", "moved")), kinds
 
@@ -206,20 +206,21 @@ def test_looked_up_drafts_of_a_text_that_repeats(name: str) -> None:
     assert any(TokenSource.NGRAM in one.tree.sources for one in rounds)
 
 
-def _cheap_nodes() -> CostModel:
+def _cost(node_ms: float = 0.01) -> CostModel:
     cost = CostModel()
-    cost.measure(lambda num_nodes: 10.0 + 0.01 * num_nodes, 64)
+    for num_nodes in (1, 64):
+        cost.observe_verify(num_nodes, 10.0 + node_ms * num_nodes)
     return cost
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen35-mtp", "quantised"])
 def test_automatic_budget(name: str) -> None:
     target, sizes = one_thread(name), set()
-    for seed in (1, 2):
+    for seed, node_ms in ((1, 0.01), (2, 1.0), (3, 10.0)):
         plain = plain_run(name, "warm", seed)
         oracle = OracleDrafter(target.state, plain.text, target.model.vocab_size, seed)
         options = SpeculationOptions(64, is_auto=True, use_ngram=True)
-        rounds = check_lossless(target, plain, oracle, options, cost=_cheap_nodes())
+        rounds = check_lossless(target, plain, oracle, options, cost=_cost(node_ms))
         sizes |= {one.tree.num_nodes for one in rounds}
     assert len(sizes) > 1
 

@@ -258,7 +258,8 @@ class Timed:
         target = TableTarget(TABLE, clock=self.clock, pass_ms=self.pass_ms)
         drafter = new_drafter(table, target.state, clock=self.clock, draft_ms=draft_ms)
         cost = CostModel()
-        cost.measure(self.pass_ms, 64)
+        for num_nodes in (1, 64):
+            cost.observe_verify(num_nodes, self.pass_ms(num_nodes))
         options = SpeculationOptions(64, is_auto=True, use_ngram=False)
         before = self.clock.now_ms
         run = start(target, drafter, options, sampling, cost).until(count)

@@ -1,4 +1,4 @@
-"""The GPU's weight layout on the host: the CUDA sources of packing and decoding, run by the C++ compiler."""
+"""The GPU's weight layout: the CUDA sources of packing and decoding, run on the host as C++."""
 
 import ctypes
 import shutil

@@ -1,4 +1,4 @@
-"""GPU matrix products against float64 on decoded weights: every format, awkward shapes, any number of tokens."""
+"""GPU matrix products against float64: every format, awkward shapes, any number of tokens."""
 
 from dataclasses import replace
 

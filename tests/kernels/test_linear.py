@@ -112,18 +112,24 @@ def test_instruction_sets_give_the_same_bits(teams, qtype: QuantType, isa: Isa) 
 
 
 @pytest.mark.parametrize("isa", supported_isas(), ids=lambda isa: isa.name)
-@pytest.mark.parametrize("qtype", [QuantType.Q4_1, QuantType.Q8_0], ids=lambda qtype: qtype.name)
+@pytest.mark.parametrize(
+    "qtype",
+    [QuantType.Q4_1, QuantType.Q5_1, QuantType.Q6_K, QuantType.Q8_0],
+    ids=lambda qtype: qtype.name,
+)
 def test_largest_integers_do_not_overflow(teams, qtype: QuantType, isa: Isa) -> None:
-    raw = np.full((16, qtype.block_bytes * 3), 0xFF, np.uint8)
-    if qtype == QuantType.Q8_0:
-        raw[:] = 0x80
-    blocks = raw.reshape(16, 3, -1)
-    blocks[:, :, :2] = np.float16(1.0).reshape(1).view(np.uint8)
-    if qtype == QuantType.Q4_1:
-        blocks[:, :, 2:4] = 0
-    x = np.full((9, 96), 127.0, np.float32)
+    byte = 0x80 if qtype == QuantType.Q8_0 else 0xFF
+    raw = np.full((16, 256 // qtype.block_len, qtype.block_bytes), byte, np.uint8)
+    layout = block_layout(qtype)
+    assert layout is not None
+    if layout.has_min:
+        raw[:, :, layout.min_at : layout.min_at + 2] = 0
+    raw[:, :, layout.scale_at : layout.scale_at + 2] = np.float16([1.0]).view(np.uint8)
+    raw = raw.reshape(16, -1)
+    x = np.full((9, 256), 127.0, np.float32)
     x[1::2] *= -1
     weights = dequantize(raw, qtype).astype(np.float64)
+    assert np.abs(weights).min() >= 15
     found = _multiply(teams[1], pack(raw, qtype, isa=isa), x)
     np.testing.assert_array_equal(found, x.astype(np.float64) @ weights.T)
 
@@ -250,6 +256,14 @@ def test_what_is_not_finite_stays_visible(teams, qtype: QuantType, bad: float) -
     after = _multiply(teams[1], weight, x)
     assert not np.isfinite(after[4]).any()
     np.testing.assert_array_equal(np.delete(after, 4, 0), np.delete(before, 4, 0))
+
+
+@pytest.mark.parametrize("isa", supported_isas(), ids=lambda isa: isa.name)
+def test_a_pass_may_have_no_rows(teams, isa: Isa) -> None:
+    raw = random_raw(np.random.default_rng(12), QuantType.Q4_1, 40, 64)
+    x = np.ones((3, 64), np.float32)
+    for weight in (pack(raw, QuantType.Q4_1, isa=isa), pack(raw, QuantType.Q4_1, exact=True)):
+        assert _multiply(teams[2], weight, x, 0).shape == (0, 40)
 
 
 def test_wrong_shapes_are_refused(teams) -> None:

@@ -42,7 +42,9 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
         chunk = max(1, num_strips // (_ITEMS_PER_THREAD * num_threads))
         num_chunks = (num_strips + chunk - 1) // chunk
         num_blocks = (num_tokens + token_block - 1) // token_block
-        begin_tiles(form, isa, num_tokens)
+        use_matrices = has_matrices and num_tokens >= matrix_tokens
+        if use_matrices:
+            begin_tiles(form, isa, num_tokens)
         item = atomic_add(ticket, 1)
         while item < num_chunks * num_blocks:
             first_token = item // num_chunks * token_block
@@ -94,7 +96,8 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
                         _copy_rows(edge, 64, out, out_stride, tile, width)
                 first_token += tile
             item = atomic_add(ticket, 1)
-        end_tiles(form, isa)
+        if use_matrices:
+            end_tiles(form, isa)
 
     return _linear
 

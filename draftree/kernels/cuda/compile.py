@@ -1,7 +1,7 @@
 """CUDA C++ to loaded kernels: compiled by NVRTC for the chip at hand, kept on disk as machine code.
 
-In: a `KernelSource` (files of source/, macro values). Out: a `Kernel` that launches on torch's current stream,
-also while a CUDA graph is captured. Needs a driver and the NVRTC that torch brings, no toolkit.
+In: a `KernelSource` (files of source/, macro values). Out: a `Kernel` that launches on torch's
+current stream, also while a CUDA graph is captured. Needs a driver and NVRTC, no toolkit.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ def gpu(index: int) -> Gpu:
 
 
 def compile_cubin(source: KernelSource, arch: int) -> bytes:
-    """Machine code for compute capability arch / 10, from the disk cache where it has been made before."""
+    """Machine code for compute capability arch / 10, made once and then read from disk."""
     from cuda.bindings import nvrtc
 
     if arch < OLDEST_ARCH:

@@ -1,7 +1,7 @@
-"""How a weight matrix lies in device memory: units of 128 rows by 128 or 256 columns, row tile by row tile.
+"""How a weight matrix lies in device memory: units of 128 rows by 128 or 256 columns.
 
-The layout within a unit is written down in source/format.cu; here are its sizes, and the fixed way in which the
-blocks of a launch share out the units of a matrix.
+Units follow each other along the columns, row tile by row tile; source/format.cu says what is in
+one. Here are the sizes, and the number of blocks that share out the units of a matrix.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from draftree.kernels.quant.formats import QuantType
 ROWS = 128
 X_COLS = 256  # activations are padded to whole units of any format
 
-# Columns of a unit; bits a weight with the scales of groups; bytes a row of what belongs to whole units.
+# Columns of a unit; bits a weight with its group's scales; bytes a row for the whole unit.
 _UNITS = {
     QuantType.Q4_0: (256, 4.5, 0),
     QuantType.Q4_1: (256, 5.0, 0),

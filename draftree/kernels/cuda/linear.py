@@ -1,8 +1,8 @@
-"""Matrix products for a few tokens, 1 to 64 and more in slices: quantised weights times float32 activations.
+"""Matrix products for a few tokens (1 to 64, more in slices): quantised weights, float32 in and out.
 
-`prepare` turns activations into 16-bit floats once for all matrices that read them; `linear` multiplies. A token's
-result has the same bits whatever other tokens share the call. The number of tokens may lie in device memory, so
-that one CUDA graph serves several. Long prompts are in prefill.py.
+`prepare` turns activations into 16-bit floats once for all matrices that read them; `linear`
+multiplies. A token's result has the same bits whatever other tokens share the call. The number of
+tokens may lie in device memory, so that one CUDA graph serves several. Long prompts: prefill.py.
 """
 
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ def _stage_bytes(form: UnitFormat, token_tiles: int) -> int:
 
 
 def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
-    """The kernel for num_tokens, or the largest one that fits where they are too many for one launch.
+    """The kernel for num_tokens, or the largest one that fits if they are too many for a launch.
 
     Half of the shared memory is left to the kernel that comes next, unless the ring gets too short.
     """
@@ -113,7 +113,7 @@ def new_workspace(max_rows: int, max_tokens: int, gpu: Gpu) -> Workspace:
 def prepare(
     x: torch.Tensor, into: Activations, gpu: Gpu, *, live: torch.Tensor | None = None
 ) -> Activations:
-    """Fill `into` from float32 [tokens, num_cols]; live: how many of them count, int32 [1] on the device."""
+    """Fill `into` from float32 [tokens, num_cols]; live: how many count, int32 [1] on the device."""
     if x.dtype != torch.float32 or x.shape[1] != into.num_cols or x.stride(1) != 1:
         raise ValueError(
             f"expected float32 rows of {into.num_cols}, not {x.dtype} {tuple(x.shape)}"
@@ -145,7 +145,7 @@ def linear(
     plan: LinearPlan | None = None,
     is_chained: bool = True,
 ) -> torch.Tensor:
-    """out = x @ matrix.T (+ bias), float32 [tokens, num_rows]; add_to adds to out instead of replacing it.
+    """out = x @ matrix.T (+ bias), float32 [tokens, num_rows]; add_to adds to what out holds.
 
     Rows from `live` (int32 [1] on the device) on are left as they are.
     """

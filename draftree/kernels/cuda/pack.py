@@ -1,7 +1,7 @@
 """Weight rows as they stand in a file -> a `PackedMatrix`, slab by slab, by kernels on the device.
 
-Nothing is widened to float on the way, except formats that have no layout of their own: those are decoded on the
-host and kept as 16-bit floats.
+Nothing is widened to float on the way, except formats that have no layout of their own: those are
+decoded on the host and kept as 16-bit floats.
 """
 
 import numpy as np
@@ -62,6 +62,6 @@ def pack(raw: np.ndarray, qtype: QuantType, gpu: Gpu) -> PackedMatrix:
         np.copyto(pinned.numpy()[:used].reshape(rows.shape), rows)
         slab = staging[:used].copy_(pinned[:used], non_blocking=True)
         repack(slab.view(rows.shape), source_type, matrix, first_row, gpu)
-        # The pinned memory is free again, and chained kernels may read the units before they wait for this stream.
+        # Frees the pinned memory; and chained kernels read units before they wait for this stream.
         torch.cuda.current_stream(gpu.index).synchronize()
     return matrix

@@ -1,7 +1,7 @@
-"""Matrix products for long prompts: slabs of weights are expanded to 16 bits and given to the vendor's matmul.
+"""Matrix products for long prompts: slabs of weights, as 16-bit floats, for the vendor's matmul.
 
-Weights are rounded to 16 bits, which linear.py does not do. Scratch is bounded by `slab_bytes` of weights and one
-slab of float32 products.
+Weights are rounded to 16 bits, which linear.py does not do. Scratch is bounded by `slab_bytes` of
+weights and one slab of float32 products.
 """
 
 import torch
@@ -18,7 +18,7 @@ def expand_source(name: str, matrix: PackedMatrix) -> KernelSource:
 
 
 def expand(matrix: PackedMatrix, first_tile: int, num_tiles: int, gpu: Gpu) -> torch.Tensor:
-    """Rows of whole tiles as float16 [num_tiles * 128, padded columns], each divided by its row_scale."""
+    """Whole tiles as float16 [num_tiles * 128, padded columns], rows divided by their row_scale."""
     cols = matrix.num_chunks * matrix.format.cols
     out = torch.empty((num_tiles * ROWS, cols), dtype=torch.float16, device=matrix.units.device)
     load_kernel(expand_source("expand_kernel", matrix), gpu).launch(
@@ -31,7 +31,7 @@ def expand(matrix: PackedMatrix, first_tile: int, num_tiles: int, gpu: Gpu) -> t
 
 
 def prepare_rows(x: torch.Tensor, gpu: Gpu) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [tokens, cols] -> float16 [tokens, padded columns] and float32 [tokens], a power of two each."""
+    """float32 [tokens, cols] -> float16 [tokens, padded columns], and its scales float32 [tokens]."""
     num_tokens, num_cols = x.shape
     padded = -(-num_cols // X_COLS) * X_COLS
     halves = torch.empty((num_tokens, padded), dtype=torch.float16, device=x.device)

@@ -1,4 +1,4 @@
-"""Made-up weights in the formats of files, for benchmarks and tests: random quants under plausible scales."""
+"""Made-up weights in the formats of files, for benchmarks and tests."""
 
 import torch
 
@@ -24,7 +24,7 @@ _SCALE_AT = {
 def random_raw(
     qtype: QuantType, num_rows: int, num_cols: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """uint8 [num_rows, row_bytes] on the generator's device; rows differ in size by up to 16 times."""
+    """uint8 [num_rows, row_bytes] on the generator's device; rows differ in size up to 16 times."""
     place = generator.device
     size = torch.exp2(-4 * torch.rand((num_rows, 1), generator=generator, device=place))
     if qtype not in _SCALE_AT:
