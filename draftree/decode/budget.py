@@ -5,9 +5,14 @@ In: what each round took and how deep it went. Out: for a ranked tree, the numbe
 most expected tokens per second, 0 included.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from itertools import pairwise
 from math import exp
+
+from draftree.core import DraftTree, TokenSource
+from draftree.decode.tree import RankedTree
 
 EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 _MEMORY = 0.15  # weight of the newest time in the running mean
@@ -26,12 +31,6 @@ class CostModel:
     def is_measured(self) -> bool:
         """Whether a pass of one node has been seen, which all else is compared with."""
         return 1 in self._verify_ms
-
-    def measure(self, run: Callable[[int], float], max_nodes: int) -> None:
-        """Time passes of a few sizes once; run(n) returns the milliseconds of a pass of n nodes."""
-        sizes = [n for n in (1, 4, 8, 16, 32, 64) if n <= max_nodes]
-        for size in (*sizes[:1], *sizes):
-            self._verify_ms[size] = run(size)
 
     def observe_verify(self, num_nodes: int, ms: float) -> None:
         """Times are kept at the step's edge: cost is a staircase, not a slope."""
@@ -63,43 +62,93 @@ class CostModel:
         return t0 + max(t1 - t0, 0.0) * (num_nodes - n0) / (n1 - n0)
 
 
+class NodeKind(IntEnum):
+    """Candidates whose confidence is worth different trust."""
+
+    FIRST = 0  # the draft's first choice after its parent
+    OTHER = 1  # a lower choice
+    LOOKUP = 2  # found in the text so far
+
+
+def node_kinds(tree: DraftTree) -> list[NodeKind | None]:
+    """By node; None for the root. A parent's first choice is the first of its children to be added."""
+    kinds: list[NodeKind | None] = [None]
+    has_first: set[int] = set()
+    for parent, source in zip(tree.parents[1:], tree.sources[1:], strict=True):
+        if source is TokenSource.NGRAM:
+            kinds.append(NodeKind.LOOKUP)
+        else:
+            kinds.append(NodeKind.OTHER if parent in has_first else NodeKind.FIRST)
+            has_first.add(parent)
+    return kinds
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One step of a walk: the probability that the draft gave to each kind, and which was right."""
+
+    masses: tuple[float, ...]
+    right: NodeKind | None
+
+
 class Calibration:
-    """Draft confidence against what verification accepted, by depth."""
+    """Draft confidence against what the target chose, by depth and kind of node."""
 
     def __init__(self, max_depth: int = 64) -> None:
-        self._predicted = [_PRIOR_ROUNDS] * max_depth
-        self._accepted = [_PRIOR_ROUNDS] * max_depth
+        self._predicted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
+        self._accepted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
 
-    def observe(self, predicted: Sequence[float], num_accepted: int) -> None:
-        """predicted[d]: conditional probability mass that the tree held at depth d + 1 below the
-        accepted node.
-        """
-        for depth, mass in enumerate(predicted[: num_accepted + 1]):
-            if depth >= len(self._predicted):
-                break
-            self._predicted[depth] = 0.98 * self._predicted[depth] + mass
-            self._accepted[depth] = 0.98 * self._accepted[depth] + (depth < num_accepted)
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """What happened at depth 1, 2, … until the walk left the tree."""
+        for depth, outcome in enumerate(outcomes):
+            for kind in NodeKind:
+                if outcome.masses[kind] > 0.0 and depth < len(self._predicted[kind]):
+                    predicted, accepted = self._predicted[kind], self._accepted[kind]
+                    predicted[depth] = 0.98 * predicted[depth] + outcome.masses[kind]
+                    accepted[depth] = 0.98 * accepted[depth] + (outcome.right is kind)
 
-    def ratio(self, depth: int) -> float:
+    def ratio(self, depth: int, kind: NodeKind) -> float:
         """Accepted over predicted for the step to `depth` (1 is the first)."""
-        i = min(depth, len(self._predicted)) - 1
-        return min(self._accepted[i] / max(self._predicted[i], 1e-6), 2.0)
+        i = min(depth, len(self._predicted[kind])) - 1
+        return self._accepted[kind][i] / max(self._predicted[kind][i], 1e-6)
 
 
-def path_probabilities(
-    parents: Sequence[int],
-    depths: Sequence[int],
-    path_log_probs: Sequence[float],
-    calibration: Calibration,
-) -> list[float]:
+def path_probabilities(ranked: RankedTree, calibration: Calibration) -> list[float]:
     """Calibrated probability that each node but the root is on the accepted path."""
+    tree, raw = ranked.tree, (0.0, *ranked.path_log_probs)
     result = [1.0]
-    raw = [0.0, *path_log_probs]
-    for node in range(1, len(parents)):
-        parent = parents[node]
-        conditional = exp(min(raw[node] - raw[parent], 0.0)) * calibration.ratio(depths[node])
-        result.append(result[parent] * min(conditional, 1.0))
+    for node, kind in enumerate(node_kinds(tree)):
+        if kind is None:
+            continue
+        parent = tree.parents[node]
+        conditional = exp(min(raw[node] - raw[parent], 0.0))
+        trusted = conditional * calibration.ratio(tree.depths[node], kind)
+        result.append(result[parent] * min(trusted, 1.0))
     return result[1:]
+
+
+def follow(ranked: RankedTree, tokens: Sequence[int]) -> list[Outcome]:
+    """Walk all that was proposed along the round's tokens, whether or not it was verified.
+
+    So a draft is judged even in a round that verifies none of its nodes.
+    """
+    tree, logs, kinds = ranked.tree, (0.0, *ranked.path_log_probs), node_kinds(ranked.tree)
+    outcomes: list[Outcome] = []
+    node = 0
+    for token in tokens:
+        children = [n for n, parent in enumerate(tree.parents) if parent == node]
+        if not children:
+            break
+        masses = [0.0] * len(NodeKind)
+        for child in children:
+            masses[kinds[child] or 0] += exp(logs[child] - logs[node])
+        known = next((child for child in children if tree.tokens[child] == token), None)
+        right = kinds[known] if known is not None else None
+        outcomes.append(Outcome(tuple(min(mass, 1.0) for mass in masses), right))
+        if known is None:
+            break
+        node = known
+    return outcomes
 
 
 def best_budget(probabilities: Sequence[float], cost: CostModel) -> int:

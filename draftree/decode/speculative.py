@@ -8,11 +8,16 @@ tried again after a while.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import exp
 
 from draftree.core import DraftTree, RoundStats, TokenSource
 from draftree.decode.accept import Accepted, accept
-from draftree.decode.budget import Calibration, CostModel, best_budget, path_probabilities
+from draftree.decode.budget import (
+    Calibration,
+    CostModel,
+    best_budget,
+    follow,
+    path_probabilities,
+)
 from draftree.decode.draft import Drafter
 from draftree.decode.ngram import NgramIndex
 from draftree.decode.sample import Sampler
@@ -126,12 +131,9 @@ class SpeculativeDecoder:
 
     def _choose_nodes(self, ranked: RankedTree) -> RankedTree:
         """All nodes under a fixed budget; those that pay under an automatic one."""
-        tree = ranked.tree
-        if not self._options.is_auto or tree.num_nodes == 1:
+        if not self._options.is_auto or ranked.tree.num_nodes == 1:
             return ranked
-        chances = path_probabilities(
-            tree.parents, tree.depths, ranked.path_log_probs, self._calibration
-        )
+        chances = path_probabilities(ranked, self._calibration)
         order = sorted(range(len(chances)), key=lambda i: -chances[i])
         count = best_budget([chances[i] for i in order], self._cost)
         return ranked.select((0, *(i + 1 for i in sorted(order[:count]))))
@@ -160,7 +162,7 @@ class SpeculativeDecoder:
 
     def _learn(self, ranked: RankedTree, tokens: list[int], round_ms: float) -> None:
         """How right the draft was, and whether drafting is worth going on with."""
-        self._calibration.observe(*_follow(ranked, tokens))
+        self._calibration.observe(follow(ranked, tokens))
         gain = len(tokens) * self._cost.verify_ms(1) / round_ms
         self._gain += 0.2 * (gain - self._gain)
         if self._options.is_auto and self._gain < 1.0:
@@ -175,24 +177,3 @@ def _count_depths(counts: list[int], depth: int) -> None:
     counts.extend([0] * (depth - len(counts)))
     for i in range(depth):
         counts[i] += 1
-
-
-def _follow(ranked: RankedTree, tokens: list[int]) -> tuple[list[float], int]:
-    """Walk all that was proposed along the round's tokens, whether or not it was verified.
-
-    Returns the draft's own probability, at each node passed, that one of its children is right, and
-    how many nodes were. So a draft is judged even in a round that verifies none of its nodes.
-    """
-    tree, logs = ranked.tree, (0.0, *ranked.path_log_probs)
-    masses: list[float] = []
-    node = 0
-    for depth, token in enumerate(tokens):
-        children = [n for n, parent in enumerate(tree.parents) if parent == node]
-        if not children:
-            return masses, depth
-        masses.append(min(sum(exp(logs[child] - logs[node]) for child in children), 1.0))
-        known = next((child for child in children if tree.tokens[child] == token), None)
-        if known is None:
-            return masses, depth
-        node = known
-    return masses, len(tokens)

@@ -2,8 +2,16 @@
 
 import numpy as np
 
-from draftree.core import DraftTree
-from draftree.decode.budget import Calibration, CostModel, best_budget, path_probabilities
+from draftree.decode.budget import (
+    Calibration,
+    CostModel,
+    NodeKind,
+    best_budget,
+    follow,
+    node_kinds,
+    path_probabilities,
+)
+from draftree.decode.tree import DraftBlock, build_tree
 
 
 def _cost(verify: dict[int, float], draft_ms: float = 0.0) -> CostModel:
@@ -43,15 +51,27 @@ def test_one_slow_pass_does_not_move_the_cost_far() -> None:
 
 
 def test_calibration_finds_overconfidence() -> None:
+    """The first step is right as often as the draft says, the second far less."""
     rng = np.random.default_rng(0)
     calibration = Calibration(4)
+    ranked = build_tree(1, DraftBlock(np.array([[2], [3]]), np.log([[0.9], [0.9]])), 2)
     for _ in range(400):
-        depth = int(rng.random() < 0.9) * (1 + int(rng.random() < 0.3))
-        calibration.observe([0.9, 0.9], depth)
-    assert 0.9 < calibration.ratio(1) < 1.1
-    assert 0.2 < calibration.ratio(2) < 0.45
-    tree = DraftTree.chain((1, 2, 3))
-    first, second = path_probabilities(
-        tree.parents, tree.depths, (np.log(0.9), np.log(0.81)), calibration
-    )
+        text = [2 if rng.random() < 0.9 else 7, 3 if rng.random() < 0.3 else 7]
+        calibration.observe(follow(ranked, text))
+    assert 0.9 < calibration.ratio(1, NodeKind.FIRST) < 1.1
+    assert 0.2 < calibration.ratio(2, NodeKind.FIRST) < 0.45
+    assert calibration.ratio(1, NodeKind.OTHER) == 1.0  # nothing was offered, nothing is learnt
+    first, second = path_probabilities(ranked, calibration)
     assert 0.8 < first < 1.0 and 0.2 < second < 0.4
+
+
+def test_first_choices_siblings_and_lookups_are_judged_apart() -> None:
+    block = DraftBlock(np.array([[2, 5]]), np.log([[0.5, 0.3]]))
+    ranked = build_tree(1, block, 4, lookup=(9,))
+    assert node_kinds(ranked.tree) == [None, NodeKind.LOOKUP, NodeKind.FIRST, NodeKind.OTHER]
+    calibration = Calibration(4)
+    for _ in range(100):
+        calibration.observe(follow(ranked, [2]))
+    assert calibration.ratio(1, NodeKind.FIRST) > 1.7
+    assert calibration.ratio(1, NodeKind.OTHER) < 0.5
+    assert calibration.ratio(1, NodeKind.LOOKUP) < 0.3

@@ -59,7 +59,7 @@ class LinearPlan:
 
     @property
     def num_threads(self) -> int:
-        return 512 // self.num_strips
+        return 512 // self.num_strips + 32
 
     @property
     def source(self) -> KernelSource:
@@ -91,7 +91,7 @@ def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
     stages = shared // _stage_bytes(form, tiles)
     if stages < 2:
         stages = whole // _stage_bytes(form, tiles)
-    return LinearPlan(form, tiles, min(_MOST_STAGES, stages), 1 if tiles <= 2 else 2)
+    return LinearPlan(form, tiles, min(_MOST_STAGES, stages), 2)
 
 
 def new_activations(num_tokens: int, num_cols: int, gpu: Gpu) -> Activations:

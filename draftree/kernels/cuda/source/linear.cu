@@ -3,15 +3,15 @@
 // The units of the matrix, row tile by row tile, are shared out evenly among the blocks, in order; a block
 // streams its share through the ring. The share depends on the matrix and the grid alone. A row tile that several
 // blocks share is summed by the last of them to finish, in the order of the columns. So the bits of a token's
-// results do not depend on the other tokens. STRIPS strips a warp: fewer warps load the activations less often.
-constexpr int THREADS = 512 / STRIPS;
+// results do not depend on the other tokens. One warp copies; of the others each has STRIPS strips and one half.
+constexpr int THREADS = 512 / STRIPS;  // that compute
 constexpr int X_TILE_BYTES = 2048 + 256;  // 128 columns of 8 tokens, and sums of 16 columns in two parts
 constexpr int X_BLOCKS = COLS / 128;
 constexpr int X_BYTES = TOKEN_TILES * X_BLOCKS * X_TILE_BYTES;
 constexpr int SUM_BYTES = TOKEN_TILES * ROWS * 8 * 4;  // a row tile's results, which a used stage holds at the end
 constexpr int STAGE_BYTES = UNIT_BYTES + X_BYTES > SUM_BYTES ? UNIT_BYTES + X_BYTES : SUM_BYTES;
 constexpr int SLOT = TOKEN_TILES * 8 * 32;  // a row tile's results in vectors of 4: [token tile][strip][lane]
-constexpr int SHARE = SLOT / THREADS > 0 ? SLOT / THREADS : 1;
+constexpr int SHARE = (SLOT + THREADS - 1) / THREADS;
 
 struct Problem {
   const u8* weights;         // [tile][chunk] units
@@ -26,17 +26,35 @@ struct Problem {
   int num_tokens, first_token, num_rows, num_tiles, num_chunks, x_tiles, out_stride, add_to_out;
 };
 
-DEV void store_vector(const Problem& p, int tile, int index, int num_live, float4 sum) {
+DEV int num_live(const Problem& p) {
+  return min(p.num_tokens, (p.live ? *p.live : p.first_token + p.num_tokens) - p.first_token);
+}
+
+DEV int num_live_tiles(const Problem& p) { return max(1, (num_live(p) + 7) / 8); }
+
+// A barrier for the computing warps; returns whether all said yes.
+DEV bool agree(bool yes) {
+  int all;
+  asm volatile("{.reg .pred p, q; setp.ne.s32 p, %1, 0; barrier.cta.red.and.pred q, 1, %2, p; selp.s32 %0, 1, 0, q;}"
+               : "=r"(all)
+               : "r"(static_cast<int>(yes)), "n"(THREADS)
+               : "memory");
+  return all;
+}
+
+DEV void meet() { asm volatile("barrier.cta.sync 1, %0;" ::"n"(THREADS) : "memory"); }
+
+DEV void store_vector(const Problem& p, int tile, int index, int live, float4 sum) {
   const float v[4] = {sum.x, sum.y, sum.z, sum.w};
   const int lane = index & 31, strip = index >> 5 & 7, token_tile = index >> 8;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     const int row = tile * ROWS + strip * 16 + (lane >> 2) + (i >> 1) * 8;
     const int token = token_tile * 8 + (lane & 3) * 2 + (i & 1);
-    if (row >= p.num_rows || token >= num_live) continue;
+    if (row >= p.num_rows || token >= live) continue;
     float* to = p.out + static_cast<u64>(p.first_token + token) * p.out_stride + row;
-    const float scale = (BITS == 16 ? p.row_scale[row] : OPERAND_UNIT) * p.token_scale[p.first_token + token];
-    float y = __fmul_rn(v[i], scale);
+    const float unit = BITS == 16 ? p.row_scale[row] : OPERAND_UNIT;
+    float y = __fmul_rn(__fmul_rn(v[i], unit), p.token_scale[p.first_token + token]);
     if (p.bias) y = __fadd_rn(y, p.bias[row]);
     if (p.add_to_out) y = __fadd_rn(*to, y);
     *to = y;
@@ -44,22 +62,22 @@ DEV void store_vector(const Problem& p, int tile, int index, int num_live, float
 }
 
 // Adds up the two halves of the columns; `shared` then holds the block's part of the row tile.
-DEV void add_halves(float (*acc)[TOKEN_TILES][4], float4* shared, int first_strip, int half, int num_live_tiles) {
+DEV void add_halves(float (*acc)[TOKEN_TILES][4], float4* shared, int first_strip, int half) {
 #pragma unroll
   for (int turn = 1; turn >= 0; turn--) {
-    __syncthreads();
+    meet();
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES; n++)
 #pragma unroll
       for (int m = 0; m < STRIPS; m++)
-        if (half == turn && n < num_live_tiles) {
+        if (half == turn) {
           float4* at = shared + (n * 8 + first_strip + m) * 32 + (threadIdx.x & 31);
           const float4 v = turn ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *at;
           const float* c = acc[m][n];
           *at = make_float4(c[0] + v.x, c[1] + v.y, c[2] + v.z, c[3] + v.w);
         }
   }
-  __syncthreads();
+  meet();
 }
 
 // The host sees to it that units times blocks fit into 32 bits.
@@ -80,17 +98,17 @@ DEV Sharers sharers_of(u32 tile, u32 num_tiles, u32 num_chunks) {
 
 // Writes a finished row tile, or this block's part of it; the last block to come sums the parts in order.
 // is_alone: the other blocks, if any, have delivered their parts already.
-DEV void finish_tile(const Problem& p, u32 tile, const Sharers& by, bool is_alone, const float4* shared, int num_live) {
+DEV void finish_tile(const Problem& p, u32 tile, const Sharers& by, bool is_alone, const float4* shared, int live) {
   __shared__ bool is_last;
-  const int count = (num_live + 7) / 8 * 256, thread = threadIdx.x;
+  const int count = (live + 7) / 8 * 256, thread = threadIdx.x;
   const u32 others = by.tail - by.head;
   if (!is_alone) {
     float4* to = p.partial + (blockIdx.x == by.head ? by.head_slot : blockIdx.x * 2) * SLOT;
     for (int i = thread; i < count; i += THREADS) __stcg(to + i, shared[i]);
     __threadfence();
-    __syncthreads();
+    meet();
     if (thread == 0) is_last = atomicAdd(p.arrived + tile, 1) == others;
-    __syncthreads();
+    meet();
     if (!is_last) return;
   }
   if (others && thread == 0) p.arrived[tile] = 0;
@@ -109,7 +127,7 @@ DEV void finish_tile(const Problem& p, u32 tile, const Sharers& by, bool is_alon
   }
 #pragma unroll
   for (int k = 0; k < SHARE; k++)
-    if (thread + k * THREADS < count) store_vector(p, tile, thread + k * THREADS, num_live, sum[k]);
+    if (thread + k * THREADS < count) store_vector(p, tile, thread + k * THREADS, live, sum[k]);
 }
 
 // One warp: STRIPS strips by half the columns of a unit. Token tiles that are not live give sums that nobody reads.
@@ -120,7 +138,6 @@ DEV void multiply_unit(const u8* unit, const u8* x, int first_strip, int half, f
   for (int m = 0; m < STRIPS; m++) scales[m] = load_scales(unit, first_strip + m, half, lane);
 #pragma unroll
   for (int group = 0; group < GROUPS; group++) {
-    if (TOKEN_TILES > 2) asm volatile("" ::: "memory");  // loading the next group early would cost registers
     u32 a[STRIPS][2][4];
 #pragma unroll
     for (int m = 0; m < STRIPS; m++) load_operands(unit, scales[m], first_strip + m, half, group, lane, a[m]);
@@ -172,76 +189,88 @@ DEV void multiply_unit(const u8* unit, const u8* x, int first_strip, int half, f
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, TOKEN_TILES > 4 ? 1 : 2)
+// The copying warp: units into the ring, and the activations that belong to them.
+DEV void copy_share(const Problem& p, u8* stages, u64* full, u64* empty, u32 begin, u32 count, u32 chunk) {
+  auto copy_unit = [&](u32 i) {
+    begin_copy(full + i % STAGES, UNIT_BYTES);
+    copy_async(stages + i % STAGES * STAGE_BYTES, p.weights + static_cast<u64>(begin + i) * UNIT_BYTES, UNIT_BYTES, full + i % STAGES);
+  };
+  // Weights never change, so the first of them need not wait.
+  for (u32 i = 0; i < min(STAGES, count); i++) copy_unit(i);
+  wait_for_earlier_grids();
+  const int x_bytes = num_live_tiles(p) * X_TILE_BYTES;
+  for (u32 i = 0; i < count; i++) {
+    u8* x = stages + i % STAGES * STAGE_BYTES + UNIT_BYTES;
+    if (i >= STAGES) {
+      wait_barrier(empty + i % STAGES, (i / STAGES - 1) & 1);
+      copy_unit(i);
+    }
+    begin_copy(full + i % STAGES, X_BLOCKS * x_bytes);
+    for (int b = 0; b < X_BLOCKS; b++) {
+      const u64 from = static_cast<u64>(chunk * X_BLOCKS + b) * p.x_tiles + p.first_token / 8;
+      copy_async(x + b * TOKEN_TILES * X_TILE_BYTES, p.x + from * X_TILE_BYTES, x_bytes, full + i % STAGES);
+    }
+    end_copy(full + i % STAGES);
+    chunk = chunk + 1 == p.num_chunks ? 0 : chunk + 1;
+  }
+}
+
+// The other warps: multiply unit by unit, and hand over a row tile where it ends.
+DEV void multiply_share(const Problem& p, u8* stages, u64* full, u64* empty, const Sharers* ends, u32 begin, u32 count) {
+  const int warp = threadIdx.x >> 5, half = warp & 1, first_strip = (warp >> 1) * STRIPS;
+  const u32 first_tile = begin / p.num_chunks;
+  u32 tile = first_tile, chunk = begin % p.num_chunks;
+  wait_for_earlier_grids();
+  const int live = num_live(p);
+  float acc[STRIPS][TOKEN_TILES][4] = {};
+  for (u32 i = 0; i < count; i++) {
+    u8* stage = stages + i % STAGES * STAGE_BYTES;
+    const bool is_end = ++chunk == p.num_chunks || i + 1 == count;
+    // Asked before the last unit is multiplied, so that the answer is there when it is needed.
+    const u32 seen = is_end ? __ldcv(p.arrived + tile) : 0;
+    wait_barrier(full + i % STAGES, i / STAGES & 1);
+    multiply_unit(stage, stage + UNIT_BYTES, first_strip, half, acc);
+    if (is_end) {
+      float4* shared = reinterpret_cast<float4*>(stage);
+      add_halves(acc, shared, first_strip, half);
+      const bool is_first = tile == first_tile, is_shared = is_first || i + 1 == count;
+      const Sharers by = is_shared ? ends[!is_first] : Sharers{blockIdx.x, blockIdx.x, 0};
+      finish_tile(p, tile, by, agree(seen == by.tail - by.head), shared, live);
+#pragma unroll
+      for (int m = 0; m < STRIPS; m++)
+#pragma unroll
+        for (int n = 0; n < TOKEN_TILES; n++)
+#pragma unroll
+          for (int c = 0; c < 4; c++) acc[m][n][c] = 0.0f;
+      chunk = 0, tile++;
+      release_stores();
+    }
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) arrive(empty + i % STAGES);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS + 32, TOKEN_TILES > 3 ? 1 : 2)
     linear_kernel(const u8* weights, const float* row_scale, const u8* x, const float* token_scale, float* out,
                   const float* bias, float4* partial, u32* arrived, const int* live, int num_tokens, int first_token,
                   int num_rows, int num_tiles, int num_chunks, int x_tiles, int out_stride, int add_to_out) {
   const Problem p = {weights,     row_scale, x,         token_scale, out,     bias,       partial,   arrived, live, num_tokens,
                      first_token, num_rows,  num_tiles, num_chunks,  x_tiles, out_stride, add_to_out};
   extern __shared__ __align__(128) u8 stages[];
-  __shared__ u64 full[STAGES];
+  __shared__ u64 full[STAGES], empty[STAGES];
   __shared__ Sharers ends[2];  // of the first and the last tile; those between belong to this block alone
-  const int warp = threadIdx.x >> 5, half = warp & 1, first_strip = (warp >> 1) * STRIPS;
-  const bool is_copier = !BULK || threadIdx.x == 0;
   const u32 num_units = num_tiles * num_chunks;
   const u32 begin = first_unit(blockIdx.x, num_units), count = first_unit(blockIdx.x + 1, num_units) - begin;
   let_later_grids_start();
-  u32 tile = begin / num_chunks, chunk = begin % num_chunks, x_chunk = chunk;
-  const u32 first_tile = tile;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) init_barrier(full + i, 2);
+    for (int i = 0; i < STAGES; i++) init_barrier(full + i, FULL_COUNT), init_barrier(empty + i, THREADS / 32);
     publish_barriers();
-    ends[0] = sharers_of(first_tile, num_tiles, num_chunks);
+    ends[0] = sharers_of(begin / num_chunks, num_tiles, num_chunks);
     ends[1] = sharers_of((begin + count - 1) / num_chunks, num_tiles, num_chunks);
   }
   __syncthreads();
-  auto copy_unit = [&](u32 i) {
-    expect_bytes(full + i % STAGES, UNIT_BYTES);
-    copy_async(stages + i % STAGES * STAGE_BYTES, weights + static_cast<u64>(begin + i) * UNIT_BYTES, UNIT_BYTES,
-               full + i % STAGES);
-  };
-  if (is_copier)
-    for (u32 i = 0; i < min(STAGES - 1, count); i++) copy_unit(i);
-  wait_for_earlier_grids();
-  const int num_live = min(num_tokens, (live ? *live : first_token + num_tokens) - first_token);
-  const int num_live_tiles = max(1, (num_live + 7) / 8);
-  auto copy_x = [&](u32 i) {
-    expect_bytes(full + i % STAGES, X_BLOCKS * num_live_tiles * X_TILE_BYTES);
-    for (int b = 0; b < X_BLOCKS; b++) {
-      const u64 from = static_cast<u64>(x_chunk * X_BLOCKS + b) * x_tiles + first_token / 8;
-      copy_async(stages + i % STAGES * STAGE_BYTES + UNIT_BYTES + b * TOKEN_TILES * X_TILE_BYTES, x + from * X_TILE_BYTES,
-                 num_live_tiles * X_TILE_BYTES, full + i % STAGES);
-    }
-    x_chunk = x_chunk + 1 == num_chunks ? 0 : x_chunk + 1;
-  };
-  for (u32 i = 0; i < STAGES - 1; i++) {
-    if (is_copier && i < count) copy_x(i);
-    end_stage_copy();
-  }
-  float acc[STRIPS][TOKEN_TILES][4] = {};
-  for (u32 i = 0; i < count; i++) {
-    u8* stage = stages + i % STAGES * STAGE_BYTES;
-    wait_stage_copy<STAGES - 2>(full + i % STAGES, i / STAGES & 1);
-    __syncthreads();
-    if (is_copier && i + STAGES - 1 < count) copy_unit(i + STAGES - 1), copy_x(i + STAGES - 1);
-    end_stage_copy();
-    const bool is_end = ++chunk == num_chunks || i + 1 == count;
-    // Asked before the last unit is multiplied, so that the answer is there when it is needed.
-    const u32 seen = is_end ? __ldcv(arrived + tile) : 0;
-    multiply_unit(stage, stage + UNIT_BYTES, first_strip, half, acc);
-    if (!is_end) continue;
-    float4* shared = reinterpret_cast<float4*>(stage);
-    add_halves(acc, shared, first_strip, half, num_live_tiles);
-    const bool is_first = tile == first_tile, is_shared = is_first || i + 1 == count;
-    const Sharers by = is_shared ? ends[!is_first] : Sharers{blockIdx.x, blockIdx.x, 0};
-    finish_tile(p, tile, by, __syncthreads_and(seen == by.tail - by.head), shared, num_live);
-    release_stage();
-#pragma unroll
-    for (int m = 0; m < STRIPS; m++)
-#pragma unroll
-      for (int n = 0; n < TOKEN_TILES; n++)
-#pragma unroll
-        for (int c = 0; c < 4; c++) acc[m][n][c] = 0.0f;
-    chunk = 0, tile++;
-  }
+  if (threadIdx.x >= THREADS)
+    copy_share(p, stages, full, empty, begin, count, begin % num_chunks);
+  else
+    multiply_share(p, stages, full, empty, ends, begin, count);
 }
