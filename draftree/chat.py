@@ -1,7 +1,7 @@
 """The one place where text meets the engine: prompts or messages in, a stream of text out.
 
-`Engine` is the public Python API. It resolves names to files, renders chat templates, turns token
-events into text that never splits a character, and applies stop strings.
+`Engine` is the public Python API. It resolves names to files, renders chat templates, turns
+token events into text that never splits a character, and applies stop strings.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +30,8 @@ class Delta:
 
 
 class Generation:
-    """An iterator of Delta. Closing it cancels the request; afterwards usage and finish_reason are
-    final.
+    """An iterator of Delta. Closing it cancels the request; afterwards usage and finish_reason
+    are final.
     """
 
     def __init__(
@@ -89,7 +89,9 @@ class Engine:
 
     @classmethod
     def open(cls, model: str, config: EngineConfig | None = None, **options: Any) -> "Engine":
-        """model: a catalogue name, a GGUF file, or a hub file. options are fields of EngineConfig."""
+        """model: a catalogue name, a GGUF file, or a hub file. options are fields of
+        EngineConfig.
+        """
         settings = replace(config or EngineConfig(), **options)
         located = locate(model, settings.draft)
         tokenizer = Tokenizer.from_metadata(located.checkpoint.metadata)
@@ -117,8 +119,8 @@ class Engine:
         system: str | None = None,
         chat: bool | None = None,
     ) -> Generation:
-        """Continue a text, or answer it. Messages, a system text or chat=True go through the chat
-        template.
+        """Continue a text, or answer it. Messages, a system text or chat=True go through the
+        chat template.
         """
         is_raw = isinstance(prompt, str) and not system and not chat
         if is_raw:

@@ -1,8 +1,8 @@
 """EngineConfig is what was asked for; Plan is what will be done. The only place where "auto" is
 decided.
 
-The plan's memory is arithmetic on the model's facts, done before anything is loaded; what does not
-fit is refused here, with the numbers.
+The plan's memory is arithmetic on the model's facts, done before anything is loaded; what does
+not fit is refused here, with the numbers.
 """
 
 import os
@@ -82,7 +82,9 @@ class Plan:
 def plan_memory(
     facts: ModelFacts, max_ctx: int, kv_type: str, *, exact: bool, chunk: int, max_nodes: int
 ) -> MemoryPlan:
-    """What the target needs: upper bounds, since untouched context costs nothing until it is used."""
+    """What the target needs: upper bounds, since untouched context costs nothing until it is
+    used.
+    """
     weights = 4 * facts.num_parameters if exact else facts.weight_bytes
     kv = facts.num_kv_layers * facts.kv_width * KV_BYTES[kv_type] * (max_ctx + max_nodes)
     rows = chunk * (6 * facts.hidden_size + 3 * facts.ffn_size)
@@ -121,9 +123,9 @@ def resolve(config: EngineConfig, facts: ModelFacts, memory_limit: int | None = 
     limit = memory_limit if memory_limit is not None else machine_memory()
     if memory.total > limit:
         raise CapacityError(
-            f"{facts.name} needs {memory.total / _GIB:.1f} GiB "
-            f"(weights {memory.weights / _GIB:.1f}, context of {max_ctx} tokens {memory.kv / _GIB:.1f}), but the machine has "
-            f"{limit / _GIB:.1f} GiB; try a smaller --max-ctx or a smaller model."
+            f"{facts.name} needs {memory.total / _GIB:.1f} GiB (weights "
+            f"{memory.weights / _GIB:.1f}, context of {max_ctx} tokens {memory.kv / _GIB:.1f}), "
+            f"but the machine has {limit / _GIB:.1f} GiB; try a smaller --max-ctx or a smaller model."
         )
     return Plan(
         threads=config.threads or usable_cores(),

@@ -72,9 +72,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """Tokens to run in one target pass. Node 0 is the root (the anchor); a chain has no branches.
+    """Tokens to run in one target pass. Node 0 is the root (the anchor); a chain has no
+    branches.
 
-    parents[i] < i for every node but the root, whose parent is -1. Siblings carry distinct tokens.
+    parents[i] < i for every node but the root, whose parent is -1. Siblings carry distinct
+    tokens.
     """
 
     tokens: tuple[int, ...]
@@ -118,7 +120,9 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One committed token, in order. The last event of a request carries the reason and the usage."""
+    """One committed token, in order. The last event of a request carries the reason and the
+    usage.
+    """
 
     token: int
     position: int  # absolute position in the sequence

@@ -1,7 +1,7 @@
 """The rules that tests/test_architecture.py holds the package to.
 
-Each rule takes one `SourceFile` and returns a sentence per violation, so that the rules themselves
-can be tried on small bad snippets.
+Each rule takes one `SourceFile` and returns a sentence per violation, so that the rules
+themselves can be tried on small bad snippets.
 """
 
 import ast
@@ -61,7 +61,13 @@ MUTABLE_CALLS = {"list", "dict", "set", "defaultdict", "deque", "Counter", "Orde
 MUTABLE_CALLS |= {"bytearray", "WeakKeyDictionary", "WeakValueDictionary"}
 MUTATORS = {"append", "extend", "insert", "add", "update", "pop", "popitem", "clear", "remove"}
 MUTATORS |= {"discard", "setdefault", "sort", "reverse", "appendleft", "popleft"}
-CROSS_CUTTING = {"golden", "default_model", "lossless", "frequencies", "mutation"}  # tests of a whole part
+CROSS_CUTTING = {
+    "golden",
+    "default_model",
+    "lossless",
+    "frequencies",
+    "mutation",
+}  # tests of a whole part
 MACHINE_PATHS = re.compile(r"(?<![\w./])/(home|root|Users|tmp|work|opt)/")
 
 
@@ -112,7 +118,8 @@ def imported_modules(file: SourceFile) -> list[tuple[int, str]]:
             if node.level:
                 parents = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*parents, *([base] if base else [])])
-            # `from draftree import chat` imports draftree.chat, `... import Engine` the namespace.
+            # `from draftree import chat` imports draftree.chat, `... import Engine` the
+            # namespace.
             found += [(node.lineno, f"{base}.{alias.name}") for alias in node.names]
         elif isinstance(node, ast.Call) and _called_name(node) in ("import_module", "__import__"):
             first = node.args[0] if node.args else None

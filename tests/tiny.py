@@ -1,4 +1,6 @@
-"""Tiny models bound to a sequence, for tests: golden files, and a qwen2 that is made on the spot."""
+"""Tiny models bound to a sequence, for tests: golden files, and a qwen2 that is made on the
+spot.
+"""
 
 from collections.abc import Sequence
 from functools import cache

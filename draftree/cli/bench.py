@@ -141,31 +141,36 @@ def run_all(
     lines: list[dict[str, Any]] = []
     skipped: list[str] = []
 
-    def attempt(take: Callable[[], dict[str, Any]]) -> None:
-        """A measurement that cannot be had does not keep us from the others."""
+    @contextmanager
+    def skipping() -> Iterator[None]:
+        """What cannot be had does not keep us from the rest."""
         try:
             with _sentences():
-                lines.append(take())
+                yield
         except DraftreeError as error:
             print(f"skipped: {error}", file=sys.stderr)
             skipped.append(str(error))
 
+    def attempt(take: Callable[[], dict[str, Any]]) -> None:
+        with skipping():
+            lines.append(take())
+
     for name in model or ALL_MODELS:
-        try:
-            with _bench(name, threads, results) as bench:
-                attempt(partial(bench.peers, rounds, python))
-                attempt(partial(bench.alone, "decode", 2 * rounds))
-                attempt(partial(bench.alone, "prefill", min(rounds, 3)))
-                attempt(partial(bench.alone, "memory", min(rounds, 3)))
-                attempt(partial(bench.alone, "start", rounds))
-                attempt(partial(bench.suite, (), None, 4, 96, "auto"))
-                attempt(partial(bench.parity, tokens, min(4, tokens // 512), python))
-        except DraftreeError as error:
-            print(f"skipped: {error}", file=sys.stderr)
-            skipped.append(str(error))
+        with skipping(), _bench(name, threads, results) as bench:
+            attempt(partial(bench.peers, rounds, python))
+            attempt(partial(bench.alone, "decode", 2 * rounds))
+            attempt(partial(bench.alone, "prefill", min(rounds, 3)))
+            attempt(partial(bench.alone, "memory", min(rounds, 3)))
+            attempt(partial(bench.alone, "start", rounds))
+            attempt(partial(bench.suite, (), None, 4, 96, "auto"))
+            attempt(partial(bench.parity, tokens, min(4, tokens // 512), python))
+    with skipping():
+        _write_page(results, page, plots=True)
     with _sentences():
-        written = _write_page(results, page, plots=True)
+        written = _write_page(results, page, plots=False)
     _finish({**written, "results": lines, "skipped": skipped})
+    if not lines:
+        raise DraftreeError("Nothing could be measured.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +225,7 @@ class Bench:
         self, data: tuple[str, ...], file: Path | None, limit: int, n_gen: int, draft: str
     ) -> dict[str, Any]:
         from draftree.bench.dataset import NAMES, load_prompts, read_prompt_file
+        from draftree.bench.fault import BenchError
         from draftree.bench.suite import SuiteOptions, measure_suite
         from draftree.env import cache_dir
 
@@ -228,7 +234,12 @@ class Bench:
             sets[file.name] = read_prompt_file(file)[:limit]
         for name in data or (() if file is not None else NAMES):
             self.say(f"data set {name}")
-            sets[name] = load_prompts(name, cache_dir() / "datasets")[:limit]
+            try:
+                sets[name] = load_prompts(name, cache_dir() / "datasets")[:limit]
+            except BenchError as error:
+                if data:
+                    raise
+                print(f"skipped: {error}", file=sys.stderr)  # nobody asked for this one by name
         options = SuiteOptions(self.threads, n_gen, draft)
         settings = {"threads": self.threads, "num_tokens": n_gen, "limit": limit}
         return self._record(

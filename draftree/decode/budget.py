@@ -1,8 +1,8 @@
-"""How many nodes pay: measured cost of a pass by node count, and how far the draft's confidence can
-be trusted.
+"""How many nodes pay: measured cost of a pass by node count, and how far the draft's confidence
+can be trusted.
 
-In: what each round took and how deep it went. Out: for a ranked tree, the number of nodes with the
-most expected tokens per second, 0 included.
+In: what each round took and how deep it went. Out: for a ranked tree, the number of nodes with
+the most expected tokens per second, 0 included.
 """
 
 from collections.abc import Sequence
@@ -71,7 +71,9 @@ class NodeKind(IntEnum):
 
 
 def node_kinds(tree: DraftTree) -> list[NodeKind | None]:
-    """By node; None for the root. A parent's first choice is the first of its children to be added."""
+    """By node; None for the root. A parent's first choice is the first of its children to be
+    added.
+    """
     kinds: list[NodeKind | None] = [None]
     has_first: set[int] = set()
     for parent, source in zip(tree.parents[1:], tree.sources[1:], strict=True):

@@ -76,7 +76,9 @@ class TokenEngine:
             draft_facts = read_draft_facts(draft_checkpoint)
             check_fit(draft_facts, str(draft_checkpoint.path), model, self.facts.name)
             if config.block == 1 or config.block > draft_facts.block_size:
-                raise ValueError(f"block must be between 2 and the {draft_facts.block_size} trained")
+                raise ValueError(
+                    f"block must be between 2 and the {draft_facts.block_size} trained"
+                )
             feature_layers = draft_facts.feature_layers
         self.target = Target(model, ops, self.plan.max_ctx, feature_layers)
         self.drafter: BlockDrafter | None = None

@@ -1,7 +1,9 @@
-"""The operations that layers are written in. A device implements them; layers know nothing else of it.
+"""The operations that layers are written in. A device implements them; layers know nothing else
+of it.
 
-Calls record: arrays returned by an operation are filled when the program that it was recorded into runs. Every
-array of activations has one row per token of the pass; how many rows are live is known only at run time.
+Calls record: arrays returned by an operation are filled when the program that it was recorded
+into runs. Every array of activations has one row per token of the pass; how many rows are live
+is known only at run time.
 """
 
 from contextlib import AbstractContextManager
@@ -27,7 +29,9 @@ class Runnable(Protocol):
 
 
 class Ops(Protocol):
-    """float32 activations [tokens, width]; `add_to` accumulates in place instead of returning a new array."""
+    """float32 activations [tokens, width]; `add_to` accumulates in place instead of returning a
+    new array.
+    """
 
     step: Step
 

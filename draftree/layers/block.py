@@ -1,4 +1,6 @@
-"""One decoder block: mixer and feed-forward, each behind a norm and added to the residual stream."""
+"""One decoder block: mixer and feed-forward, each behind a norm and added to the residual
+stream.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,6 @@
-"""Typed reading of a checkpoint's metadata, with one clear sentence when a value is missing or odd."""
+"""Typed reading of a checkpoint's metadata, with one clear sentence when a value is missing or
+odd.
+"""
 
 from typing import Any
 

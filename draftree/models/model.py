@@ -46,7 +46,9 @@ class Model:
         feature_layers: tuple[int, ...] = (),
         features: Array | None = None,
     ) -> Array:
-        """The residual stream after all blocks; features gets it after each of feature_layers too."""
+        """The residual stream after all blocks; features gets it after each of feature_layers
+        too.
+        """
         x = self.embedding(ops)
         for i, (block, state) in enumerate(zip(self.blocks, states, strict=True)):
             block(ops, x, state)

@@ -1,4 +1,6 @@
-"""Strict taking of tensors from a checkpoint: nothing missing, nothing unused, every shape checked."""
+"""Strict taking of tensors from a checkpoint: nothing missing, nothing unused, every shape
+checked.
+"""
 
 import numpy as np
 
@@ -59,7 +61,9 @@ class TensorSource:
         self._left = {name for name in self._left if not name.startswith(prefix)}
 
     def finish(self) -> None:
-        """All tensors are taken, and in the device's layout: the file's pages are needed no more."""
+        """All tensors are taken, and in the device's layout: the file's pages are needed no
+        more.
+        """
         self._checkpoint.release()
         if self._left:
             some = ", ".join(sorted(self._left)[:3])

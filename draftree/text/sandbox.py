@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import wraps
 from json import dumps
 from types import CodeType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
@@ -184,7 +184,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 class GenerationTag(Extension):
     """{% generation %}…{% endgeneration %} marks text for training; here it is only its body."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = frozenset(("generation",))  # type: ignore[assignment]
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

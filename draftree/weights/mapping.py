@@ -34,7 +34,9 @@ def map_file(path: Path) -> np.ndarray:
 
 
 def forget_pages(view: np.ndarray) -> None:
-    """Take the mapped file behind a view out of memory; what is read again comes from disk again."""
+    """Take the mapped file behind a view out of memory; what is read again comes from disk
+    again.
+    """
     owner: object = view
     while isinstance(owner, np.ndarray | memoryview):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj

@@ -4,11 +4,13 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+from typer.testing import CliRunner
 
 from draftree.bench.fault import BenchError
 from draftree.bench.parity import ParityOptions, measure_parity
 from draftree.bench.peers import PeerOptions, judge, measure_peers, open_peer
 from draftree.bench.subject import Subject, wide_config
+from draftree.cli.app import app
 
 needs_peer = pytest.mark.skipif(
     find_spec("xllamacpp") is None, reason="xllamacpp is not installed (extra `peers`)"
@@ -27,12 +29,28 @@ def test_times_become_rates_and_a_ratio():
     assert (duel.ratio.value, duel.ratio.low, duel.ratio.high) == (2.0, 1.6, 2.5)
 
 
-def test_missing_package_is_a_sentence(tmp_path):
+@pytest.fixture
+def bare_python(tmp_path):
+    """An interpreter without xllamacpp."""
     python = tmp_path / "python"
     python.write_text(WITHOUT.format(python=sys.executable))
     python.chmod(0o755)
+    return str(python)
+
+
+def test_missing_package_is_said(bare_python):
     with pytest.raises(BenchError, match=r"not installed for .*draftree\[peers\]"):
-        open_peer(str(python))
+        open_peer(bare_python)
+
+
+@pytest.mark.parametrize("command", ["peers", "parity"])
+def test_commands_say_it_in_one_sentence(tmp_path, tiny_path, bare_python, command):
+    arguments = ["--results", str(tmp_path / "results"), "--peer-python", bare_python]
+    result = CliRunner().invoke(app, ["bench", command, str(tiny_path), *arguments])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[-1].startswith("error: llama.cpp cannot be measured")
+    assert not (tmp_path / "results").exists()
 
 
 @needs_peer

@@ -129,3 +129,13 @@ def test_command_refuses_in_one_sentence(tmp_path):
     assert result.stderr.startswith("error: ")
     assert "Internal error" not in result.stderr
     assert not page.exists()
+
+
+def test_all_goes_on_without_what_cannot_be_had(tmp_path):
+    arguments = ["--results", str(tmp_path), "--page", str(tmp_path / "page.md")]
+    result = CliRunner().invoke(app, ["bench", "all", "-m", "no-such-model", *arguments])
+    assert result.exit_code == 1
+    line = json.loads(result.stdout)
+    assert line["results"] == []
+    assert "no-such-model" in line["skipped"][0]
+    assert "Nothing could be measured." in result.stderr

@@ -1,4 +1,6 @@
-"""Draft trees: equal to the reference when seeding is off; seeded and looked-up nodes come first."""
+"""Draft trees: equal to the reference when seeding is off; seeded and looked-up nodes come
+first.
+"""
 
 import json
 

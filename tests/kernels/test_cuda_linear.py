@@ -55,7 +55,9 @@ def error(out: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def assert_product(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> None:
-    """Each result within what rounding explains: a share of the root of the sum of squared terms."""
+    """Each result within what rounding explains: a share of the root of the sum of squared
+    terms.
+    """
     x = x.double()
     size = weights**2 + (weights**2).mean(dim=1, keepdim=True)
     slack = (x**2 @ size.T).sqrt()

@@ -1,4 +1,6 @@
-"""SmolLM2-135M-Instruct against its float32 reference: first tokens, whole continuations, logits."""
+"""SmolLM2-135M-Instruct against its float32 reference: first tokens, whole continuations,
+logits.
+"""
 
 import json
 from pathlib import Path

@@ -78,8 +78,8 @@ def test_hidden_states_after_each_layer(name: str) -> None:
 
 @pytest.mark.parametrize("quant", ["Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0"])
 def test_quantised_files_in_exact_math(quant: str) -> None:
-    """Weights dequantised to float32 and computed in float32: the strict reference of a quantised
-    file.
+    """Weights dequantised to float32 and computed in float32: the strict reference of a
+    quantised file.
     """
     arrays = np.load(golden("qwen35/quants_logits.npz"))
     target = open_target(golden(f"qwen35/tiny-qwen35-A-{quant}.gguf"))
@@ -97,7 +97,9 @@ def test_quantised_files_in_exact_math(quant: str) -> None:
 
 @pytest.mark.parametrize("quant", ["Q8_0", "Q5_K_M", "Q4_K_M", "Q4_0"])
 def test_quantised_kernels_diverge_no_more_than_llamacpp(quant: str) -> None:
-    """8-bit activations cost accuracy; the bar is what llama.cpp's own run of the same file shows."""
+    """8-bit activations cost accuracy; the bar is what llama.cpp's own run of the same file
+    shows.
+    """
     arrays = np.load(golden("qwen35/quants_logits.npz"))
     ids = np.load(golden("qwen35/logits.npz"))["text.ids"]
     target = open_target(golden(f"qwen35/tiny-qwen35-A-{quant}.gguf"), exact=False)

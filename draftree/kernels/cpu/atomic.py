@@ -1,4 +1,6 @@
-"""Atomic words, a spinning barrier and calls through an address: what threads need inside compiled code."""
+"""Atomic words, a spinning barrier and calls through an address: what threads need inside
+compiled code.
+"""
 
 # ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures; types are numba's)
 import platform

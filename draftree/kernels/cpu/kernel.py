@@ -1,7 +1,7 @@
 """A kernel: a Python function compiled once for this machine and kept on disk.
 
-Compiled code is filed under a hash of all kernel sources, the numba version and the instruction set, so a
-changed source never meets stale code.
+Compiled code is filed under a hash of all kernel sources, the numba version and the instruction
+set, so a changed source never meets stale code.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ def _code_cache() -> Iterator[None]:
 def cached_njit(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile on first call, without the interpreter lock, and keep the code on disk."""
     with _code_cache():
-        return njit(nogil=True, cache=True, error_model="numpy")(function)  # type: ignore[no-any-return]
+        return njit(nogil=True, cache=True, error_model="numpy")(function)
 
 
 def _announce_once() -> None:
@@ -60,10 +60,11 @@ def _announce_once() -> None:
 
 
 class Kernel:
-    """`function(args, ticket, thread, num_threads)`: args is an int64 array of sizes and addresses.
+    """`function(args, ticket, thread, num_threads)`: args is an int64 array of sizes and
+    addresses.
 
-    Every thread of a team calls it at once; it does its own share. ticket is the address of a counter
-    that starts at 0, for work that is shared out piece by piece.
+    Every thread of a team calls it at once; it does its own share. ticket is the address of a
+    counter that starts at 0, for work that is shared out piece by piece.
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
@@ -71,7 +72,7 @@ class Kernel:
         self._function = function
 
     @cached_property
-    def _compiled(self) -> Any:  # noqa: ANN401  (numba's CFunc)
+    def _compiled(self) -> Any:  # numba's CFunc
         _announce_once()
         start = time.perf_counter()
         with _code_cache():

@@ -1,4 +1,6 @@
-"""The CPU's side of `Ops`: records numba kernels into programs and hands out the arrays they work on."""
+"""The CPU's side of `Ops`: records numba kernels into programs and hands out the arrays they
+work on.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,7 +63,9 @@ class Scratch:
 
 
 class CpuOps:
-    """Operations for passes of at most max_tokens rows (trees: max_nodes) over max_ctx positions."""
+    """Operations for passes of at most max_tokens rows (trees: max_nodes) over max_ctx
+    positions.
+    """
 
     def __init__(
         self,
@@ -224,12 +228,12 @@ class CpuOps:
         head_dim = len(weight)
         heads = x.shape[1] // head_dim
         out = self._scratch.take(x.shape[1])
-        norm.record_gated_norm(
-            self._recording, self.step, x, z, weight, eps, heads, head_dim, out
-        )
+        norm.record_gated_norm(self._recording, self.step, x, z, weight, eps, heads, head_dim, out)
         return out
 
-    def head(self, x: np.ndarray, norm_weight: np.ndarray, eps: float, weight: Weight) -> np.ndarray:
+    def head(
+        self, x: np.ndarray, norm_weight: np.ndarray, eps: float, weight: Weight
+    ) -> np.ndarray:
         rows = self.step.max_nodes
         gathered = self._scratch.take(x.shape[1], rows)
         elementwise.record_gather_rows(self._recording, self.step, x, self.step.rows, gathered)

@@ -1,8 +1,8 @@
 """A program: operations recorded once and run for every token, as a CUDA graph is on a GPU.
 
-Recording notes what each operation reads and writes, and puts a barrier only where a later operation depends on
-an earlier one. Sizes that change from step to step (number of tokens, committed length) are read from a control
-array at run time, so one program serves them all.
+Recording notes what each operation reads and writes, and puts a barrier only where a later
+operation depends on an earlier one. Sizes that change from step to step (number of tokens,
+committed length) are read from a control array at run time, so one program serves them all.
 """
 
 import struct
@@ -46,7 +46,9 @@ class Program:
         reads: tuple[np.ndarray, ...] = (),
         writes: tuple[np.ndarray, ...] = (),
     ) -> None:
-        """Record one operation. Integers go as they are, floats as the bits of a float64, arrays as addresses."""
+        """Record one operation. Integers go as they are, floats as the bits of a float64, arrays
+        as addresses.
+        """
         words = [kernel.address, int(self._needs_barrier(reads, writes))]
         for arg in args:
             if isinstance(arg, np.ndarray):
@@ -88,9 +90,7 @@ class Program:
     def num_barriers(self) -> int:
         return sum(row[1] for row in self._rows)
 
-    def _needs_barrier(
-        self, reads: tuple[np.ndarray, ...], writes: tuple[np.ndarray, ...]
-    ) -> bool:
+    def _needs_barrier(self, reads: tuple[np.ndarray, ...], writes: tuple[np.ndarray, ...]) -> bool:
         read_spans, write_spans = [_span(a) for a in reads], [_span(a) for a in writes]
         hazard = _overlap(read_spans + write_spans, self._writes) or _overlap(
             write_spans, self._reads
@@ -100,5 +100,3 @@ class Program:
         self._reads += read_spans
         self._writes += write_spans
         return hazard
-
-

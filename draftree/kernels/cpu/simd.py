@@ -1,8 +1,9 @@
-"""Sixteen float32 lanes as a numba value, so that kernels written in Python say exactly what is computed.
+"""Sixteen float32 lanes as a numba value, so that kernels written in Python say exactly what is
+computed.
 
-Addresses are int64 byte addresses. No fast-math anywhere: the compiler may neither reorder nor contract,
-so a lane's result depends on its inputs alone, on every call site and for every batch size.
-LLVM splits the sixteen lanes into whatever registers the machine has.
+Addresses are int64 byte addresses. No fast-math anywhere: the compiler may neither reorder nor
+contract, so a lane's result depends on its inputs alone, on every call site and for every batch
+size. LLVM splits the sixteen lanes into whatever registers the machine has.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202, ANN204  (numba inspects these signatures; types are numba's)

@@ -1,7 +1,8 @@
 """A team of threads that run a recorded program together, one operation after the other.
 
-Threads are Python threads that spend their lives in compiled code without the interpreter lock. They spin for
-about a millisecond after a run, since the next token is usually near, and then sleep.
+Threads are Python threads that spend their lives in compiled code without the interpreter lock.
+They spin for about a millisecond after a run, since the next token is usually near, and then
+sleep.
 """
 
 import threading

@@ -59,7 +59,7 @@ class LinearPlan:
 
     @property
     def num_threads(self) -> int:
-        return 512 // self.num_strips + 32
+        return 512 // self.num_strips
 
     @property
     def source(self) -> KernelSource:

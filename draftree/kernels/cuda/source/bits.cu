@@ -4,6 +4,7 @@ typedef unsigned short u16;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 #define DEV static __device__ __forceinline__
+#define DEV_MEMBER __device__ __forceinline__
 
 DEV u32 hmul2(u32 a, u32 b) {
   u32 r;
@@ -74,6 +75,13 @@ DEV void mma_new_short(float* c, const u32* a, u32 b0) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%7,%7,%7};"
       : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(b0), "f"(0.0f));
+}
+
+// What other blocks wrote before they changed *p can be read after this has seen the change.
+DEV u32 load_acquire(const u32* p) {
+  u32 v;
+  asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+  return v;
 }
 
 // With a chained launch the grid may start before the one ahead of it has ended: everything that an earlier

@@ -3,15 +3,15 @@
 // The units of the matrix, row tile by row tile, are shared out evenly among the blocks, in order; a block
 // streams its share through the ring. The share depends on the matrix and the grid alone. A row tile that several
 // blocks share is summed by the last of them to finish, in the order of the columns. So the bits of a token's
-// results do not depend on the other tokens. One warp copies; of the others each has STRIPS strips and one half.
-constexpr int THREADS = 512 / STRIPS;  // that compute
+// results do not depend on the other tokens. A warp has STRIPS strips and one half of the columns.
+constexpr int THREADS = 512 / STRIPS;
 constexpr int X_TILE_BYTES = 2048 + 256;  // 128 columns of 8 tokens, and sums of 16 columns in two parts
 constexpr int X_BLOCKS = COLS / 128;
 constexpr int X_BYTES = TOKEN_TILES * X_BLOCKS * X_TILE_BYTES;
 constexpr int SUM_BYTES = TOKEN_TILES * ROWS * 8 * 4;  // a row tile's results, which a used stage holds at the end
 constexpr int STAGE_BYTES = UNIT_BYTES + X_BYTES > SUM_BYTES ? UNIT_BYTES + X_BYTES : SUM_BYTES;
 constexpr int SLOT = TOKEN_TILES * 8 * 32;  // a row tile's results in vectors of 4: [token tile][strip][lane]
-constexpr int SHARE = (SLOT + THREADS - 1) / THREADS;
+constexpr int SHARE = (SLOT + THREADS - 1) / THREADS;  // vectors a thread
 
 struct Problem {
   const u8* weights;         // [tile][chunk] units
@@ -22,40 +22,20 @@ struct Problem {
   const float* bias;         // [rows] or null
   float4* partial;           // [blocks][2] slots
   u32* arrived;              // [tiles], zero between launches
-  const int* live;           // number of tokens, or null for all
   int num_tokens, first_token, num_rows, num_tiles, num_chunks, x_tiles, out_stride, add_to_out;
 };
 
-DEV int num_live(const Problem& p) {
-  return min(p.num_tokens, (p.live ? *p.live : p.first_token + p.num_tokens) - p.first_token);
-}
-
-DEV int num_live_tiles(const Problem& p) { return max(1, (num_live(p) + 7) / 8); }
-
-// A barrier for the computing warps; returns whether all said yes.
-DEV bool agree(bool yes) {
-  int all;
-  asm volatile("{.reg .pred p, q; setp.ne.s32 p, %1, 0; barrier.cta.red.and.pred q, 1, %2, p; selp.s32 %0, 1, 0, q;}"
-               : "=r"(all)
-               : "r"(static_cast<int>(yes)), "n"(THREADS)
-               : "memory");
-  return all;
-}
-
-DEV void meet() { asm volatile("barrier.cta.sync 1, %0;" ::"n"(THREADS) : "memory"); }
-
-DEV void store_vector(const Problem& p, int tile, int index, int live, float4 sum) {
+// One vector of sums to its places in out; index as in a slot.
+DEV void store_vector(const Problem& p, int tile, int index, int live, const float* token_scale, float4 sum) {
   const float v[4] = {sum.x, sum.y, sum.z, sum.w};
-  const int lane = index & 31, strip = index >> 5 & 7, token_tile = index >> 8;
+  const int lane = index & 31, strip = index >> 5 & 7, first_token = (index >> 8) * 8 + (lane & 3) * 2;
 #pragma unroll
   for (int i = 0; i < 4; i++) {
-    const int row = tile * ROWS + strip * 16 + (lane >> 2) + (i >> 1) * 8;
-    const int token = token_tile * 8 + (lane & 3) * 2 + (i & 1);
+    const int row = tile * ROWS + strip * 16 + (lane >> 2) + (i >> 1) * 8, token = first_token + (i & 1);
     if (row >= p.num_rows || token >= live) continue;
     float* to = p.out + static_cast<u64>(p.first_token + token) * p.out_stride + row;
-    const float unit = BITS == 16 ? p.row_scale[row] : OPERAND_UNIT;
-    float y = __fmul_rn(__fmul_rn(v[i], unit), p.token_scale[p.first_token + token]);
-    if (p.bias) y = __fadd_rn(y, p.bias[row]);
+    float y = __fmul_rn(__fmul_rn(v[i], BITS == 16 ? __ldg(p.row_scale + row) : OPERAND_UNIT), token_scale[token]);
+    if (p.bias) y = __fadd_rn(y, __ldg(p.bias + row));
     if (p.add_to_out) y = __fadd_rn(*to, y);
     *to = y;
   }
@@ -65,7 +45,7 @@ DEV void store_vector(const Problem& p, int tile, int index, int live, float4 su
 DEV void add_halves(float (*acc)[TOKEN_TILES][4], float4* shared, int first_strip, int half) {
 #pragma unroll
   for (int turn = 1; turn >= 0; turn--) {
-    meet();
+    __syncthreads();
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES; n++)
 #pragma unroll
@@ -77,7 +57,7 @@ DEV void add_halves(float (*acc)[TOKEN_TILES][4], float4* shared, int first_stri
           *at = make_float4(c[0] + v.x, c[1] + v.y, c[2] + v.z, c[3] + v.w);
         }
   }
-  meet();
+  __syncthreads();
 }
 
 // The host sees to it that units times blocks fit into 32 bits.
@@ -96,38 +76,44 @@ DEV Sharers sharers_of(u32 tile, u32 num_tiles, u32 num_chunks) {
   return {head, block_of(start + num_chunks - 1, num_units), head * 2 + (first_unit(head, num_units) < start)};
 }
 
+DEV void add(float4& sum, float4 v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; }
+
 // Writes a finished row tile, or this block's part of it; the last block to come sums the parts in order.
 // is_alone: the other blocks, if any, have delivered their parts already.
-DEV void finish_tile(const Problem& p, u32 tile, const Sharers& by, bool is_alone, const float4* shared, int live) {
+DEV void finish_tile(const Problem& p, u32 tile, const Sharers& by, bool is_alone, const float4* shared, int live,
+                     const float* token_scale) {
   __shared__ bool is_last;
   const int count = (live + 7) / 8 * 256, thread = threadIdx.x;
-  const u32 others = by.tail - by.head;
   if (!is_alone) {
     float4* to = p.partial + (blockIdx.x == by.head ? by.head_slot : blockIdx.x * 2) * SLOT;
     for (int i = thread; i < count; i += THREADS) __stcg(to + i, shared[i]);
     __threadfence();
-    meet();
-    if (thread == 0) is_last = atomicAdd(p.arrived + tile, 1) == others;
-    meet();
+    __syncthreads();
+    if (thread == 0) is_last = atomicAdd(p.arrived + tile, 1) == by.tail - by.head;
+    __syncthreads();
     if (!is_last) return;
+    __threadfence();
   }
-  if (others && thread == 0) p.arrived[tile] = 0;
-  __threadfence();
+  if (by.head != by.tail && thread == 0) p.arrived[tile] = 0;
   float4 sum[SHARE];
+  // All of a part is asked for at once; parts follow in the order of the columns.
+#pragma unroll 2
+  for (u32 block = by.head; block <= by.tail; block++) {
+    const float4* part = block == blockIdx.x ? shared : p.partial + (block == by.head ? by.head_slot : block * 2) * SLOT;
+    float4 v[SHARE];
 #pragma unroll
-  for (int k = 0; k < SHARE; k++) {
-    const int i = thread + k * THREADS;
-    if (i >= count) continue;
-    sum[k] = blockIdx.x == by.head ? shared[i] : __ldcg(p.partial + by.head_slot * SLOT + i);
-#pragma unroll 4
-    for (u32 block = by.head + 1; block <= by.tail; block++) {
-      const float4 v = block == blockIdx.x ? shared[i] : __ldcg(p.partial + block * 2 * SLOT + i);
-      sum[k].x += v.x, sum[k].y += v.y, sum[k].z += v.z, sum[k].w += v.w;
-    }
+    for (int k = 0; k < SHARE; k++)
+      if (thread + k * THREADS < count) v[k] = block == blockIdx.x ? part[thread + k * THREADS] : __ldcg(part + thread + k * THREADS);
+#pragma unroll
+    for (int k = 0; k < SHARE; k++)
+      if (block == by.head)
+        sum[k] = v[k];
+      else
+        add(sum[k], v[k]);
   }
 #pragma unroll
   for (int k = 0; k < SHARE; k++)
-    if (thread + k * THREADS < count) store_vector(p, tile, thread + k * THREADS, live, sum[k]);
+    if (thread + k * THREADS < count) store_vector(p, tile, thread + k * THREADS, live, token_scale, sum[k]);
 }
 
 // One warp: STRIPS strips by half the columns of a unit. Token tiles that are not live give sums that nobody reads.
@@ -136,7 +122,7 @@ DEV void multiply_unit(const u8* unit, const u8* x, int first_strip, int half, f
   Scales scales[STRIPS];
 #pragma unroll
   for (int m = 0; m < STRIPS; m++) scales[m] = load_scales(unit, first_strip + m, half, lane);
-#pragma unroll
+#pragma unroll(TOKEN_TILES > 3 ? 1 : GROUPS)
   for (int group = 0; group < GROUPS; group++) {
     u32 a[STRIPS][2][4];
 #pragma unroll
@@ -189,53 +175,97 @@ DEV void multiply_unit(const u8* unit, const u8* x, int first_strip, int half, f
   }
 }
 
-// The copying warp: units into the ring, and the activations that belong to them.
-DEV void copy_share(const Problem& p, u8* stages, u64* full, u64* empty, u32 begin, u32 count, u32 chunk) {
-  auto copy_unit = [&](u32 i) {
-    begin_copy(full + i % STAGES, UNIT_BYTES);
+// Fills the stages in turn: stage i % STAGES with unit i of the block's share and the activations for it.
+struct Feeder {
+  const Problem& p;
+  u8* stages;
+  u64 *full, *empty;
+  u32 begin, count, chunk;
+
+  DEV_MEMBER void copy_unit(u32 i) {
+    expect_bytes(full + i % STAGES, UNIT_BYTES);
     copy_async(stages + i % STAGES * STAGE_BYTES, p.weights + static_cast<u64>(begin + i) * UNIT_BYTES, UNIT_BYTES, full + i % STAGES);
-  };
-  // Weights never change, so the first of them need not wait.
-  for (u32 i = 0; i < min(STAGES, count); i++) copy_unit(i);
-  wait_for_earlier_grids();
-  const int x_bytes = num_live_tiles(p) * X_TILE_BYTES;
-  for (u32 i = 0; i < count; i++) {
-    u8* x = stages + i % STAGES * STAGE_BYTES + UNIT_BYTES;
-    if (i >= STAGES) {
-      wait_barrier(empty + i % STAGES, (i / STAGES - 1) & 1);
-      copy_unit(i);
-    }
-    begin_copy(full + i % STAGES, X_BLOCKS * x_bytes);
+  }
+
+  // Activations are asked for in the order of the units.
+  DEV_MEMBER void copy_x(u32 i, int x_bytes) {
+    u8* to = stages + i % STAGES * STAGE_BYTES + UNIT_BYTES;
+    expect_bytes(full + i % STAGES, X_BLOCKS * x_bytes);
     for (int b = 0; b < X_BLOCKS; b++) {
       const u64 from = static_cast<u64>(chunk * X_BLOCKS + b) * p.x_tiles + p.first_token / 8;
-      copy_async(x + b * TOKEN_TILES * X_TILE_BYTES, p.x + from * X_TILE_BYTES, x_bytes, full + i % STAGES);
+      copy_async(to + b * TOKEN_TILES * X_TILE_BYTES, p.x + from * X_TILE_BYTES, x_bytes, full + i % STAGES);
     }
-    end_copy(full + i % STAGES);
     chunk = chunk + 1 == p.num_chunks ? 0 : chunk + 1;
   }
-}
 
-// The other warps: multiply unit by unit, and hand over a row tile where it ends.
-DEV void multiply_share(const Problem& p, u8* stages, u64* full, u64* empty, const Sharers* ends, u32 begin, u32 count) {
+  // Refills the stage of unit i, which must be empty.
+  DEV_MEMBER void refill(u32 i, int x_bytes) {
+    if (i + STAGES < count) copy_unit(i + STAGES), copy_x(i + STAGES, x_bytes);
+  }
+
+  DEV_MEMBER bool is_empty(u32 i) { return has_ended(empty + i % STAGES, i / STAGES & 1); }
+  DEV_MEMBER void wait_empty(u32 i) { wait_barrier(empty + i % STAGES, i / STAGES & 1); }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, TOKEN_TILES > 4 ? 1 : 2)
+    linear_kernel(const u8* weights, const float* row_scale, const u8* x, const float* token_scale, float* out,
+                  const float* bias, float4* partial, u32* arrived, const int* live_count, int num_tokens, int first_token,
+                  int num_rows, int num_tiles, int num_chunks, int x_tiles, int out_stride, int add_to_out) {
+  const Problem p = {weights,     row_scale, x,         token_scale, out,     bias,       partial,   arrived, num_tokens,
+                     first_token, num_rows,  num_tiles, num_chunks,  x_tiles, out_stride, add_to_out};
+  extern __shared__ __align__(128) u8 stages[];
+  __shared__ u64 full[STAGES], empty[STAGES];
+  __shared__ float scales[TOKEN_TILES * 8];
+  __shared__ Sharers ends[2];  // of the first and the last tile; those between belong to this block alone
   const int warp = threadIdx.x >> 5, half = warp & 1, first_strip = (warp >> 1) * STRIPS;
-  const u32 first_tile = begin / p.num_chunks;
-  u32 tile = first_tile, chunk = begin % p.num_chunks;
+  const bool is_feeder = !BULK || threadIdx.x == 0;
+  const u32 num_units = num_tiles * num_chunks;
+  const u32 begin = first_unit(blockIdx.x, num_units), count = first_unit(blockIdx.x + 1, num_units) - begin;
+  const u32 first_tile = begin / num_chunks;
+  u32 tile = first_tile, chunk = begin % num_chunks;
+  Feeder feeder = {p, stages, full, empty, begin, count, chunk};
+  let_later_grids_start();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; i++) init_barrier(full + i, 2), init_barrier(empty + i, THREADS / 32);
+    publish_barriers();
+    ends[0] = sharers_of(first_tile, num_tiles, num_chunks);
+    ends[1] = sharers_of((begin + count - 1) / num_chunks, num_tiles, num_chunks);
+  }
+  __syncthreads();
+  // Weights never change, so the first of them need not wait for earlier grids.
+  for (u32 i = 0; is_feeder && i < min(STAGES, count); i++) feeder.copy_unit(i);
   wait_for_earlier_grids();
-  const int live = num_live(p);
+  const int live = min(num_tokens, (live_count ? *live_count : first_token + num_tokens) - first_token);
+  const int x_bytes = max(1, (live + 7) / 8) * X_TILE_BYTES;
+  for (u32 i = 0; i < STAGES; i++) {
+    if (is_feeder && i < count) feeder.copy_x(i, x_bytes);
+    end_stage_copy();
+  }
+  if (threadIdx.x < live) scales[threadIdx.x] = token_scale[first_token + threadIdx.x];
   float acc[STRIPS][TOKEN_TILES][4] = {};
   for (u32 i = 0; i < count; i++) {
     u8* stage = stages + i % STAGES * STAGE_BYTES;
-    const bool is_end = ++chunk == p.num_chunks || i + 1 == count;
+    const bool is_end = ++chunk == num_chunks || i + 1 == count;
     // Asked before the last unit is multiplied, so that the answer is there when it is needed.
-    const u32 seen = is_end ? __ldcv(p.arrived + tile) : 0;
+    const u32 seen = is_end ? load_acquire(arrived + tile) : 0;
+#if BULK
+    // The stage before is refilled as soon as all warps have left it.
+    bool is_refilled = !is_feeder || i == 0;
+    if (!is_refilled && feeder.is_empty(i - 1)) feeder.refill(i - 1, x_bytes), is_refilled = true;
     wait_barrier(full + i % STAGES, i / STAGES & 1);
+#else
+    meet_at_stage<STAGES - 1>();
+#endif
     multiply_unit(stage, stage + UNIT_BYTES, first_strip, half, acc);
+#if BULK
+    if (!is_refilled) feeder.wait_empty(i - 1), feeder.refill(i - 1, x_bytes);
+#endif
     if (is_end) {
       float4* shared = reinterpret_cast<float4*>(stage);
       add_halves(acc, shared, first_strip, half);
       const bool is_first = tile == first_tile, is_shared = is_first || i + 1 == count;
       const Sharers by = is_shared ? ends[!is_first] : Sharers{blockIdx.x, blockIdx.x, 0};
-      finish_tile(p, tile, by, agree(seen == by.tail - by.head), shared, live);
+      finish_tile(p, tile, by, __syncthreads_and(seen == by.tail - by.head), shared, live, scales);
 #pragma unroll
       for (int m = 0; m < STRIPS; m++)
 #pragma unroll
@@ -245,32 +275,13 @@ DEV void multiply_share(const Problem& p, u8* stages, u64* full, u64* empty, con
       chunk = 0, tile++;
       release_stores();
     }
+#if BULK
     __syncwarp();
     if ((threadIdx.x & 31) == 0) arrive(empty + i % STAGES);
+#else
+    __syncthreads();
+    feeder.refill(i, x_bytes);
+    end_stage_copy();
+#endif
   }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS + 32, TOKEN_TILES > 3 ? 1 : 2)
-    linear_kernel(const u8* weights, const float* row_scale, const u8* x, const float* token_scale, float* out,
-                  const float* bias, float4* partial, u32* arrived, const int* live, int num_tokens, int first_token,
-                  int num_rows, int num_tiles, int num_chunks, int x_tiles, int out_stride, int add_to_out) {
-  const Problem p = {weights,     row_scale, x,         token_scale, out,     bias,       partial,   arrived, live, num_tokens,
-                     first_token, num_rows,  num_tiles, num_chunks,  x_tiles, out_stride, add_to_out};
-  extern __shared__ __align__(128) u8 stages[];
-  __shared__ u64 full[STAGES], empty[STAGES];
-  __shared__ Sharers ends[2];  // of the first and the last tile; those between belong to this block alone
-  const u32 num_units = num_tiles * num_chunks;
-  const u32 begin = first_unit(blockIdx.x, num_units), count = first_unit(blockIdx.x + 1, num_units) - begin;
-  let_later_grids_start();
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) init_barrier(full + i, FULL_COUNT), init_barrier(empty + i, THREADS / 32);
-    publish_barriers();
-    ends[0] = sharers_of(begin / num_chunks, num_tiles, num_chunks);
-    ends[1] = sharers_of((begin + count - 1) / num_chunks, num_tiles, num_chunks);
-  }
-  __syncthreads();
-  if (threadIdx.x >= THREADS)
-    copy_share(p, stages, full, empty, begin, count, begin % num_chunks);
-  else
-    multiply_share(p, stages, full, empty, ends, begin, count);
 }

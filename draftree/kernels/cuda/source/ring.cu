@@ -1,5 +1,5 @@
-// A ring of shared-memory stages between one warp that copies and the others that compute. Copies are bulk
-// copies where the chip has them, else 16 bytes a lane; barriers in shared memory say when a stage is full or empty.
+// A ring of shared-memory stages, filled ahead of use. With BULK one thread asks for whole pieces, and barriers in
+// shared memory say when a stage is full or empty; else all threads copy 16 bytes at a time and meet once a stage.
 #ifndef BULK
 #define BULK (__CUDA_ARCH__ >= 900)
 #endif
@@ -20,53 +20,60 @@ DEV void arrive(u64* barrier) {
   asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Waits for the end of the phase with this parity.
-DEV void wait_barrier(u64* barrier, int parity) {
-  asm volatile(
-      "{\n.reg .pred done;\nagain:\n"
-#if __CUDA_ARCH__ >= 900
-      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
-#else
-      "mbarrier.test_wait.parity.shared.b64 done, [%0], %1;\n"
+DEV void expect_bytes(u64* barrier, int bytes) {
+#if BULK
+  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;}" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
 #endif
-      "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity)
-      : "memory");
 }
 
-// How often a full stage is arrived at: bulk copies by the two kinds of data, others once a lane.
-constexpr int FULL_COUNT = BULK ? 2 : 32;
+// Whether the phase with this parity has ended.
+DEV bool has_ended(u64* barrier, int parity) {
+  u32 ended;
+  asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+               : "=r"(ended)
+               : "r"(shared_address(barrier)), "r"(parity)
+               : "memory");
+  return ended;
+}
 
-// Announces the bytes of the copies that follow; the whole copying warp calls it and copy_async.
-DEV void begin_copy(u64* barrier, int bytes) {
+DEV void wait_barrier(u64* barrier, int parity) {
 #if BULK
-  if ((threadIdx.x & 31) == 0)
-    asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;}" ::"r"(shared_address(barrier)),
-                 "r"(bytes)
-                 : "memory");
+  asm volatile(
+      "{\n.reg .pred done;\nagain:\n"
+      "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+      "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity)
+      : "memory");
 #endif
 }
 
 // Copies bytes (a multiple of 16) into shared memory.
 DEV void copy_async(void* to, const void* from, int bytes, u64* barrier) {
 #if BULK
-  if ((threadIdx.x & 31) == 0)
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
 #else
-  for (int i = (threadIdx.x & 31) * 16; i < bytes; i += 512)
+  for (int i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to) + i),
                  "l"(static_cast<const u8*>(from) + i)
                  : "memory");
 #endif
 }
 
-// Everything for a stage has been asked for.
-DEV void end_copy(u64* barrier) {
+DEV void end_stage_copy() {
 #if !BULK
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
+}
+
+// Waits until at most PENDING later stages are still under way, for all threads.
+template <int PENDING>
+DEV void meet_at_stage() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+  __syncthreads();
 }
 
 // Ordinary stores to a stage are done before a bulk copy overwrites it.
