@@ -125,7 +125,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, memory_limit: int | None = 
         raise CapacityError(
             f"{facts.name} needs {memory.total / _GIB:.1f} GiB (weights "
             f"{memory.weights / _GIB:.1f}, context of {max_ctx} tokens {memory.kv / _GIB:.1f}), "
-            f"but the machine has {limit / _GIB:.1f} GiB; try a smaller --max-ctx or a smaller model."
+            f"but the machine has {limit / _GIB:.1f} GiB; try a smaller --max-ctx or model."
         )
     return Plan(
         threads=config.threads or usable_cores(),

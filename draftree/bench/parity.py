@@ -89,6 +89,7 @@ class ParityMeasures:
     greedy: Agreement  # up to each text's first divergence
     ids_sha256: str
     peer: dict[str, str]
+    peer_threads: int  # others than ours where its readings were kept from an earlier run
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,7 @@ class Questions:
 class Readings:
     windows: list[Scores]
     texts: list[list[int]]
+    threads: int  # that they were taken with
 
 
 def measure_parity(
@@ -146,13 +148,13 @@ def measure_parity(
         lens = enumerate(_PROMPT_LENS[: options.num_prompts])
         prompts = [windows[i % num_windows][:length] for i, length in lens]
         questions = Questions(windows, prompts, options.greedy_tokens)
-        ours = _read(child, questions, "ours", report)
+        ours = _read(child, questions, options.threads, "ours", report)
         key = hashlib.sha256(json.dumps([sha256, description, asdict(questions)]).encode())
         kept = options.cache / f"llama-{key.hexdigest()[:24]}.json"
         theirs = _recall(kept)
         if theirs is None:
             peer.ask("load", use_server=False, **load)
-            theirs = _read(peer, questions, "llama.cpp", report)
+            theirs = _read(peer, questions, options.threads, "llama.cpp", report)
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(asdict(theirs)), encoding="utf-8")
     with Child("draftree.bench.subject", "draftree, exact") as child:
@@ -238,7 +240,7 @@ def compare_texts(
     return _agreement(num_positions, found)
 
 
-def _read(child: Child, questions: Questions, name: str, report: Report) -> Readings:
+def _read(child: Child, questions: Questions, threads: int, name: str, report: Report) -> Readings:
     windows, texts = [], []
     for index, ids in enumerate(questions.windows):
         report(f"{name}: window {index + 1} of {len(questions.windows)}")
@@ -246,13 +248,14 @@ def _read(child: Child, questions: Questions, name: str, report: Report) -> Read
     for index, ids in enumerate(questions.prompts):
         report(f"{name}: text {index + 1} of {len(questions.prompts)}")
         texts.append(child.ask("greedy", ids=ids, num_tokens=questions.num_tokens))
-    return Readings(windows, texts)
+    return Readings(windows, texts, threads)
 
 
 def _recall(path: Path) -> Readings | None:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        return Readings([Scores(**scores) for scores in data["windows"]], data["texts"])
+        windows = [Scores(**scores) for scores in data["windows"]]
+        return Readings(windows, data["texts"], data["threads"])
     except (OSError, ValueError, TypeError, KeyError):
         return None  # not there, or broken off while it was written
 
@@ -291,6 +294,7 @@ def _measures(
         greedy=greedy,
         ids_sha256=ids_sha256,
         peer=peer,
+        peer_threads=theirs.threads,
     )
 
 

@@ -49,8 +49,8 @@ def make_card(record: dict[str, Any], name: str) -> str:
         ("right up to depth 1, 2, …", ", ".join(f"{s:.2f}" for s in last["accepted_by_depth"])),
     ]
     parts = [
-        f"# {name}\n\nA DFlash draft: it fills a block of tokens in one pass, from hidden states of "
-        "its target, whose embedding and head it shares. It learned from text that the target "
+        f"# {name}\n\nA DFlash draft: it fills a block of tokens in one pass, from hidden states "
+        "of its target, whose embedding and head it shares. It learned from text that the target "
         "wrote itself; the prompts hold no test set.\n",
         *(
             _table(title, table)

@@ -79,7 +79,8 @@ def write_corpus(
     """
     writer = Writer(teacher, plan.batch_size, plan.max_len, stop_ids)
     num_held_out = max(1, round(plan.held_out_share * len(prompts)))
-    held_out = set(np.random.default_rng((seed, 3)).permutation(len(prompts))[:num_held_out].tolist())
+    shuffled = np.random.default_rng((seed, 3)).permutation(len(prompts))
+    held_out = set(shuffled[:num_held_out].tolist())
     deadline = time.monotonic() + 60 * plan.max_minutes if plan.max_minutes else None
     parts: list[Corpus] = []
     num_written = 0

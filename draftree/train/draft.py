@@ -193,9 +193,7 @@ class DraftModule(nn.Module):
             x = layer(x, context, view)
         return self.norm(x).unflatten(1, (-1, block_len))
 
-    def _look(
-        self, anchors: Tensor, block_len: int, context_len: int, dtype: torch.dtype
-    ) -> View:
+    def _look(self, anchors: Tensor, block_len: int, context_len: int, dtype: torch.dtype) -> View:
         frequencies, device = self.frequencies, anchors.device
         places = torch.arange(context_len, device=device)
         rows = (anchors[:, :, None] + torch.arange(block_len, device=device)).flatten(1)

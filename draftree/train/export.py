@@ -14,7 +14,7 @@ import torch
 from draftree.errors import ModelError
 from draftree.kernels.quant.formats import QuantType
 from draftree.train.draft import DraftModule, DraftSpec
-from draftree.weights.dflash import rename_tensor
+from draftree.weights.dflash import ZLAB_MODEL_TYPE, rename_tensor
 
 FORMATS = ("bf16", "f16", "f32", "q8")  # of the matrices of a GGUF; vectors are always float32
 
@@ -37,7 +37,7 @@ def zlab_config(spec: DraftSpec) -> dict[str, Any]:
     kind = "sliding_attention" if spec.sliding_window else "full_attention"
     return {
         "architectures": ["DFlashDraftModel"],
-        "model_type": "qwen3",
+        "model_type": ZLAB_MODEL_TYPE,
         "block_size": spec.block_size,
         "dflash_config": {
             "mask_token_id": spec.mask_token,

@@ -106,9 +106,7 @@ class Feeder:
     ) -> Batch:
         sequences = [self._corpus.sequence(int(i)) for i in chosen]
         prompt_lens = [int(self._corpus.prompt_lens[i]) for i in chosen]
-        return make_batch(
-            sequences, prompt_lens, length, num_blocks, block_len, rng, self._device
-        )
+        return make_batch(sequences, prompt_lens, length, num_blocks, block_len, rng, self._device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +174,7 @@ class Trainer:
 
     def _progress(self) -> float:
         limit = 60 * self._schedule.max_minutes
-        return max(
-            self._step / self._schedule.num_steps, self._seconds / limit if limit else 0.0
-        )
+        return max(self._step / self._schedule.num_steps, self._seconds / limit if limit else 0.0)
 
     def _learn(self, progress: float) -> torch.Tensor:
         schedule = self._schedule
@@ -256,9 +252,7 @@ def make_optimizers(draft: DraftModule, schedule: Schedule) -> list[torch.optim.
     if schedule.optimizer == "muon":
         # Updates are scaled like AdamW's, so that both take the same learning rate.
         optimizers.append(
-            torch.optim.Muon(
-                matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"
-            )
+            torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
         )
     else:
         groups.append({"params": matrices, "weight_decay": decay})

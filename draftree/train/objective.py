@@ -59,8 +59,9 @@ def make_batch(
 
     def move(values: np.ndarray) -> Tensor:
         tensor = torch.from_numpy(values)
-        # A copy from pinned memory does not wait for the work before it.
-        return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
+        if device.type == "cuda":  # a copy from pinned memory does not wait for earlier work
+            tensor = tensor.pin_memory()
+        return tensor.to(device, non_blocking=True)
 
     return Batch(move(ids), move(lengths), move(anchors), block_len)
 

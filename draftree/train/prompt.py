@@ -1,8 +1,8 @@
 """Prompts for training: files of the user's, and those that can be made of the package's templates
 and of Python's own sources.
 
-In: JSON lines, text, templates. Out: `Prompt`s, and with a tokenizer their token ids. Test sets that
-results are measured on must not come in here.
+In: JSON lines, text, templates. Out: `Prompt`s, and with a tokenizer their token ids. Test sets
+that results are measured on must not come in here.
 """
 
 import json
@@ -53,7 +53,8 @@ def _read_line(line: str, where: str) -> Prompt:
         item = json.loads(line)
     except ValueError as error:
         raise ModelError(f"{where} is not JSON: {error}.") from None
-    text, is_chat = (item.get("prompt"), item.get("chat", False)) if isinstance(item, dict) else (0, 0)
+    fields = item if isinstance(item, dict) else {}
+    text, is_chat = fields.get("prompt"), fields.get("chat", False)
     if not isinstance(text, str) or not text or not isinstance(is_chat, bool):
         raise ModelError(f'{where} is not an object with a text "prompt".')
     return Prompt(text, is_chat)
@@ -120,7 +121,7 @@ def source_prompts(folder: Path, rng: random.Random, suffixes: Sequence[str]) ->
 def encode_prompts(
     prompts: Sequence[Prompt], tokenizer: Tokenizer, max_len: int
 ) -> list[np.ndarray]:
-    """Token ids, int32 [prompt_len]; a text that is too long keeps its end, a message is left out."""
+    """Token ids, int32 [prompt_len]. A text that is too long keeps its end; a message is dropped."""
     template = ChatTemplate.for_tokenizer(tokenizer)
     encoded = []
     for prompt in prompts:

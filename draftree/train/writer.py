@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from draftree.train.teacher import Teacher, Tensor
+from draftree.train.teacher import Teacher
 
 _STRIDE = 32  # steps between looks at who is done
 _FEW = 16  # a batch ends when only this part of it is still being written; the rest is cut short
@@ -126,7 +126,8 @@ class Writer:
         heat = torch.where(positions < self._burn_end[:count], 1.0, self._temperature[:count])
         noise = torch.empty_like(logits).exponential_().log_()
         # The largest of logit / heat - noise; at heat 0 the noise is too small to matter.
-        chosen = torch.addcmul(noise, logits, 1 / heat.clamp(min=1e-6)[:, None], value=-1).argmin(-1)
+        sharpness = 1 / heat.clamp(min=1e-6)[:, None]
+        chosen = torch.addcmul(noise, logits, sharpness, value=-1).argmin(-1)
         tokens.copy_(torch.where(done, tokens, chosen))
         positions.add_((~done).long())
         self._text[self._owner[:count], positions] = tokens

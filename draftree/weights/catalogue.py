@@ -4,6 +4,7 @@ Hashes are those of the publishers' own files, so a file may come from anywhere.
 """
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from draftree.weights.source import HubSource, ModelFile, Source, WheelSource
 
@@ -35,6 +36,9 @@ class ModelEntry:
             total += file.num_bytes
         return total
 
+
+# Drafts that come with the package: the target's name, and a file of the folder draftree/data.
+PACKAGED_DRAFTS = MappingProxyType({DEFAULT_MODEL: "smollm2-135m-dflash.q8_0.gguf"})
 
 _DRAFT_FOLDER = (ModelFile("config.json"), ModelFile("model.safetensors"))
 

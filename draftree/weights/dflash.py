@@ -20,6 +20,8 @@ from draftree.weights.checkpoint import MappedCheckpoint
 # Converters older than llama.cpp's own wrote these; the same draft, other names.
 OTHER_ARCHITECTURES = frozenset({"dflash-draft", "qwen35-dflash-draft"})
 
+ZLAB_MODEL_TYPE = "qwen3"  # what config.json calls the layers of a draft, whatever its target
+
 _WHOLE = MappingProxyType(
     {
         "fc": "fc",

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from draftree import env
 from draftree.errors import FetchError
-from draftree.weights.catalogue import CATALOGUE, DEFAULT_MODEL, ModelEntry
+from draftree.weights.catalogue import CATALOGUE, DEFAULT_MODEL, PACKAGED_DRAFTS, ModelEntry
 from draftree.weights.source import (
     Fetched,
     HubSource,
@@ -104,7 +104,9 @@ def draft_for(
     catalogue: Sequence[ModelEntry] = CATALOGUE,
     root: Path | None = None,
 ) -> Path | None:
-    """The first downloaded draft that the catalogue pairs with a target, given by name or file."""
+    """The first downloaded draft that the catalogue pairs with a target, given by name or file; else
+    the one that comes with the package.
+    """
     text, root = str(name_or_path), root or models_dir()
     file_name = Path(text).name
     targets = {
@@ -115,6 +117,10 @@ def draft_for(
     for entry in catalogue:
         if entry.target in targets and _is_downloaded(entry, root):
             return _path_of(entry, root)
+    for target in sorted(targets & PACKAGED_DRAFTS.keys()):
+        path = Path(__file__).parents[1] / "data" / PACKAGED_DRAFTS[target]
+        if path.is_file():
+            return path
     return None
 
 

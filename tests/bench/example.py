@@ -58,6 +58,7 @@ def parity(excess=0.001, gap=0.1):
         *(perplexities, perplexities, perplexities, dict.fromkeys(names, 13.0)),
         *(excess, 0.002, 0.004, Noises(noise, noise), 0.98, agreement, agreement, "ab" * 32),
         {"version": "1", "system": ""},
+        2,
     )
 
 

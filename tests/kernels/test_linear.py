@@ -18,7 +18,7 @@ from tests.kernels.raw import random_raw
 
 EPS = 2.0**-24
 # One format for each width of integers; the others share their code.
-SOME_TYPES = [QuantType.Q4_1, QuantType.Q5_K, QuantType.Q6_K, QuantType.Q8_0]
+SOME_TYPES = [QuantType.Q4_1, QuantType.Q5_1, QuantType.Q6_K, QuantType.Q8_0]
 BLOCK_TYPES = [qtype for qtype in QuantType if block_layout(qtype) is not None]
 OTHER_ISAS = [isa for isa in supported_isas() if isa != current_isa()]
 
@@ -112,11 +112,7 @@ def test_instruction_sets_give_the_same_bits(teams, qtype: QuantType, isa: Isa) 
 
 
 @pytest.mark.parametrize("isa", supported_isas(), ids=lambda isa: isa.name)
-@pytest.mark.parametrize(
-    "qtype",
-    [QuantType.Q4_1, QuantType.Q5_1, QuantType.Q6_K, QuantType.Q8_0],
-    ids=lambda qtype: qtype.name,
-)
+@pytest.mark.parametrize("qtype", SOME_TYPES, ids=lambda qtype: qtype.name)
 def test_largest_integers_do_not_overflow(teams, qtype: QuantType, isa: Isa) -> None:
     byte = 0x80 if qtype == QuantType.Q8_0 else 0xFF
     raw = np.full((16, 256 // qtype.block_len, qtype.block_bytes), byte, np.uint8)

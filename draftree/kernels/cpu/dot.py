@@ -9,8 +9,8 @@ instruction sets give the same bits.
 from llvmlite import ir
 from numba.core import cgutils
 
-from draftree.kernels.cpu.floating import fused, splat
-from draftree.kernels.cpu.form import BLOCK_COLS, GROUP_COLS, LINE_BYTES, quant_bytes, scale_bytes
+from draftree.kernels.cpu.floating import fused, prefetch, splat
+from draftree.kernels.cpu.form import BLOCK_COLS, GROUP_COLS, quant_bytes, scale_bytes
 from draftree.kernels.cpu.isa import AMX, AVX2, AVX512_VNNI, AVX_VNNI, NEON_DOTPROD
 from draftree.kernels.cpu.quantize import (
     HALF_SUMS_AT,
@@ -24,7 +24,6 @@ from draftree.kernels.cpu.quantize import (
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _F32 = ir.FloatType()
 _UNITS = 8  # of 4 columns, in a group
-_PREFETCH_BYTES = 4096  # a core's own prefetcher stops at the end of a page
 _GROUPS = BLOCK_COLS // GROUP_COLS  # in a nested block
 
 
@@ -60,18 +59,10 @@ def _bytes_of(builder, words):
     return builder.bitcast(words, ir.VectorType(_I8, 4 * words.type.count))
 
 
-def _prefetch(builder, pointer, num_bytes):
-    """Ask for the weights that come a little later; strips follow each other in memory."""
-    read, keep, data = (ir.Constant(_I32, value) for value in (0, 3, 1))
-    for offset in range(0, num_bytes, LINE_BYTES):
-        place = builder.gep(pointer, [ir.Constant(_I64, _PREFETCH_BYTES + offset)])
-        call(builder, "llvm.prefetch.p0", ir.VoidType(), [place, read, keep, data])
-
-
 def unpack_units(builder, form, lanes, address):
     """The eight units of a group as vectors of bytes in int32 lanes, one lane per row."""
     vector = ir.VectorType(_I32, lanes)
-    _prefetch(builder, address, quant_bytes(form, lanes, GROUP_COLS))
+    prefetch(builder, address, quant_bytes(form, lanes, GROUP_COLS))
 
     def constant(byte):
         return ir.Constant(vector, [byte * 0x01010101] * lanes)

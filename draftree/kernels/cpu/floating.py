@@ -7,9 +7,11 @@ Strip: for each column, the weights of sixteen rows side by side.
 from llvmlite import ir
 from numba.core import cgutils
 
-from draftree.kernels.cpu.form import FLOAT_ROWS
+from draftree.kernels.cpu.form import FLOAT_ROWS, LINE_BYTES
 
-_I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_PREFETCH_BYTES = 4096  # a core's own prefetcher stops at the end of a page
+_I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_F32 = ir.FloatType()
 _LANES = ir.VectorType(_F32, FLOAT_ROWS)
 
 
@@ -44,6 +46,17 @@ def fused(builder, a, b, c):
     return builder.call(function, [a, b, c])
 
 
+def prefetch(builder, pointer, num_bytes):
+    """Ask for the weights that come a little later; strips follow each other in memory."""
+    read, keep, data = (ir.Constant(_I32, value) for value in (0, 3, 1))
+    kinds = [pointer.type, _I32, _I32, _I32]
+    signature = ir.FunctionType(ir.VoidType(), kinds)
+    function = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
+    for offset in range(0, num_bytes, LINE_BYTES):
+        place = builder.gep(pointer, [ir.Constant(_I64, _PREFETCH_BYTES + offset)])
+        builder.call(function, [place, read, keep, data])
+
+
 def emit_float_tile(builder, form, tile, weights, x, x_stride, cols):
     """One vector of sums per token."""
     zeros = ir.Constant(_LANES, [0.0] * FLOAT_ROWS)
@@ -51,7 +64,9 @@ def emit_float_tile(builder, form, tile, weights, x, x_stride, cols):
     rows = [builder.add(x, builder.mul(x_stride, ir.Constant(_I64, i))) for i in range(tile)]
     step = ir.Constant(_I64, FLOAT_ROWS * form.bits // 8)
     with cgutils.for_range(builder, cols, intp=_I64) as loop:
-        values = _load_weights(builder, form, builder.add(weights, builder.mul(loop.index, step)))
+        address = builder.add(weights, builder.mul(loop.index, step))
+        prefetch(builder, builder.inttoptr(address, _I8.as_pointer()), 1)
+        values = _load_weights(builder, form, address)
         offset = builder.mul(loop.index, ir.Constant(_I64, 4))
         for row, cell in zip(rows, sums, strict=True):
             scalar = builder.load(builder.inttoptr(builder.add(row, offset), _F32.as_pointer()))

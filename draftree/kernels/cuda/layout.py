@@ -12,6 +12,7 @@ from draftree.kernels.cuda.compile import Gpu
 from draftree.kernels.quant.formats import QuantType
 
 ROWS = 128
+BLOCKS_PER_SM = 1
 X_COLS = 256  # activations are padded to whole units of any format
 
 # Columns of a unit; bits a weight with its group's scales; bytes a row for the whole unit.
@@ -86,9 +87,9 @@ class PackedMatrix:
 def new_matrix(
     form: UnitFormat, num_rows: int, num_cols: int, device: Gpu, num_blocks: int = 0
 ) -> PackedMatrix:
-    """Room for a matrix; num_blocks 0 means one block a multiprocessor."""
+    """Room for a matrix; num_blocks 0 means BLOCKS_PER_SM a multiprocessor."""
     tiles, chunks = -(-num_rows // ROWS), -(-num_cols // form.cols)
-    num_blocks = num_blocks or min(tiles * chunks, device.num_sms)
+    num_blocks = num_blocks or min(tiles * chunks, device.num_sms * BLOCKS_PER_SM)
     if tiles * chunks * num_blocks >= 2**32:
         raise ValueError(f"a matrix of {num_rows} x {num_cols} is too large for the kernels")
     place = torch.device("cuda", device.index)

@@ -118,12 +118,14 @@ def prepare(
         raise ValueError(
             f"expected float32 rows of {into.num_cols}, not {x.dtype} {tuple(x.shape)}"
         )
+    if x.data_ptr() % 16 or x.stride(0) % 4 or into.num_cols % 8:
+        raise ValueError("rows of activations must start at multiples of 16 bytes")
     if x.shape[0] > 8 * into.num_tiles:
         raise ValueError(f"{x.shape[0]} tokens do not fit into {into.num_tiles} tiles of 8")
     kernel = load_kernel(prepare_source(in_rows=False), gpu)
     sizes = (into.num_cols, into.padded_cols, x.stride(0), into.num_tiles)
     kernel.launch(
-        (x.shape[0],), 512, x, into.halves, into.token_scale, live, *sizes, is_chained=True
+        (x.shape[0],), 1024, x, into.halves, into.token_scale, live, *sizes, is_chained=True
     )
     return into
 

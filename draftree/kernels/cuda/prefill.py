@@ -37,7 +37,7 @@ def prepare_rows(x: torch.Tensor, gpu: Gpu) -> tuple[torch.Tensor, torch.Tensor]
     halves = torch.empty((num_tokens, padded), dtype=torch.float16, device=x.device)
     scale = torch.empty(num_tokens, device=x.device)
     load_kernel(prepare_source(in_rows=True), gpu).launch(
-        (num_tokens,), 512, x, halves, scale, None, *(num_cols, padded, x.stride(0), 0)
+        (num_tokens,), 1024, x, halves, scale, None, *(num_cols, padded, x.stride(0), 0)
     )
     return halves, scale
 

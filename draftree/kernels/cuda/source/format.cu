@@ -93,7 +93,7 @@ DEV Scales load_scales(const u8* unit, int strip, int half, int lane) {
 DEV float group_scale(const Scales& s, int row, int group, int step) {
   if (FORMAT == F16) return 1.0f;
   if (!HAS_BYTES) {
-    const u32 word = s.word[row][group >> 1];
+    const u32 word = SCALE_WORDS == 2 && group >> 1 ? s.word[row][1] : s.word[row][0];
     return group & 1 ? upper_half(word) : lower_half(word);
   }
   // byte << 16 is the 32-bit float byte * 2^-133.

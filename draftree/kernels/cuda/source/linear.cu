@@ -95,26 +95,34 @@ DEV void finish_tile(const Problem& p, u32 tile, const Sharers& by, bool is_alon
     __threadfence();
   }
   if (by.head != by.tail && thread == 0) p.arrived[tile] = 0;
-  float4 sum[SHARE];
-  // All of a part is asked for at once; parts follow in the order of the columns.
-#pragma unroll 2
-  for (u32 block = by.head; block <= by.tail; block++) {
-    const float4* part = block == blockIdx.x ? shared : p.partial + (block == by.head ? by.head_slot : block * 2) * SLOT;
-    float4 v[SHARE];
+  // All of a part is asked for at once, as far as registers go; parts follow in the order of the columns.
+  constexpr int ROUND = SHARE < 4 ? SHARE : 4;
+  for (int first = thread; first < count; first += ROUND * THREADS) {
+    float4 sum[ROUND];
+#pragma unroll 1
+    for (u32 block = by.head; block <= by.tail; block++) {
+      const float4* part = p.partial + (block == by.head ? by.head_slot : block * 2) * SLOT;
+      float4 v[ROUND];
 #pragma unroll
-    for (int k = 0; k < SHARE; k++)
-      if (thread + k * THREADS < count) v[k] = block == blockIdx.x ? part[thread + k * THREADS] : __ldcg(part + thread + k * THREADS);
+      for (int k = 0; k < ROUND; k++) {
+        const int i = min(first + k * THREADS, count - 1);
+        v[k] = block == blockIdx.x ? shared[i] : __ldcg(part + i);
+      }
 #pragma unroll
-    for (int k = 0; k < SHARE; k++)
-      if (block == by.head)
-        sum[k] = v[k];
-      else
-        add(sum[k], v[k]);
+      for (int k = 0; k < ROUND; k++)
+        if (block == by.head)
+          sum[k] = v[k];
+        else
+          add(sum[k], v[k]);
+    }
+#pragma unroll
+    for (int k = 0; k < ROUND; k++)
+      if (first + k * THREADS < count) store_vector(p, tile, first + k * THREADS, live, token_scale, sum[k]);
   }
-#pragma unroll
-  for (int k = 0; k < SHARE; k++)
-    if (thread + k * THREADS < count) store_vector(p, tile, thread + k * THREADS, live, token_scale, sum[k]);
 }
+
+// Sums of many tokens leave no registers for the operands of several groups.
+constexpr int GROUP_UNROLL = TOKEN_TILES > 3 ? 1 : GROUPS;
 
 // One warp: STRIPS strips by half the columns of a unit. Token tiles that are not live give sums that nobody reads.
 DEV void multiply_unit(const u8* unit, const u8* x, int first_strip, int half, float (*acc)[TOKEN_TILES][4]) {
@@ -122,7 +130,7 @@ DEV void multiply_unit(const u8* unit, const u8* x, int first_strip, int half, f
   Scales scales[STRIPS];
 #pragma unroll
   for (int m = 0; m < STRIPS; m++) scales[m] = load_scales(unit, first_strip + m, half, lane);
-#pragma unroll(TOKEN_TILES > 3 ? 1 : GROUPS)
+#pragma unroll GROUP_UNROLL
   for (int group = 0; group < GROUPS; group++) {
     u32 a[STRIPS][2][4];
 #pragma unroll
@@ -207,7 +215,7 @@ struct Feeder {
   DEV_MEMBER void wait_empty(u32 i) { wait_barrier(empty + i % STAGES, i / STAGES & 1); }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, TOKEN_TILES > 4 ? 1 : 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 2)
     linear_kernel(const u8* weights, const float* row_scale, const u8* x, const float* token_scale, float* out,
                   const float* bias, float4* partial, u32* arrived, const int* live_count, int num_tokens, int first_token,
                   int num_rows, int num_tiles, int num_chunks, int x_tiles, int out_stride, int add_to_out) {
@@ -256,6 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, TOKEN_TILES > 4 ? 1 : 2)
 #else
     meet_at_stage<STAGES - 1>();
 #endif
+    __syncwarp();
     multiply_unit(stage, stage + UNIT_BYTES, first_strip, half, acc);
 #if BULK
     if (!is_refilled) feeder.wait_empty(i - 1), feeder.refill(i - 1, x_bytes);

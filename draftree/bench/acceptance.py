@@ -1,0 +1,206 @@
+"""How good a draft is: acceptance length by data set, budget and temperature, trees against chains,
+and whether every text is the one that plain decoding gives.
+
+In: a model and its draft. Out: a result file, one run per set and setting. Times are those of this
+machine and secondary here; with a fixed budget everything else is the same on every machine.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Final
+
+from draftree.bench.dataset import Prompt, load_prompts
+from draftree.bench.disturbance import foreign_share, look
+from draftree.bench.machine import describe_machine
+from draftree.bench.record import identify_model
+from draftree.chat import Engine
+from draftree.config import usable_cores
+from draftree.core import Request, SamplingParams, Usage
+
+SETS: Final = ("humaneval", "gsm8k", "math500", "chat")
+_SEED: Final = 7
+_MAX_CTX: Final = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A chain is a tree whose budget its block uses up: budget = block - 1."""
+
+    name: str
+    budget: int | str
+    block: int  # 0 is the draft's own
+    temperature: float
+
+
+MAIN: Final = (
+    Setting("tree", 22, 0, 0.0),
+    Setting("tree", 22, 0, 0.8),
+    Setting("auto", "auto", 0, 0.0),
+    Setting("auto", "auto", 0, 0.8),
+)
+SHAPES: Final = (
+    Setting("chain of 7", 7, 8, 0.0),
+    Setting("tree of 7", 7, 5, 0.0),
+    Setting("chain of 5", 5, 6, 0.0),
+    Setting("tree of 5", 5, 4, 0.0),
+    Setting("tree of 15", 15, 8, 0.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SetRun:
+    """accepted_by_depth[d]: share of rounds whose tree was that deep and whose path got there."""
+
+    data: str
+    setting: Setting
+    num_prompts: int
+    num_equal: int
+    num_tokens: int
+    num_rounds: int
+    acceptance_length: float
+    accepted_by_depth: list[float]
+    nodes_per_round: float
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    disturbance: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    tokens: list[int]
+    usage: Usage
+
+
+def load_set(name: str, limit: int, cache: Path) -> list[Prompt]:
+    """Prompts spread evenly over a set."""
+    if name == "chat":
+        text = (files("draftree.bench") / "chat.json").read_text(encoding="utf-8")
+        prompts = [Prompt(message, is_chat=True) for message in json.loads(text)]
+    else:
+        prompts = load_prompts(name, cache)
+    step = max(1, len(prompts) // limit)
+    return prompts[::step][:limit]
+
+
+def write_text(engine: Engine, prompt: Prompt, num_tokens: int, temperature: float) -> Text:
+    """Always from an empty cache, so that every run does the same work."""
+    encode = engine.encode_chat if prompt.is_chat else engine.tokenizer.encode
+    engine.tokens.target.state.reset()
+    if engine.tokens.drafter is not None:
+        engine.tokens.drafter.reset()
+    request = Request(
+        tuple(encode(prompt.text)[: _MAX_CTX - num_tokens]),
+        num_tokens,
+        SamplingParams(temperature=temperature, seed=_SEED),
+        engine.tokenizer.stop_ids,
+    )
+    stream = engine.tokens.generate(request)
+    return Text([event.token for event in stream], stream.usage)
+
+
+def measure_acceptance(
+    model: str,
+    draft: str,
+    sets: dict[str, list[Prompt]],
+    settings: Sequence[Setting],
+    num_tokens: int,
+    report: Callable[[str], None],
+) -> Iterator[SetRun]:
+    plain = Engine.open(model, draft="none", budget=0, ngram="off", max_ctx=_MAX_CTX)
+    texts: dict[tuple[str, float], list[Text]] = {}
+    for setting in settings:
+        engine = Engine.open(
+            model, draft=draft, budget=setting.budget, block=setting.block, max_ctx=_MAX_CTX
+        )
+        for name, prompts in sets.items():
+            report(f"{name}: {setting.name}, temperature {setting.temperature}")
+            before = look()
+            key = (name, setting.temperature)
+            if key not in texts:
+                texts[key] = [write_text(plain, p, num_tokens, key[1]) for p in prompts]
+            drafted = [write_text(engine, p, num_tokens, setting.temperature) for p in prompts]
+            share = foreign_share(before, look(), usable_cores())
+            yield summarize_texts(name, setting, texts[key], drafted, share)
+        engine.close()
+    plain.close()
+
+
+def summarize_texts(
+    name: str,
+    setting: Setting,
+    plain: Sequence[Text],
+    drafted: Sequence[Text],
+    disturbance: float | None,
+) -> SetRun:
+    rounds = [text.usage.rounds for text in drafted]
+    num_rounds = sum(r.num_rounds for r in rounds)
+    num_tokens = sum(text.usage.completion_tokens for text in drafted)
+    depth = max((len(r.accepted_by_depth) for r in rounds), default=0)
+    shares = []
+    for i in range(depth):
+        accepted, verified = (
+            sum(counts[i] for counts in lists if i < len(counts))
+            for lists in (
+                [r.accepted_by_depth for r in rounds],
+                [r.verified_by_depth for r in rounds],
+            )
+        )
+        shares.append(round(accepted / verified, 4) if verified else 0.0)
+    return SetRun(
+        data=name,
+        setting=setting,
+        num_prompts=len(drafted),
+        num_equal=sum(a.tokens == b.tokens for a, b in zip(plain, drafted, strict=True)),
+        num_tokens=num_tokens,
+        num_rounds=num_rounds,
+        acceptance_length=round(num_tokens / num_rounds, 4),
+        accepted_by_depth=shares,
+        nodes_per_round=round(sum(r.num_drafted for r in rounds) / num_rounds, 2),
+        tokens_per_second=_rate(drafted),
+        plain_tokens_per_second=_rate(plain),
+        disturbance=disturbance,
+    )
+
+
+def _rate(texts: Sequence[Text]) -> float:
+    ms = sum(text.usage.decode_ms for text in texts)
+    return round(1000.0 * sum(text.usage.completion_tokens for text in texts) / ms, 2)
+
+
+def main(model: str, draft: str, out: Path, cache: Path, limit: int, num_tokens: int) -> None:
+    """Main settings on all prompts, shapes of trees on the first quarter; saved after each run."""
+    located, draft_file = Path(model), Path(draft)
+    result = {
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": asdict(describe_machine()),
+        "model": asdict(identify_model(located)),
+        "draft": asdict(identify_model(draft_file)),
+        "settings": {"num_tokens": num_tokens, "limit": limit, "seed": _SEED},
+        "runs": [],
+    }
+    sets = {name: load_set(name, limit, cache) for name in SETS}
+    few = {name: prompts[: max(1, limit // 4)] for name, prompts in sets.items()}
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    for chosen, settings in ((sets, MAIN), (few, SHAPES)):
+        for run in measure_acceptance(model, draft, chosen, settings, num_tokens, say):
+            result["runs"].append(asdict(run))
+            say(f"  AL {run.acceptance_length}, {run.num_equal} of {run.num_prompts} equal")
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 7:
+        sys.exit("usage: acceptance MODEL.gguf DRAFT.gguf OUT.json CACHE LIMIT NUM_TOKENS")
+    main(
+        *(sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])),
+        *(int(sys.argv[5]), int(sys.argv[6])),
+    )
