@@ -31,8 +31,9 @@ format: setup ## Rewrite the files in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: model ## Measure decoding, write results/*.json
-	$(BIN)/python -m draftree.bench $(ARGS)
+bench: model ## Measure everything beside llama.cpp, write results/*.json and docs/benchmarks.md
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[bench,peers]'
+	$(BIN)/draftree bench all $(ARGS)
 
 docs: setup ## Regenerate the generated pages
 	$(BIN)/python -m draftree.cli.reference > docs/cli.md

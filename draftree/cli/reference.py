@@ -24,11 +24,17 @@ _KINDS: Final = {"str": "TEXT", "list[str]": "TEXT", "int": "N", "float": "X"}
 def make_reference() -> str:
     group: Any = typer.main.get_command(app)
     context = typer.Context(group, info_name="draftree")
-    sections = [_INTRODUCTION, _describe_command(group, context, "## draftree")]
-    for name, command in group.commands.items():
-        inner = typer.Context(command, info_name=name, parent=context)
-        sections.append(_describe_command(command, inner, f"## draftree {name}"))
-    return "\n".join(sections)
+    return "\n".join([_INTRODUCTION, *_describe_tree(group, context, "##")])
+
+
+def _describe_tree(command: Any, context: typer.Context, level: str) -> list[str]:
+    """A command and, one heading deeper from the second level on, the commands below it."""
+    sections = [_describe_command(command, context, f"{level} {context.command_path}")]
+    below = "##" if context.parent is None else level + "#"
+    for name, inner in getattr(command, "commands", {}).items():
+        inner_context = typer.Context(inner, info_name=name, parent=context)
+        sections += _describe_tree(inner, inner_context, below)
+    return sections
 
 
 def _describe_command(command: Any, context: typer.Context, heading: str) -> str:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from draftree.errors import ModelError
 from draftree.train.settings import DraftShape
-from draftree.train.teacher import Teacher, Tensor, Turn, rotary_table, rotate
+from draftree.train.teacher import Teacher, Turn, rotary_table, rotate
 
 
 @dataclass(frozen=True, slots=True)

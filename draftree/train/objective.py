@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from draftree.train.draft import DraftModule
-from draftree.train.teacher import Teacher, Tensor
+from draftree.train.teacher import Teacher
 
 _CHUNK_ROWS = 8192  # rows whose logits are in memory at once
 

@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from draftree.errors import CheckpointError, ModelError
 from draftree.kernels.quant.formats import QuantType, dequantize
 from draftree.models.load import load_model
 from draftree.weights.checkpoint import Checkpoint
-
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 _I64 = ir.IntType(64)
-_SPINS_BEFORE_YIELD = 4000
+_SPINS_BEFORE_YIELD = 200  # some ten microseconds: longer waits are another program's turn
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 

@@ -28,7 +28,8 @@ _SIGNATURE = types.void(types.CPointer(types.int64), types.int64, types.int64, t
 def code_dir() -> Path:
     """The folder for this version of the sources on this machine."""
     digest = hashlib.sha256(f"{numba.__version__} {current_isa().name}".encode())
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    here = Path(__file__).parent
+    for source in sorted((*here.glob("*.py"), *here.parent.glob("quant/*.py"))):
         digest.update(source.read_bytes())
     return env.cache_dir() / "kernels" / digest.hexdigest()[:16]
 
