@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from draftree.bench.dataset import Prompt, load_prompts
 from draftree.bench.disturbance import foreign_share, look
@@ -181,8 +181,8 @@ def main(model: str, draft: str, out: Path, cache: Path, limit: int, num_tokens:
         "model": asdict(identify_model(located)),
         "draft": asdict(identify_model(draft_file)),
         "settings": {"num_tokens": num_tokens, "limit": limit, "seed": _SEED},
-        "runs": [],
     }
+    runs: list[dict[str, Any]] = []
     sets = {name: load_set(name, limit, cache) for name in SETS}
     few = {name: prompts[: max(1, limit // 4)] for name, prompts in sets.items()}
 
@@ -191,10 +191,10 @@ def main(model: str, draft: str, out: Path, cache: Path, limit: int, num_tokens:
 
     for chosen, settings in ((sets, MAIN), (few, SHAPES)):
         for run in measure_acceptance(model, draft, chosen, settings, num_tokens, say):
-            result["runs"].append(asdict(run))
+            runs.append(asdict(run))
             say(f"  AL {run.acceptance_length}, {run.num_equal} of {run.num_prompts} equal")
             out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            out.write_text(json.dumps({**result, "runs": runs}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

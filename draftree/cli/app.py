@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from draftree import __version__
-from draftree.cli import bench, chat, inspect, models, pull, run
+from draftree.cli import bench, chat, inspect, models, pull, run, train
 from draftree.errors import DraftreeError
 
 FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
@@ -66,6 +66,7 @@ app.command("chat")(chat.chat)
 app.command("inspect")(inspect.inspect)
 app.command("pull")(pull.pull)
 app.command("models")(models.models)
+app.command("train")(train.train)
 app.add_typer(bench.app, name="bench")
 
 

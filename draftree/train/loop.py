@@ -191,7 +191,7 @@ class Trainer:
             distill_share=schedule.distill_share,
         )
         self.draft.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(self.draft.parameters(), schedule.max_norm)
         for optimizer in self._optimizers:
             optimizer.step()

@@ -121,7 +121,7 @@ def source_prompts(folder: Path, rng: random.Random, suffixes: Sequence[str]) ->
 def encode_prompts(
     prompts: Sequence[Prompt], tokenizer: Tokenizer, max_len: int
 ) -> list[np.ndarray]:
-    """Token ids, int32 [prompt_len]. A text that is too long keeps its end; messages are dropped."""
+    """Token ids, int32 [prompt_len]. What is too long keeps its end, or is dropped if a message."""
     template = ChatTemplate.for_tokenizer(tokenizer)
     encoded = []
     for prompt in prompts:

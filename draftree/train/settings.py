@@ -28,9 +28,9 @@ class TextPlan:
     """The text that the target writes for its draft."""
 
     num_tokens: int = 20_000_000
-    max_len: int = 640
+    max_len: int = 512
     batch_size: int = 1024
-    greedy_share: float = 0.6
+    greedy_share: float = 0.65
     temperatures: tuple[float, float] = (0.8, 1.0)  # of the rest, drawn uniformly
     max_burn_in: int = 8  # a prompt used again starts with up to so many sampled tokens
     held_out_share: float = 0.01
@@ -41,12 +41,12 @@ class TextPlan:
 class Schedule:
     """One step reads batch_tokens of text and fills batch_tokens * rows_per_token block rows."""
 
-    num_steps: int = 4000
-    batch_tokens: int = 65_536
-    rows_per_token: float = 1.5
+    num_steps: int = 6000
+    batch_tokens: int = 16_384
+    rows_per_token: float = 2.0
     block_sizes: tuple[int, ...] = ()  # drawn per step; () is the draft's own block alone
     optimizer: str = "muon"  # or "adamw"
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     warmup_share: float = 0.03
     final_share: float = 0.02  # of the learning rate, at the end of the cosine
     weight_decay: float = 0.01
@@ -54,7 +54,7 @@ class Schedule:
     depth_decay: float = 4.0  # row i of a block weighs exp(-(i - 1) / depth_decay)
     distill_share: float = 0.0  # how much of the label is the target's own distribution
     eval_every: int = 250
-    save_every: int = 1000
+    save_every: int = 500
     max_minutes: float = 0.0  # end the schedule by then; a run with it is not repeatable
 
 

@@ -218,15 +218,15 @@ def load_teacher(
 ) -> Teacher:
     decoder: Any = _Decoder(device, dtype)
     model = load_model(checkpoint, decoder)
-    mixers = [block.mixer for block in model.blocks]
+    mixers: list[Any] = [block.mixer for block in model.blocks]
     if any(not hasattr(mixer, "rotary") or mixer.gate is not None for mixer in mixers):
         raise ModelError(
             f"{checkpoint.path} is a '{model.architecture}' model with recurrent layers; "
             "drafts can be trained for models with plain attention in every layer only."
         )
-    first: Any = mixers[0]
     if any(mixer.window for mixer in mixers):
         raise CheckpointError(f"{checkpoint.path} has sliding windows, which training cannot read.")
+    first = mixers[0]
     return Teacher(
         layers=tuple(_read_layer(block) for block in model.blocks),
         embedding=decoder.pack(model.embedding.raw, model.embedding.qtype),
