@@ -7,7 +7,7 @@ machine and secondary here; with a fixed budget everything else is the same on e
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -110,14 +110,19 @@ def measure_acceptance(
     settings: Sequence[Setting],
     num_tokens: int,
     report: Callable[[str], None],
+    known: Collection[tuple[str, Setting]] = (),
 ) -> Iterator[SetRun]:
+    """One run per set and setting, but for those that are known already."""
     plain = Engine.open(model, draft="none", budget=0, ngram="off", max_ctx=_MAX_CTX)
     texts: dict[tuple[str, float], list[Text]] = {}
     for setting in settings:
+        missing = {name: p for name, p in sets.items() if (name, setting) not in known}
+        if not missing:
+            continue
         engine = Engine.open(
             model, draft=draft, budget=setting.budget, block=setting.block, max_ctx=_MAX_CTX
         )
-        for name, prompts in sets.items():
+        for name, prompts in missing.items():
             report(f"{name}: {setting.name}, temperature {setting.temperature}")
             before = look()
             key = (name, setting.temperature)
@@ -173,7 +178,9 @@ def _rate(texts: Sequence[Text]) -> float:
 
 
 def main(model: str, draft: str, out: Path, cache: Path, limit: int, num_tokens: int) -> None:
-    """Main settings on all prompts, shapes of trees on the first quarter; saved after each run."""
+    """Main settings on all prompts, shapes of trees on the first quarter. What the file holds
+    already is not measured again.
+    """
     located, draft_file = Path(model), Path(draft)
     result = {
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -182,7 +189,8 @@ def main(model: str, draft: str, out: Path, cache: Path, limit: int, num_tokens:
         "draft": asdict(identify_model(draft_file)),
         "settings": {"num_tokens": num_tokens, "limit": limit, "seed": _SEED},
     }
-    runs: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = json.loads(out.read_text())["runs"] if out.is_file() else []
+    known = [(run["data"], Setting(**run["setting"])) for run in runs]
     sets = {name: load_set(name, limit, cache) for name in SETS}
     few = {name: prompts[: max(1, limit // 4)] for name, prompts in sets.items()}
 
@@ -190,11 +198,53 @@ def main(model: str, draft: str, out: Path, cache: Path, limit: int, num_tokens:
         print(text, file=sys.stderr, flush=True)
 
     for chosen, settings in ((sets, MAIN), (few, SHAPES)):
-        for run in measure_acceptance(model, draft, chosen, settings, num_tokens, say):
+        for run in measure_acceptance(model, draft, chosen, settings, num_tokens, say, known):
             runs.append(asdict(run))
             say(f"  AL {run.acceptance_length}, {run.num_equal} of {run.num_prompts} equal")
             out.parent.mkdir(parents=True, exist_ok=True)
             out.write_text(json.dumps({**result, "runs": runs}, indent=1) + "\n", encoding="utf-8")
+
+
+def make_table(result: dict[str, Any]) -> str:
+    """Markdown: acceptance length by set; one row per setting."""
+    runs = {
+        (run["setting"]["name"], run["setting"]["temperature"], run["data"]): run
+        for run in result["runs"]
+    }
+    lines = [f"| | {' | '.join(SETS)} | mean | equal texts |", "|---|" + "---|" * (len(SETS) + 2)]
+    for setting in (*MAIN, *SHAPES):
+        row = [runs.get((setting.name, setting.temperature, name)) for name in SETS]
+        if any(run is None for run in row):
+            continue
+        lengths = [run["acceptance_length"] for run in row if run]
+        equal, total = (sum(run[key] for run in row if run) for key in ("num_equal", "num_prompts"))
+        title = f"budget {setting.budget}" if setting in MAIN else setting.name
+        kind = f"T = {setting.temperature:g}" if setting.temperature else "greedy"
+        cells = [f"{title}, {kind}", *(f"{x:.2f}" for x in [*lengths, sum(lengths) / len(lengths)])]
+        lines.append(f"| {' | '.join(cells)} | {equal} of {total} |")
+    return "\n".join(lines)
+
+
+def draw_depths(result: dict[str, Any], path: Path) -> None:
+    """How far paths get by set, and chains against trees of as many nodes."""
+    from importlib import import_module
+
+    figure = import_module("matplotlib.figure").Figure(figsize=(9, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    runs = [run for run in result["runs"] if run["setting"]["temperature"] == 0.0]
+    for run in runs:
+        if run["setting"]["name"] == "tree":
+            shares = run["accepted_by_depth"]
+            left.plot(range(1, len(shares) + 1), shares, marker="o", label=run["data"])
+    left.set(xlabel="depth", ylabel="share of trees accepted so far", ylim=(0, 1))
+    left.legend()
+    for index, shape in enumerate(SHAPES):
+        lengths = [r["acceptance_length"] for r in runs if r["setting"] == asdict(shape)]
+        right.bar([i + 0.16 * index for i in range(len(lengths))], lengths, 0.15, label=shape.name)
+    right.set_xticks([i + 0.32 for i in range(len(SETS))], SETS)
+    right.set(ylabel="acceptance length, greedy")
+    right.legend(fontsize=7)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
 
 
 if __name__ == "__main__":

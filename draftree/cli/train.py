@@ -57,7 +57,9 @@ Seed = Annotated[int, typer.Option(help="The same seed gives the same run.")]
 Layers = Annotated[int, _option("Draft", "Layers of the draft.", min=1)]
 Ffn = Annotated[int, _option("Draft", "Feed-forward width; 0 takes the target's.", min=0)]
 BlockLen = Annotated[int, _option("Draft", "Tokens it fills in one pass.", min=2, max=64)]
-Window = Annotated[int, _option("Draft", "Sliding window of its attention; 0 is none.", min=0)]
+Window = Annotated[
+    int, _option("Draft", "Sliding window of its attention; 0 is --max-len, -1 none.", min=-1)
+]
 Mask = Annotated[int, _option("Draft", "Id of an unused token; -1 finds one.", min=-1)]
 Tokens = Annotated[int, _option("Text", "Tokens that the target writes.", min=1)]
 MaxLen = Annotated[int, _option("Text", "Longest sequence, prompt included.", min=8)]

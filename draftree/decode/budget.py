@@ -10,14 +10,23 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from math import exp
+from typing import NamedTuple
 
 from draftree.core import DraftTree, TokenSource
 from draftree.decode.tree import RankedTree
 
 EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
-_MEMORY = 0.15  # weight of the newest time in the running mean
+_RISE, _FALL = 0.1, 0.5  # weight of a new time in the running mean: noise only ever adds
+_WARM_UP = 2  # passes of one node that are seen before they count: the first ones are cold
 _PRIOR_SLOPE = 0.15  # cost of one more node, in passes of one, until there is a measurement
 _PRIOR_ROUNDS = 4.0  # rounds that the prior counts for
+
+
+def _blend(known: float | None, ms: float) -> float:
+    """Running mean that trusts shorter times: a pause of the machine is not a cost."""
+    if known is None:
+        return ms
+    return known + (_FALL if ms < known else _RISE) * (min(ms, 3 * known) - known)
 
 
 class CostModel:
@@ -27,23 +36,21 @@ class CostModel:
         self._verify_ms: dict[int, float] = {}
         self.draft_ms = 0.0
 
+        self._num_plain = 0
+
     @property
     def is_measured(self) -> bool:
-        """Whether a pass of one node has been seen, which all else is compared with."""
-        return 1 in self._verify_ms
+        """Whether passes of one node have been seen, which all else is compared with."""
+        return self._num_plain > _WARM_UP
 
     def observe_verify(self, num_nodes: int, ms: float) -> None:
         """Times are kept at the step's edge: cost is a staircase, not a slope."""
+        self._num_plain += num_nodes == 1
         edge = next(e for e in EDGES if e >= num_nodes)
-        known = self._verify_ms.get(edge)
-        if known is None:
-            self._verify_ms[edge] = ms
-        else:  # a pause of the machine is not a cost
-            self._verify_ms[edge] = known + _MEMORY * (min(ms, 3 * known) - known)
+        self._verify_ms[edge] = _blend(self._verify_ms.get(edge), ms)
 
     def observe_draft(self, ms: float) -> None:
-        known = self.draft_ms
-        self.draft_ms = known + _MEMORY * (min(ms, 3 * known) - known) if known else ms
+        self.draft_ms = _blend(self.draft_ms or None, ms)
 
     def verify_ms(self, num_nodes: int) -> float:
         """Interpolated between the sizes that were seen, extrapolated beyond them.
@@ -153,13 +160,19 @@ def follow(ranked: RankedTree, tokens: Sequence[int]) -> list[Outcome]:
     return outcomes
 
 
-def best_budget(probabilities: Sequence[float], cost: CostModel) -> int:
-    """The number of nodes with the most expected tokens per millisecond; the draft's time is
-    already spent.
+class Choice(NamedTuple):
+    """How many nodes to verify, and the tokens per millisecond that are expected of it."""
+
+    num_nodes: int
+    rate: float
+
+
+def best_budget(probabilities: Sequence[float], cost: CostModel) -> Choice:
+    """The number of nodes with the most expected tokens per millisecond, the draft's time included.
 
     probabilities fall; the rate is looked at where a step of the staircase ends.
     """
-    best_count, best_rate = 0, 1.0 / (cost.draft_ms + cost.verify_ms(1))
+    best = Choice(0, 1.0 / (cost.draft_ms + cost.verify_ms(1)))
     expected = 1.0
     count = 0
     for edge in EDGES:
@@ -168,8 +181,7 @@ def best_budget(probabilities: Sequence[float], cost: CostModel) -> int:
             count += 1
         if count:
             rate = expected / (cost.draft_ms + cost.verify_ms(count + 1))
-            if rate > best_rate:
-                best_count, best_rate = count, rate
+            best = max(best, Choice(count, rate), key=lambda choice: choice.rate)
         if count >= len(probabilities):
             break
-    return best_count
+    return best

@@ -21,7 +21,11 @@ class Drafter(Protocol):
 
     def reset(self) -> None: ...
     def observe(self, features: np.ndarray) -> None: ...
-    def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock: ...
+    def propose(
+        self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
+    ) -> DraftBlock:
+        """At most num_positions of what the draft can fill."""
+        ...
 
 
 class BlockDrafter:
@@ -60,22 +64,25 @@ class BlockDrafter:
             if self._ring.end - self._offset - self._context_len > self._ring.capacity - chunk_len:
                 self._catch_up()
 
-    def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock:
-        """Candidates for the block_len - 1 positions after the anchor."""
-        logits = self.block_logits(anchor)
+    def propose(
+        self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
+    ) -> DraftBlock:
+        """Candidates for positions after the anchor; the head runs for those that are wanted only."""
+        logits = self.block_logits(anchor, num_positions)
         first = self._offset + self._context_len + 1
         return sampler.rank(logits, first, num_candidates)
 
-    def block_logits(self, anchor: int) -> np.ndarray:
-        """float32 [block_len - 1, vocab_size]; row i is for the position i + 1 after the anchor."""
+    def block_logits(self, anchor: int, num_positions: int = 0) -> np.ndarray:
+        """float32 [positions, vocab_size]; row i is for position i + 1 after the anchor. 0: all."""
         self._catch_up()
+        num_positions = min(num_positions or self.block_len, self.block_len - 1)
         block = np.full(self.block_len, self._mask, dtype=np.int64)
         block[0] = anchor
         self._ops.step.set_chain(block, self._context_len)
         self._block_program.run()
-        self._ops.step.set_rows(np.arange(1, self.block_len))
+        self._ops.step.set_rows(np.arange(1, num_positions + 1))
         self._head_program.run()
-        logits: np.ndarray = self._logits[: self.block_len - 1]
+        logits: np.ndarray = self._logits[:num_positions]
         return logits
 
     def _catch_up(self) -> None:

@@ -27,6 +27,8 @@ from draftree.models.target import Target, Verified
 
 _MAX_PAUSE = 64
 _LOOKUP_LEN = 10
+_NUM_CANDIDATES = 8  # a position, under an automatic budget
+_PLAIN_EVERY = 32  # drafted rounds, after which a plain step keeps the comparison fresh
 _LONG_MATCH = 4  # a match this long joins a draft's tree
 
 
@@ -67,7 +69,9 @@ class SpeculativeDecoder:
         self._anchor = -1
         self._pause = 0  # plain steps before drafting is tried again
         self._last_pause = 0
-        self._gain = 1.5  # running mean of (tokens per ms) / (plain tokens per ms)
+        self._gain = 1.5  # running mean of the expected rate over that of plain steps
+        self._reach = 3.0  # running mean of how deep the text followed what was proposed
+        self._num_drafted = 0
 
     def start(self, anchor: int) -> None:
         """The prompt before the anchor is committed, and the drafter has seen its features."""
@@ -97,7 +101,7 @@ class SpeculativeDecoder:
         emitted.append(Emitted(accepted.bonus, last))
         self._count(tree, len(accepted.path) - 1)
         if was_drafted:
-            self._learn(ranked, [e.token for e in emitted], (end - start) * 1000)
+            self._learn(ranked, [e.token for e in emitted])
         if self._watch:
             self._watch(Round(tree, accepted.path, accepted.bonus))
         self._ngram.extend(e.token for e in emitted)
@@ -109,11 +113,13 @@ class SpeculativeDecoder:
         took.
         """
         state, options = self._target.state, self._options
-        room = min(max_tokens, state.max_ctx - state.committed) - 1
-        is_blind = options.is_auto and not self._cost.is_measured
-        if room < 1 or options.max_budget == 0 or self._pause > 0 or is_blind:
-            self._pause = max(self._pause - 1, 0)
+        room = min(max_tokens - 1, state.max_ctx - state.committed - 1, options.max_budget)
+        if room < 1 or (options.is_auto and self._is_plain_turn()):
             return build_tree(self._anchor, None, 0), 0.0
+        budget = num_candidates = options.max_budget
+        if options.is_auto:
+            room = min(room, int(1.5 * self._reach) + 2)
+            budget, num_candidates = min(budget, 4 * room), min(budget, _NUM_CANDIDATES)
         lookup: tuple[int, ...] = ()
         if options.use_ngram:
             lookup, match_len = self._ngram.propose(min(_LOOKUP_LEN, room))
@@ -122,12 +128,20 @@ class SpeculativeDecoder:
         block, drafted_ms = None, 0.0
         if self._drafter is not None:
             start = time.perf_counter()
-            proposed = self._drafter.propose(self._anchor, self._sampler, options.max_budget)
+            proposed = self._drafter.propose(self._anchor, self._sampler, num_candidates, room)
             block = DraftBlock(proposed.tokens[:room], proposed.log_probs[:room])
             drafted_ms = (time.perf_counter() - start) * 1000
             self._cost.observe_draft(drafted_ms)
             self.stats.draft_ms += drafted_ms
-        return build_tree(self._anchor, block, options.max_budget, lookup=lookup), drafted_ms
+        return build_tree(self._anchor, block, budget, lookup=lookup), drafted_ms
+
+    def _is_plain_turn(self) -> bool:
+        """Until passes of one node are known, while drafting pauses, and now and then for comparison."""
+        if self._pause > 0 or not self._cost.is_measured:
+            self._pause = max(self._pause - 1, 0)
+            return True
+        self._num_drafted += 1
+        return self._num_drafted % _PLAIN_EVERY == 0
 
     def _choose_nodes(self, ranked: RankedTree) -> RankedTree:
         """All nodes under a fixed budget; those that pay under an automatic one."""
@@ -135,8 +149,19 @@ class SpeculativeDecoder:
             return ranked
         chances = path_probabilities(ranked, self._calibration)
         order = sorted(range(len(chances)), key=lambda i: -chances[i])
-        count = best_budget([chances[i] for i in order], self._cost)
-        return ranked.select((0, *(i + 1 for i in sorted(order[:count]))))
+        choice = best_budget([chances[i] for i in order], self._cost)
+        self._weigh(choice.rate * self._cost.verify_ms(1))
+        return ranked.select((0, *(i + 1 for i in sorted(order[: choice.num_nodes]))))
+
+    def _weigh(self, gain: float) -> None:
+        """Whether drafting is worth going on with. gain: expected rate over that of plain steps."""
+        self._gain += 0.2 * (gain - self._gain)
+        if self._gain < 1.0:
+            self._last_pause = min(max(2 * self._last_pause, 4), _MAX_PAUSE)
+            self._pause = self._last_pause
+            self._gain = 1.05  # the next try starts with a little credit
+        elif self._gain > 1.2:
+            self._last_pause = 0
 
     def _verify(self, tree: DraftTree) -> Verified:
         start = time.perf_counter()
@@ -160,17 +185,12 @@ class SpeculativeDecoder:
         _count_depths(stats.verified_by_depth, max(tree.depths))
         _count_depths(stats.accepted_by_depth, num_accepted)
 
-    def _learn(self, ranked: RankedTree, tokens: list[int], round_ms: float) -> None:
-        """How right the draft was, and whether drafting is worth going on with."""
-        self._calibration.observe(follow(ranked, tokens))
-        gain = len(tokens) * self._cost.verify_ms(1) / round_ms
-        self._gain += 0.2 * (gain - self._gain)
-        if self._options.is_auto and self._gain < 1.0:
-            self._last_pause = min(max(2 * self._last_pause, 4), _MAX_PAUSE)
-            self._pause = self._last_pause
-            self._gain = 1.1  # the next try starts with a little credit
-        elif self._gain > 1.2:
-            self._last_pause = 0
+    def _learn(self, ranked: RankedTree, tokens: list[int]) -> None:
+        """How right the draft was, and how deep."""
+        outcomes = follow(ranked, tokens)
+        self._calibration.observe(outcomes)
+        depth = sum(outcome.right is not None for outcome in outcomes)
+        self._reach += 0.1 * (depth - self._reach)
 
 
 def _count_depths(counts: list[int], depth: int) -> None:

@@ -16,11 +16,15 @@ def make_card(record: dict[str, Any], name: str) -> str:
     draft, text, config = record["draft"], record["text"], record["config"]
     plan, schedule, last = config["text"], config["schedule"], record["curve"][-1]
     sampled = last["sampled_acceptance_length"]
+    sizes = sorted(set(schedule["block_sizes"])) or [draft["block_size"]]
+    block = len(last["accepted_by_depth"]) + 1
     rows = [
         ("target", f"{record['target']} ({record['target_file']})"),
         ("layers, width, feed-forward", _join(draft, "num_layers", "hidden_size", "ffn_size")),
         ("heads", f"{draft['num_heads']} / {draft['num_kv_heads']} × {draft['head_dim']}"),
         ("block", f"{draft['block_size']}, mask token {draft['mask_token']}"),
+        ("blocks in training", ", ".join(map(str, sizes))),
+        ("window", str(draft["sliding_window"] or "none")),
         ("features", f"after the target's layers {', '.join(map(str, draft['feature_layers']))}"),
     ]
     data = [
@@ -43,7 +47,10 @@ def make_card(record: dict[str, Any], name: str) -> str:
         ("minutes of training", f"{last['seconds'] / 60:.1f}"),
     ]
     result = [
-        ("acceptance length, first choices only, greedy", f"{last['acceptance_length']:.2f}"),
+        (
+            f"acceptance length in blocks of {block}, first choices only, greedy text",
+            f"{last['acceptance_length']:.2f}",
+        ),
         ("the same, sampled text", "not measured" if sampled is None else f"{sampled:.2f}"),
         ("held-out loss", f"{last['held_out_loss']:.3f}"),
         ("right up to depth 1, 2, …", ", ".join(f"{s:.2f}" for s in last["accepted_by_depth"])),

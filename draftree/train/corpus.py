@@ -78,9 +78,9 @@ def write_corpus(
     again. report gets the tokens written so far.
     """
     writer = Writer(teacher, plan.batch_size, plan.max_len, stop_ids)
-    num_held_out = max(1, round(plan.held_out_share * len(prompts)))
-    shuffled = np.random.default_rng((seed, 3)).permutation(len(prompts))
-    held_out = set(shuffled[:num_held_out].tolist())
+    first_turn = np.concatenate(_plan_turn(prompts, plan.batch_size, seed, 0))
+    # Every so many of those that come first, so that even a short run holds something out.
+    held_out = set(first_turn[:: max(2, round(1 / plan.held_out_share))].tolist())
     deadline = time.monotonic() + 60 * plan.max_minutes if plan.max_minutes else None
     parts: list[Corpus] = []
     num_written = 0
@@ -99,6 +99,21 @@ def write_corpus(
     return join_corpora(parts)
 
 
+def _plan_turn(
+    prompts: Sequence[np.ndarray], batch_size: int, seed: int, turn: int
+) -> list[np.ndarray]:
+    """All prompts once, in batches of similar length; the order is drawn anew for each turn."""
+    rng = np.random.default_rng((seed, 4, turn))
+    lengths = np.array([len(prompt) for prompt in prompts])
+    num_batches = -(-len(prompts) // batch_size)
+    group = max(1, num_batches // 4) * batch_size  # sorted by length within four groups
+    order = rng.permutation(len(prompts))
+    pieces = [order[i : i + group] for i in range(0, len(order), group)]
+    order = np.concatenate([piece[np.argsort(lengths[piece], kind="stable")] for piece in pieces])
+    batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+    return [batches[i] for i in rng.permutation(num_batches)]
+
+
 def _write_part(
     writer: Writer,
     prompts: Sequence[np.ndarray],
@@ -107,20 +122,11 @@ def _write_part(
     seed: int,
     number: int,
 ) -> Corpus:
-    """One batch. Prompts are taken in an order that is drawn anew for each turn through them, and
-    batches of one turn hold prompts of similar length.
+    """One batch of a turn through the prompts. From the second turn on, the first tokens of a reply
+    are sampled, so that it becomes another one.
     """
-    batch_size = min(plan.batch_size, len(prompts))
-    per_turn = -(-len(prompts) // batch_size)
-    turn, place = divmod(number, per_turn)
-    rng = np.random.default_rng((seed, 4, turn))
-    order = rng.permutation(len(prompts))
-    group = max(1, per_turn // 4) * batch_size  # sorted by length within four groups
-    lengths = np.array([len(prompt) for prompt in prompts])
-    pieces = [order[i : i + group] for i in range(0, len(order), group)]
-    order = np.concatenate([piece[np.argsort(lengths[piece], kind="stable")] for piece in pieces])
-    places = rng.permutation(per_turn)[place] * batch_size
-    chosen = order[places : places + batch_size].tolist()
+    turn, place = divmod(number, -(-len(prompts) // plan.batch_size))
+    chosen = _plan_turn(prompts, plan.batch_size, seed, turn)[place].tolist()
     rng = np.random.default_rng((seed, 5, turn, place))
     tasks = []
     for index in chosen:

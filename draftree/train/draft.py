@@ -36,8 +36,10 @@ class DraftSpec:
     sliding_window: int = 0
 
 
-def resolve_shape(shape: DraftShape, teacher: Teacher, mask_token: int) -> DraftSpec:
-    """Fill in what was left to the target."""
+def resolve_shape(
+    shape: DraftShape, teacher: Teacher, mask_token: int, max_len: int = 0
+) -> DraftSpec:
+    """Fill in what was left to the target, and to max_len, the longest sequence to learn from."""
     num_target_layers = len(teacher.layers)
     features = shape.feature_layers or usual_features(num_target_layers)
     if not all(0 <= layer < num_target_layers for layer in features):
@@ -64,7 +66,8 @@ def resolve_shape(shape: DraftShape, teacher: Teacher, mask_token: int) -> Draft
         context_length=teacher.context_length,
         eps=1e-6,
         rope_base=teacher.rope_base,
-        sliding_window=shape.sliding_window,
+        # Beyond the distances it has seen a draft guesses badly, so it does not look there.
+        sliding_window=max(shape.sliding_window or max_len, 0),
     )
 
 

@@ -98,7 +98,7 @@ def _expand(template: str, slots: dict[str, list[str]], rng: random.Random) -> s
             kept[match[1]] = text
         return text
 
-    pattern = re.compile(r"\{(\w+(?::\w+)*)\}")
+    pattern = re.compile(r"\{(\w+(?::-?\w+)*)\}")
     while pattern.search(template):
         template = pattern.sub(fill, template)
     return template.replace("⟨", "{").replace("⟩", "}")

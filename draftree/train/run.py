@@ -61,7 +61,7 @@ def train_draft(
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     watcher.phase("reading the target", 0)
     teacher = load_teacher(checkpoint, device, dtype)
-    spec = resolve_shape(config.shape, teacher, _mask_token(config, tokenizer))
+    spec = resolve_shape(config.shape, teacher, _mask_token(config, tokenizer), config.text.max_len)
     max_prompt = int(_PROMPT_SHARE * config.text.max_len)
     encoded = encode_prompts(prompts, tokenizer, max_prompt)
     watcher.phase("writing text", config.text.num_tokens)

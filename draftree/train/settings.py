@@ -20,7 +20,7 @@ class DraftShape:
     feature_layers: tuple[int, ...] = ()
     block_size: int = 8
     mask_token: int = -1  # -1: a reserved token of the vocabulary
-    sliding_window: int = 0
+    sliding_window: int = 0  # 0: as long as the sequences it learns from; -1: none
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,9 @@ class OracleDrafter:
     def reset(self) -> None: ...
     def observe(self, features: np.ndarray) -> None: ...
 
-    def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock:
+    def propose(
+        self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
+    ) -> DraftBlock:
         rng, position = self._rng, self._state.committed
         assert self._text[position] == anchor
         width = min(num_candidates, self._vocab_size - 1)
@@ -116,7 +118,9 @@ class RandomDrafter:
     def reset(self) -> None: ...
     def observe(self, features: np.ndarray) -> None: ...
 
-    def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock:
+    def propose(
+        self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
+    ) -> DraftBlock:
         logits = self._rng.standard_normal((NUM_POSITIONS, self._vocab_size), dtype=np.float32) * 3
         return sampler.rank(logits, self._state.committed + 1, num_candidates)
 
@@ -136,8 +140,10 @@ class RecordingDrafter:
         self._rows.append(features.copy())
         self._inner.observe(features)
 
-    def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock:
-        return self._inner.propose(anchor, sampler, num_candidates)
+    def propose(
+        self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
+    ) -> DraftBlock:
+        return self._inner.propose(anchor, sampler, num_candidates, num_positions)
 
     def features(self) -> np.ndarray:
         """What was observed since the last reset: [positions, width]."""

@@ -95,7 +95,9 @@ class TableDrafter:
     def observe(self, features: np.ndarray) -> None:
         self.observed.append(features.copy())
 
-    def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock:
+    def propose(
+        self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
+    ) -> DraftBlock:
         self.num_proposals += 1
         if self._clock is not None:
             self._clock.now_ms += self._draft_ms

@@ -286,7 +286,7 @@ def test_a_draft_that_takes_too_long_is_dropped(timed: Timed) -> None:
 
 def test_a_good_draft_is_used_every_round(timed: Timed) -> None:
     run, drafter, time = timed.run(TABLE * 4, draft_ms=4.0, count=400, sampling=SamplingParams())
-    assert drafter.num_proposals >= len(run.rounds) - 1
+    assert drafter.num_proposals >= 0.9 * len(run.rounds)  # some plain steps, to compare
     assert time < 0.2
 
 
@@ -301,9 +301,11 @@ def test_the_tree_is_as_large_as_it_pays(timed: Timed) -> None:
 class _LateDrafter(TableDrafter):
     """Useless for the first 200 tokens, then right."""
 
-    def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock:
+    def propose(
+        self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
+    ) -> DraftBlock:
         self._table = TABLE * (3 if self._state.committed >= 200 else -4)
-        return super().propose(anchor, sampler, num_candidates)
+        return super().propose(anchor, sampler, num_candidates, num_positions)
 
 
 @pytest.mark.parametrize("node_ms", [0.3, 3.0])

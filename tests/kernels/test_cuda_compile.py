@@ -1,13 +1,14 @@
 """Every CUDA source compiles for every kind of chip, without a GPU; the cache on disk is used."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from draftree.kernels.cuda import compile as cuda_compile
 from draftree.kernels.cuda.compile import Gpu, KernelSource, compile_cubin
-from draftree.kernels.cuda.layout import UnitFormat, unit_format
+from draftree.kernels.cuda.layout import unit_format
 from draftree.kernels.cuda.linear import plan_linear, prepare_source
 from draftree.kernels.cuda.pack import repack_source
 from draftree.kernels.quant.formats import QuantType
@@ -20,7 +21,6 @@ CHIPS = {
     90: (232448, 233472),
     120: (101376, 102400),
 }
-SAMPLE = [QuantType.Q4_K, QuantType.Q6_K, QuantType.F16]
 
 
 @pytest.fixture(autouse=True)
@@ -35,33 +35,41 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     yield tmp_path / "cuda"
 
 
-def sources(form: UnitFormat, qtype: QuantType, gpu: Gpu) -> list[KernelSource]:
-    return [
-        plan_linear(form, 24, gpu).source,
-        repack_source("repack_kernel", qtype, form),
-        KernelSource("expand_kernel", ("bits", "format", "expand"), form.macros),
-    ]
+def device(arch: int) -> Gpu:
+    per_block, per_sm = CHIPS[arch]
+    return Gpu(0, arch, 100, per_sm, per_block)
 
 
 @pytest.mark.parametrize("arch", CHIPS)
-def test_sources_compile(arch: int) -> None:
-    per_block, per_sm = CHIPS[arch]
-    gpu = Gpu(0, arch, 100, per_sm, per_block)
-    everything = [prepare_source(in_rows=False), prepare_source(in_rows=True)]
-    everything += [KernelSource("read_kernel", ("bits", "read"))]
-    for qtype in SAMPLE[arch == 80 :]:  # Q4_K on every chip but one, to save time
-        everything += sources(unit_format(qtype), qtype, gpu)
-    for source in everything:
+def test_sources_compile_for_every_chip(arch: int) -> None:
+    form = unit_format(QuantType.Q4_K)
+    sources = [
+        plan_linear(form, 16, device(arch)).source,
+        repack_source("repack_kernel", QuantType.Q4_K, form),
+        KernelSource("expand_kernel", ("bits", "format", "expand"), form.macros),
+        prepare_source(in_rows=False),
+    ]
+    for source in sources:
         assert compile_cubin(source, arch)[:4] == b"\x7fELF"
 
 
 @pytest.mark.parametrize(
-    "qtype", [q for q in QuantType if unit_format(q).qtype == q and q not in SAMPLE]
+    "qtype", [q for q in QuantType if unit_format(q).qtype == q], ids=lambda qtype: qtype.name
 )
-def test_other_formats_compile(qtype: QuantType) -> None:
-    per_block, per_sm = CHIPS[90]
-    for source in sources(unit_format(qtype), qtype, Gpu(0, 90, 132, per_sm, per_block)):
+def test_every_format_compiles(qtype: QuantType) -> None:
+    form = unit_format(qtype)
+    for source in (
+        plan_linear(form, 1, device(90)).source,
+        repack_source("row_scale_kernel", qtype, form),
+        KernelSource("expand_kernel", ("bits", "format", "expand"), form.macros),
+    ):
         assert compile_cubin(source, 90)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("use_bulk", [False, True])
+def test_both_ways_to_copy_compile_for_many_tokens(use_bulk: bool) -> None:
+    plan = plan_linear(unit_format(QuantType.Q6_K), 64, device(90))
+    assert compile_cubin(replace(plan, use_bulk=use_bulk).source, 90)[:4] == b"\x7fELF"
 
 
 def test_machine_code_is_made_once(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,8 @@ HOST = r"""
 #include <cmath>
 #include <cstring>
 #include <algorithm>
-typedef unsigned char u8; typedef unsigned short u16; typedef unsigned int u32; typedef unsigned long long u64;
+typedef unsigned char u8; typedef unsigned short u16;
+typedef unsigned int u32; typedef unsigned long long u64;
 #define DEV static inline
 #define __global__
 #define __launch_bounds__(n)
@@ -40,7 +41,8 @@ static float __shfl_xor_sync(u32, float v, int) { return v; }
 static double value(u32 v) { return (double)cast<_Float16>((u16)v); }
 static u16 rounded(double v) { return cast<u16>((_Float16)v); }
 template <class F> u32 both(F f) { return f(0) | (u32)f(16) << 16; }
-static u32 hsub2(u32 a, u32 b) { return both([&](int s) { return rounded(value(a >> s) - value(b >> s)); }); }
+static u32 hsub2(u32 a, u32 b) {
+  return both([&](int s) { return rounded(value(a >> s) - value(b >> s)); }); }
 static u32 __byte_perm(u32 a, u32 b, u32 s) {
   u64 v = (u64)b << 32 | a; u32 r = 0;
   for (int i = 0; i < 4; i++) r |= (u32)(v >> ((s >> 4 * i & 7) * 8) & 255) << 8 * i;
@@ -68,11 +70,13 @@ extern "C" void pack(const u8* raw, u8* units, float* scale, int rows, int cols,
   }
   blockDim.x = 256;
   for (blockIdx.x = 0; blockIdx.x < (rows + 127) / 128 * chunks * 4; blockIdx.x++)
-    for (threadIdx.x = 0; threadIdx.x < 256; threadIdx.x++) repack_kernel(raw, scale, units, rows, cols, chunks);
+    for (threadIdx.x = 0; threadIdx.x < 256; threadIdx.x++)
+      repack_kernel(raw, scale, units, rows, cols, chunks);
 }
 extern "C" void unpack(const u8* units, const float* scale, u16* out, int tiles, int chunks) {
   for (blockIdx.x = 0; blockIdx.x < tiles * chunks; blockIdx.x++)
-    for (threadIdx.x = 0; threadIdx.x < 256; threadIdx.x++) expand_kernel(units, scale, out, chunks, chunks * COLS);
+    for (threadIdx.x = 0; threadIdx.x < 256; threadIdx.x++)
+      expand_kernel(units, scale, out, chunks, chunks * COLS);
 }
 """
 
@@ -144,3 +148,4 @@ def test_every_format_and_number_of_tokens_has_a_plan_that_fits(shared: tuple[in
             plan = plan_linear(unit_format(qtype), num_tokens, device)
             assert plan.num_stages >= 2
             assert plan.shared_bytes + 1024 < per_block
+            assert 8 * plan.token_tiles >= min(num_tokens, 16), "small passes take one launch"

@@ -178,8 +178,8 @@ def test_copies_without_the_bulk_engine_give_the_same_bits(qtype: QuantType, gpu
     x = tokens(24, 5120)
     expected = multiply(matrix, x, gpu)
     plan = plan_linear(matrix.format, 24, gpu)
-    for stages, strips in ((2, 2), (plan.num_stages, 1)):
-        other = replace(plan, use_bulk=False, num_stages=stages, num_strips=strips)
+    for stages in (2, plan.num_stages):
+        other = replace(plan, use_bulk=False, num_stages=stages)
         assert torch.equal(multiply(matrix, x, gpu, plan=other, is_chained=False), expected)
 
 

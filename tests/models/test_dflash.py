@@ -186,8 +186,10 @@ class _FirstChoice:
         self._inner = inner
         self.reset, self.observe = inner.reset, inner.observe
 
-    def propose(self, anchor: int, sampler: Sampler, num_candidates: int) -> DraftBlock:
-        return self._inner.propose(anchor, sampler, 1)
+    def propose(
+        self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
+    ) -> DraftBlock:
+        return self._inner.propose(anchor, sampler, 1, num_positions)
 
 
 @pytest.mark.parametrize("prompt", ["g5", "g33", "gtext"])

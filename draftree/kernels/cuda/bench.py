@@ -1,11 +1,13 @@
-"""Times of the matrix products, as records: microseconds a call, bytes a second, share of plain reading.
+"""Times of the matrix products, as records: microseconds a call, bytes a second, share of reading.
 
-Every call of a timed graph reads another copy of the weights, so that no cache answers instead of the memory.
+Every call of a timed graph reads another copy of the weights, so that no cache answers instead of
+the memory.
 """
 
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -73,22 +75,19 @@ def measure_read(gpu: Gpu, num_bytes: int = 4 * 1024**3) -> float:
     half = data.numel() // 2
     parts = data[:half], data[half:]
 
-    def read(part: torch.Tensor) -> None:
-        kernel.launch((gpu.num_sms * 8,), 512, part, out, part.numel() // 2)
-
-    micro = time_graph([lambda part=part: read(part) for part in parts])  # type: ignore[misc]
+    blocks, num_vectors = (gpu.num_sms * 8,), half // 2
+    micro = time_graph(
+        [partial(kernel.launch, blocks, 512, part, out, num_vectors) for part in parts]
+    )
     return half * 8 / micro / 1e6
 
 
-def sample_matrices(
-    qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu, num_blocks: int = 0
-) -> list[PackedMatrix]:
+def sample_matrices(qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu) -> list[PackedMatrix]:
     """As many made-up matrices of one shape as defeat the caches."""
     place = torch.device("cuda", gpu.index)
     generator = torch.Generator(place).manual_seed(0)
     raw = random_raw(qtype, num_rows, num_cols, generator)
-    first = new_matrix(unit_format(qtype), num_rows, num_cols, gpu, num_blocks)
-    first.row_scale.zero_()
+    first = new_matrix(unit_format(qtype), num_rows, num_cols, gpu)
     repack(raw, qtype, first, 0, gpu)
     num_copies = min(_MOST_COPIES, max(2, -(-_ROTATED_BYTES // first.num_bytes)))
     copies = [first]
@@ -121,11 +120,11 @@ def bench_linear(
         out = torch.empty((num_tokens, num_rows), device=place)
         halves = prepare(x, new_activations(num_tokens, num_cols, gpu), gpu)
 
-        def call(matrix: PackedMatrix, halves=halves, out=out) -> object:  # type: ignore[no-untyped-def]  # noqa: ANN001
-            options = {"plan": plan, "is_chained": is_chained}
-            return linear(matrix, halves, out, workspace, gpu, **options)  # type: ignore[arg-type]
-
-        micro = time_graph([lambda matrix=matrix: call(matrix) for matrix in matrices])  # type: ignore[misc]
+        calls = [
+            partial(linear, matrix, halves, out, workspace, gpu, plan=plan, is_chained=is_chained)
+            for matrix in matrices
+        ]
+        micro = time_graph(calls)
         records.append(
             _record("linear", matrices[0], qtype, num_tokens, micro, read_terabytes_per_s)
         )
@@ -136,7 +135,7 @@ def bench_prepare(num_tokens: int, num_cols: int, gpu: Gpu) -> float:
     """Microseconds to prepare activations."""
     x = torch.randn((num_tokens, num_cols), device=torch.device("cuda", gpu.index))
     into = new_activations(num_tokens, num_cols, gpu)
-    return time_graph([lambda: prepare(x, into, gpu)] * 50)
+    return time_graph([partial(prepare, x, into, gpu)] * 50)
 
 
 def bench_prefill(
@@ -150,7 +149,7 @@ def bench_prefill(
     place = torch.device("cuda", gpu.index)
     x = torch.randn((num_tokens, matrix.num_cols), device=place)
     out = torch.empty((num_tokens, matrix.num_rows), device=place)
-    micro = time_graph([lambda: prefill_linear(matrix, x, out, gpu)] * 4)
+    micro = time_graph([partial(prefill_linear, matrix, x, out, gpu)] * 4)
     return _record("prefill", matrix, qtype, num_tokens, micro, read_terabytes_per_s)
 
 

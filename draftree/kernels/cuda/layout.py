@@ -12,7 +12,6 @@ from draftree.kernels.cuda.compile import Gpu
 from draftree.kernels.quant.formats import QuantType
 
 ROWS = 128
-BLOCKS_PER_SM = 1
 X_COLS = 256  # activations are padded to whole units of any format
 
 # Columns of a unit; bits a weight with its group's scales; bytes a row for the whole unit.
@@ -55,9 +54,14 @@ class UnitFormat:
 
 
 def unit_format(qtype: QuantType) -> UnitFormat:
-    """The layout for a file format; those without one of their own are kept as 16-bit floats."""
+    """The layout for a file format; those without one of their own become 16-bit floats."""
     kept = qtype if qtype in _UNITS else QuantType.F16
     return UnitFormat(kept, _UNITS[kept][0])
+
+
+def band_tiles(device: Gpu) -> int:
+    """Row tiles that a block works on at once: two read activations half as often, if they fit."""
+    return 2 if device.shared_per_block > 160_000 else 1
 
 
 @dataclass(frozen=True)
@@ -84,20 +88,19 @@ class PackedMatrix:
         return self.units.numel() + 4 * self.row_scale.numel()
 
 
-def new_matrix(
-    form: UnitFormat, num_rows: int, num_cols: int, device: Gpu, num_blocks: int = 0
-) -> PackedMatrix:
-    """Room for a matrix; num_blocks 0 means BLOCKS_PER_SM a multiprocessor."""
-    tiles, chunks = -(-num_rows // ROWS), -(-num_cols // form.cols)
-    num_blocks = num_blocks or min(tiles * chunks, device.num_sms * BLOCKS_PER_SM)
-    if tiles * chunks * num_blocks >= 2**32:
+def new_matrix(form: UnitFormat, num_rows: int, num_cols: int, device: Gpu) -> PackedMatrix:
+    """Room for a matrix. Rows are padded to whole bands, which nobody reads."""
+    in_band = band_tiles(device)
+    bands, chunks = -(-num_rows // (ROWS * in_band)), -(-num_cols // form.cols)
+    num_blocks = min(bands * chunks, device.num_sms)
+    if bands * chunks * num_blocks >= 2**32:
         raise ValueError(f"a matrix of {num_rows} x {num_cols} is too large for the kernels")
-    place = torch.device("cuda", device.index)
+    place, tiles = torch.device("cuda", device.index), bands * in_band
     return PackedMatrix(
         form,
         num_rows,
         num_cols,
         torch.empty((tiles, chunks, form.unit_bytes), dtype=torch.uint8, device=place),
-        torch.empty(tiles * ROWS, dtype=torch.float32, device=place),
+        torch.ones(tiles * ROWS, dtype=torch.float32, device=place),
         num_blocks,
     )

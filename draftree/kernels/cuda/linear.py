@@ -1,18 +1,28 @@
-"""Matrix products for a few tokens (1 to 64, more in slices): quantised weights, float32 in and out.
+"""Matrix products for a few tokens, 1 to 64 and more in slices: quantised weights, float32 results.
 
 `prepare` turns activations into 16-bit floats once for all matrices that read them; `linear`
 multiplies. A token's result has the same bits whatever other tokens share the call. The number of
 tokens may lie in device memory, so that one CUDA graph serves several. Long prompts: prefill.py.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.layout import X_COLS, PackedMatrix, UnitFormat
+from draftree.kernels.cuda.layout import X_COLS, PackedMatrix, UnitFormat, band_tiles
+from draftree.kernels.quant.formats import QuantType
 
 TOKEN_TILES = (1, 2, 3, 4, 6, 8)  # kernels exist for this many groups of 8 tokens
+_SLICE_TILES = 4  # where one launch is not enough, launches of this many
+# Kernels for more tiles run out of registers; two launches are faster.
+_MOST_TILES = {
+    QuantType.Q4_0: 4,
+    QuantType.Q4_1: 4,
+    QuantType.Q5_0: 4,
+    QuantType.Q5_1: 4,
+    QuantType.Q6_K: 6,
+}
 _MOST_STAGES = 6
 _X_TILE_BYTES = 2304
 _RESERVED_SHARED = 2048  # what a block needs beside its stages, and the driver's own
@@ -49,49 +59,45 @@ class LinearPlan:
 
     format: UnitFormat
     token_tiles: int
+    band_tiles: int  # row tiles that a block works on at once
     num_stages: int
-    num_strips: int  # strips of 16 rows a warp
     use_bulk: bool = True  # bulk copies, on chips that have them
 
     @property
+    def stage_bytes(self) -> int:
+        x_bytes = self.token_tiles * self.format.cols // 128 * _X_TILE_BYTES
+        sum_bytes = self.token_tiles * self.band_tiles * 4096
+        return max(self.band_tiles * self.format.unit_bytes + x_bytes, sum_bytes)
+
+    @property
     def shared_bytes(self) -> int:
-        return self.num_stages * _stage_bytes(self.format, self.token_tiles)
+        return self.num_stages * self.stage_bytes
 
     @property
     def num_threads(self) -> int:
-        return 512 // self.num_strips
+        return 256 * self.band_tiles
 
     @property
     def source(self) -> KernelSource:
         macros = (
             *self.format.macros,
             ("TOKEN_TILES", self.token_tiles),
+            ("TILES", self.band_tiles),
             ("STAGES", self.num_stages),
-            ("STRIPS", self.num_strips),
             *(() if self.use_bulk else (("BULK", 0),)),
         )
         return KernelSource("linear_kernel", ("bits", "format", "ring", "linear"), macros)
 
 
-def _stage_bytes(form: UnitFormat, token_tiles: int) -> int:
-    x_bytes = token_tiles * form.cols // 128 * _X_TILE_BYTES
-    return max(form.unit_bytes + x_bytes, token_tiles * 4096)
-
-
 def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
-    """The kernel for num_tokens, or the largest one that fits if they are too many for a launch.
-
-    Half of the shared memory is left to the kernel that comes next, unless the ring gets too short.
-    """
-    wanted = -(-num_tokens // 8)
-    whole = gpu.shared_per_block - _RESERVED_SHARED
-    shared = gpu.shared_per_sm // 2 - _RESERVED_SHARED if gpu.can_chain else whole
-    fitting = [n for n in TOKEN_TILES if 2 * _stage_bytes(form, n) <= whole]
-    tiles = next((n for n in fitting if n >= wanted), fitting[-1])
-    stages = shared // _stage_bytes(form, tiles)
-    if stages < 2:
-        stages = whole // _stage_bytes(form, tiles)
-    return LinearPlan(form, tiles, min(_MOST_STAGES, stages), 2)
+    """The kernel for num_tokens, or the largest one that fits if they are too many for a launch."""
+    wanted, room = -(-num_tokens // 8), gpu.shared_per_block - _RESERVED_SHARED
+    most = _MOST_TILES.get(form.qtype, TOKEN_TILES[-1])
+    plans = [LinearPlan(form, tiles, band_tiles(gpu), 2) for tiles in TOKEN_TILES if tiles <= most]
+    fitting = [plan for plan in plans if plan.shared_bytes <= room]
+    sliced = [plan for plan in fitting if plan.token_tiles <= _SLICE_TILES][-1]
+    plan = next((plan for plan in fitting if plan.token_tiles >= wanted), sliced)
+    return replace(plan, num_stages=min(_MOST_STAGES, room // plan.stage_bytes))
 
 
 def new_activations(num_tokens: int, num_cols: int, gpu: Gpu) -> Activations:
@@ -104,7 +110,7 @@ def new_activations(num_tokens: int, num_cols: int, gpu: Gpu) -> Activations:
 def new_workspace(max_rows: int, max_tokens: int, gpu: Gpu) -> Workspace:
     """Scratch for matrices of up to max_rows rows."""
     tiles = next((n for n in TOKEN_TILES if n * 8 >= max_tokens), TOKEN_TILES[-1])
-    floats = gpu.num_sms * 4 * 2 * tiles * 8 * 128
+    floats = gpu.num_sms * 2 * tiles * 8 * 128 * band_tiles(gpu)
     place = torch.device("cuda", gpu.index)
     arrived = torch.zeros(-(-max_rows // 128), dtype=torch.int32, device=place)
     return Workspace(torch.empty(floats, device=place), arrived)
@@ -113,7 +119,7 @@ def new_workspace(max_rows: int, max_tokens: int, gpu: Gpu) -> Workspace:
 def prepare(
     x: torch.Tensor, into: Activations, gpu: Gpu, *, live: torch.Tensor | None = None
 ) -> Activations:
-    """Fill `into` from float32 [tokens, num_cols]; live: how many count, int32 [1] on the device."""
+    """Fill `into` from float32 [tokens, num_cols]; live: how many count, int32 [1] on the GPU."""
     if x.dtype != torch.float32 or x.shape[1] != into.num_cols or x.stride(1) != 1:
         raise ValueError(
             f"expected float32 rows of {into.num_cols}, not {x.dtype} {tuple(x.shape)}"
@@ -167,7 +173,7 @@ def linear(
             *(matrix.units, matrix.row_scale, x.halves, x.token_scale, out, bias),
             *(workspace.partial, workspace.arrived, live),
             min(8 * plan.token_tiles, num_tokens - first_token),
-            *(first_token, matrix.num_rows, matrix.num_tiles, matrix.num_chunks),
+            *(first_token, matrix.num_rows, matrix.num_tiles // plan.band_tiles, matrix.num_chunks),
             *(x.num_tiles, out.stride(0), int(add_to)),
             shared_bytes=plan.shared_bytes,
             is_chained=is_chained,

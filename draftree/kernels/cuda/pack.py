@@ -23,7 +23,7 @@ def repack_source(name: str, qtype: QuantType, form: UnitFormat) -> KernelSource
 def repack(
     raw: torch.Tensor, qtype: QuantType, matrix: PackedMatrix, first_row: int, gpu: Gpu
 ) -> None:
-    """Write rows that lie on the device, uint8 [rows, row_bytes]; first_row is a multiple of 128."""
+    """Write rows that lie on the GPU, uint8 [rows, row_bytes]; first_row is a multiple of 128."""
     num_rows = raw.shape[0]
     if not raw.is_contiguous() or first_row % ROWS:
         raise ValueError("slabs of rows must be contiguous and start at a multiple of 128")
@@ -41,7 +41,7 @@ def repack(
 
 
 def pack(raw: np.ndarray, qtype: QuantType, gpu: Gpu) -> PackedMatrix:
-    """Upload and repack whole rows, uint8 [rows, row_bytes]; the matrix is ready when this returns."""
+    """Upload and repack whole rows, uint8 [rows, row_bytes]; ready when this returns."""
     num_rows, row_bytes = raw.shape
     is_native = qtype in _FLOATS or unit_format(qtype).qtype == qtype
     num_cols = row_bytes // qtype.block_bytes * qtype.block_len
@@ -53,7 +53,6 @@ def pack(raw: np.ndarray, qtype: QuantType, gpu: Gpu) -> PackedMatrix:
     size = min(slab_rows, num_rows) * source_bytes
     pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
     staging = torch.empty(size, dtype=torch.uint8, device=matrix.units.device)
-    matrix.row_scale[num_rows:] = 1.0
     for first_row in range(0, num_rows, slab_rows):
         rows = raw[first_row : first_row + slab_rows]
         if not is_native:

@@ -31,7 +31,7 @@ def expand(matrix: PackedMatrix, first_tile: int, num_tiles: int, gpu: Gpu) -> t
 
 
 def prepare_rows(x: torch.Tensor, gpu: Gpu) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [tokens, cols] -> float16 [tokens, padded columns], and its scales float32 [tokens]."""
+    """float32 [tokens, cols] -> float16 [tokens, padded columns] and scales, float32 [tokens]."""
     num_tokens, num_cols = x.shape
     padded = -(-num_cols // X_COLS) * X_COLS
     halves = torch.empty((num_tokens, padded), dtype=torch.float16, device=x.device)
@@ -57,8 +57,9 @@ def prefill_linear(
     cols = matrix.num_chunks * matrix.format.cols
     slab_tiles = max(1, slab_bytes // (2 * cols * ROWS))
     rescale = load_kernel(expand_source("rescale_kernel", matrix), gpu)
-    for tile in range(0, matrix.num_tiles, slab_tiles):
-        num_tiles = min(slab_tiles, matrix.num_tiles - tile)
+    used_tiles = -(-matrix.num_rows // ROWS)
+    for tile in range(0, used_tiles, slab_tiles):
+        num_tiles = min(slab_tiles, used_tiles - tile)
         weights = expand(matrix, tile, num_tiles, gpu)
         product = torch.mm(halves[:, :cols], weights.T, out_dtype=torch.float32)
         row = tile * ROWS

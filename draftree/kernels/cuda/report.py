@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from draftree.kernels.cuda import layout
 from draftree.kernels.cuda.bench import (
     LinearRecord,
     bench_linear,
@@ -59,7 +58,6 @@ class Report:
     timestamp: str
     device: str
     num_sms: int
-    blocks_per_sm: int
     versions: dict[str, str]
     read_terabytes_per_s: float
     prepare: list[PrepareRecord]
@@ -85,7 +83,6 @@ def measure(device: Gpu) -> Report:
         timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
         device=torch.cuda.get_device_name(device.index),
         num_sms=device.num_sms,
-        blocks_per_sm=layout.BLOCKS_PER_SM,
         versions={"python": platform.python_version(), **versions},
         read_terabytes_per_s=round(read, 3),
         prepare=prepared,

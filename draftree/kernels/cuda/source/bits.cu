@@ -77,13 +77,6 @@ DEV void mma_new_short(float* c, const u32* a, u32 b0) {
       : "r"(a[0]), "r"(a[1]), "r"(b0), "f"(0.0f));
 }
 
-// What other blocks wrote before they changed *p can be read after this has seen the change.
-DEV u32 load_acquire(const u32* p) {
-  u32 v;
-  asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
-  return v;
-}
-
 // With a chained launch the grid may start before the one ahead of it has ended: everything that an earlier
 // grid writes is read, and everything it reads is written, only after wait_for_earlier_grids.
 DEV void wait_for_earlier_grids() {

@@ -1,0 +1,39 @@
+"""How acceptance is counted, and that the chat prompts are there."""
+
+from pathlib import Path
+
+from draftree.bench.acceptance import MAIN, SHAPES, Setting, Text, load_set, summarize_texts
+from draftree.core import RoundStats, Usage
+
+SETTING = Setting("tree", 22, 0, 0.0)
+
+
+def _text(tokens: list[int], num_rounds: int, verified: list[int], accepted: list[int]) -> Text:
+    rounds = RoundStats(num_rounds=num_rounds, num_drafted=22 * num_rounds)
+    rounds.verified_by_depth, rounds.accepted_by_depth = verified, accepted
+    usage = Usage(completion_tokens=len(tokens), decode_ms=100.0 * num_rounds, rounds=rounds)
+    return Text(tokens, usage)
+
+
+def test_lengths_are_pooled_over_prompts() -> None:
+    plain = [_text([1, 2, 3, 4], 4, [], []), _text([5, 6], 2, [], [])]
+    drafted = [_text([1, 2, 3, 4], 2, [2, 1], [1, 1]), _text([5, 7], 1, [1, 1], [1, 0])]
+    run = summarize_texts("chat", SETTING, plain, drafted, 0.1)
+    assert run.acceptance_length == 2.0 and run.num_equal == 1
+    assert run.accepted_by_depth == [0.6667, 0.5] and run.nodes_per_round == 22.0
+    assert (run.plain_tokens_per_second, run.tokens_per_second) == (10.0, 20.0)
+
+
+def test_there_are_twenty_chat_prompts() -> None:
+    prompts = load_set("chat", 20, Path())
+    assert len(set(prompts)) == 20 and all(prompt.is_chat for prompt in prompts)
+    assert load_set("chat", 5, Path()) == prompts[::4]
+
+
+def test_chains_and_trees_are_compared_at_equal_cost() -> None:
+    budgets = {s.name: s.budget for s in SHAPES}
+    assert budgets["chain of 7"] == budgets["tree of 7"] and budgets["chain of 5"] == 5
+    assert all(s.budget == s.block - 1 for s in SHAPES if s.name.startswith("chain"))
+    assert {(s.budget, s.temperature) for s in MAIN} == {
+        (budget, temperature) for budget in (22, "auto") for temperature in (0.0, 0.8)
+    }

@@ -1,0 +1,121 @@
+"""The block objective: which rows it asks for, and that its loss and gradient are right."""
+
+import numpy as np
+import pytest
+import torch
+
+from draftree.train.draft import DraftModule, resolve_shape
+from draftree.train.objective import (
+    _FrozenHeadLoss,
+    block_loss,
+    count_right,
+    draft_rows,
+    make_batch,
+    read_labels,
+)
+from draftree.train.settings import DraftShape
+from draftree.train.teacher import load_teacher
+from draftree.weights.checkpoint import open_checkpoint
+from tests.tiny import tiny_path
+
+CPU = torch.device("cpu")
+
+
+def _batch(num_blocks=6, block_len=4):
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(1, 500, length).astype(np.int32) for length in (30, 12)]
+    batch = make_batch(sequences, [5, 9], 32, num_blocks, block_len, rng, CPU)
+    return sequences, batch
+
+
+def _pair(**shape):
+    teacher = load_teacher(open_checkpoint(tiny_path("llama")), CPU)
+    torch.manual_seed(0)
+    spec = resolve_shape(DraftShape(2, block_size=4, feature_layers=(0, 1), **shape), teacher, 511)
+    return teacher, DraftModule(spec, teacher.output_norm)
+
+
+def test_anchors_are_where_the_target_wrote():
+    for num_blocks in (1, 6, 200):
+        sequences, batch = _batch(num_blocks)
+        for ids, first, anchors in zip(sequences, (4, 8), batch.anchors.numpy(), strict=True):
+            assert anchors.min() >= first and anchors.max() <= len(ids) - 2
+        if num_blocks == 200:  # every place is used
+            assert set(batch.anchors[0].tolist()) == set(range(4, 29))
+
+
+def test_labels_are_the_text_behind_the_anchor():
+    sequences, batch = _batch()
+    labels = read_labels(batch)
+    for row, ids in enumerate(sequences):
+        for block, anchor in enumerate(batch.anchors[row].tolist()):
+            real = labels.is_real[row, block]
+            expected = ids[anchor : anchor + 4].tolist()
+            assert labels.tokens[row, block][real].tolist() == expected
+            assert int(real.sum()) == len(expected) and real[:2].all()
+
+
+def test_only_the_anchor_is_shown():
+    """What is behind an anchor must not reach its rows by any way."""
+    teacher, draft = _pair()
+    _, batch = _batch(num_blocks=1)
+    labels = read_labels(batch)
+    features = teacher.read(batch.ids, (0, 1)).features
+    before = draft_rows(draft, teacher, batch, labels, features)
+    ids = batch.ids.clone()
+    for row, anchor in enumerate(batch.anchors[:, 0].tolist()):
+        ids[row, anchor + 1 :] = 77
+    changed = type(batch)(ids, batch.lengths, batch.anchors, batch.block_len)
+    features = teacher.read(ids, (0, 1)).features
+    after = draft_rows(draft, teacher, changed, read_labels(changed), features)
+    assert torch.allclose(before, after, atol=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4])
+def test_loss_and_gradient_are_those_of_cross_entropy(share):
+    torch.manual_seed(1)
+    hidden = torch.randn(10, 16, requires_grad=True)
+    head, labels, weights = torch.randn(50, 16), torch.randint(0, 50, (10,)), torch.rand(10)
+    guide = torch.randn(10, 16) if share else None
+    loss = _FrozenHeadLoss.apply(hidden, head, labels, weights, guide, share)
+    (gradient,) = torch.autograd.grad(loss * 3.0, hidden)
+    logs = (hidden @ head.T).log_softmax(-1)
+    wanted = (1 - share) * torch.nn.functional.one_hot(labels, 50)
+    if guide is not None:
+        wanted = wanted + share * (guide @ head.T).softmax(-1)
+    expected = -((wanted * logs).sum(-1) * weights).sum()
+    assert torch.allclose(loss, expected, atol=1e-4)
+    (reference,) = torch.autograd.grad(expected * 3.0, hidden)
+    assert torch.allclose(gradient, reference, atol=1e-4)
+
+
+def test_rows_fade_with_depth_and_padding_does_not_count():
+    teacher, draft = _pair()
+    _, batch = _batch()
+    labels = read_labels(batch)
+    features = teacher.read(batch.ids, (0, 1)).features
+    hidden = draft_rows(draft, teacher, batch, labels, features)
+    losses = torch.nn.functional.cross_entropy(
+        teacher.logits(hidden).flatten(0, 2), labels.tokens[:, :, 1:].flatten(), reduction="none"
+    ).view(2, 6, 3)
+    weights = torch.exp(-torch.tensor([0.0, 0.5, 1.0])) * labels.is_real[:, :, 1:]
+    expected = (losses * weights).sum() / weights.sum()
+    loss = block_loss(draft, teacher, batch, depth_decay=2.0)
+    assert torch.allclose(loss, expected, atol=1e-4)
+    guided = block_loss(draft, teacher, batch, depth_decay=2.0, distill_share=0.5)
+    assert torch.isfinite(guided) and not torch.allclose(guided, loss)
+
+
+def test_runs_end_at_the_first_mistake():
+    teacher, draft = _pair()
+    _, batch = _batch()
+    labels = read_labels(batch)
+    features = teacher.read(batch.ids, (0, 1)).features
+    rows = draft_rows(draft, teacher, batch, labels, features)
+    guesses = teacher.logits(rows).argmax(-1)
+    ids = batch.ids.clone()
+    anchor = int(batch.anchors[0, 0])
+    ids[0, anchor + 1] = guesses[0, 0, 0]  # right, and what follows stays wrong
+    changed = type(batch)(ids, batch.lengths, batch.anchors[:, :1], batch.block_len)
+    runs, losses = count_right(draft, teacher, changed)
+    assert runs.tolist() == [[1], [0]] and losses.shape == (3,)

@@ -1,0 +1,137 @@
+"""A whole run on a tiny target: the draft learns, its files work, and it speeds decoding up."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from draftree.config import EngineConfig
+from draftree.core import Request
+from draftree.engine.engine import TokenEngine
+from draftree.errors import ModelError
+from draftree.train.prompt import Prompt
+from draftree.train.run import train_draft
+from draftree.train.settings import DraftShape, Schedule, TextPlan, TrainConfig
+from draftree.weights.checkpoint import open_checkpoint
+from tests.train.counting import LETTERS, make_counting, next_letter
+
+CONFIG = TrainConfig(
+    DraftShape(1, 128, block_size=6, feature_layers=(0, 1)),
+    TextPlan(4000, 40, batch_size=64, held_out_share=0.1, temperatures=(0.3, 0.5)),
+    Schedule(
+        num_steps=90,
+        batch_tokens=512,
+        rows_per_token=1.0,
+        learning_rate=5e-3,
+        eval_every=30,
+        save_every=30,
+    ),
+)
+
+
+class Watcher:
+    """Remembers what it was told."""
+
+    def __init__(self):
+        self.phases, self.notes, self.points = [], [], []
+
+    def phase(self, name, total):
+        self.phases.append(name)
+
+    def advance(self, done, note):
+        self.notes.append(note)
+
+    def point(self, point):
+        self.points.append(point)
+
+
+def _prompts():
+    """Texts of the circle's letters, in any order."""
+    rng = random.Random(0)
+    checkpoint = open_checkpoint(make_counting())
+    letters = [checkpoint.metadata["tokenizer.ggml.tokens"][token] for token in LETTERS]
+    assert all(len(letter) == 1 for letter in letters)
+    return [Prompt("".join(rng.choices(letters, k=4)), False) for _ in range(120)]
+
+
+def _train(folder, config=CONFIG):
+    watcher = Watcher()
+    checkpoint = open_checkpoint(make_counting())
+    cpu = torch.device("cpu")
+    trained = train_draft(
+        checkpoint, _prompts(), config, folder, cpu, watcher, ("bf16", "q8"), "made for a test"
+    )
+    return trained, watcher
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("run")
+    return (*_train(folder), folder)
+
+
+def test_the_loss_falls_and_more_is_accepted(run):
+    trained, watcher, _ = run
+    first, last = trained.curve[0], trained.curve[-1]
+    assert last.held_out_loss < 0.7 * first.held_out_loss
+    assert first.acceptance_length < 1.5 and last.acceptance_length > 2.5
+    assert [point.step for point in watcher.points] == [0, 30, 60, 90]
+    assert "writing text" in watcher.phases and any("loss" in note for note in watcher.notes)
+
+
+def _decode(draft):
+    config = EngineConfig(
+        max_ctx=256, math="exact", threads=1, budget=8 if draft else 0, ngram="off"
+    )
+    engine = TokenEngine.open(make_counting(), config, draft)
+    stream = engine.generate(Request((LETTERS[3], LETTERS[9]), 60))
+    tokens = [event.token for event in stream]
+    engine.close()
+    return tokens, stream.usage.rounds
+
+
+def test_the_engine_decodes_the_same_text_in_fewer_rounds(run):
+    *_, folder = run
+    plain, _ = _decode(None)
+    assert [next_letter(token) for token in plain[:-1]] == plain[1:]
+    for path in (folder, folder / "draft-bf16.gguf", folder / "draft-q8.gguf"):
+        tokens, rounds = _decode(path)
+        assert tokens == plain
+        assert len(tokens) / rounds.num_rounds > 2.0
+
+
+def test_the_record_says_how_it_went(run):
+    trained, _, folder = run
+    record = json.loads((folder / "record.json").read_text())
+    assert record["config"]["schedule"]["num_steps"] == 90
+    assert record["draft"]["block_size"] == 6 and record["draft"]["sliding_window"] == 40
+    assert [p["step"] for p in record["curve"]] == [p.step for p in trained.curve]
+    text = record["text"]
+    assert text["num_written"] >= 4000 and 0 < text["num_held_out"] < text["num_sequences"]
+
+
+def test_the_card_has_the_records_figures(run):
+    trained, _, folder = run
+    card = (folder / "README.md").read_text()
+    last = trained.curve[-1]
+    assert "# Counting DFlash" in card and "made for a test" in card
+    assert f"| {last.acceptance_length:.2f} |" in card and f"| {last.held_out_loss:.3f} |" in card
+    assert f"{last.num_rows:,}" in card
+
+
+def test_a_finished_run_is_not_repeated(run):
+    trained, _, folder = run
+    again, watcher = _train(folder)
+    assert [p.step for p in again.curve] == [p.step for p in trained.curve]
+    assert not watcher.points
+    weights = trained.draft.state_dict()
+    assert all(torch.equal(v, weights[name]) for name, v in again.draft.state_dict().items())
+
+
+def test_another_run_does_not_go_into_the_same_folder(run):
+    *_, folder = run
+    with pytest.raises(ModelError, match="other settings"):
+        _train(folder, replace(CONFIG, seed=1))

@@ -1,0 +1,64 @@
+"""The torch target against reference logits, hidden states and the engine's own."""
+
+import numpy as np
+import pytest
+import torch
+
+from draftree.errors import ModelError
+from draftree.train.teacher import load_teacher
+from draftree.weights.checkpoint import open_checkpoint
+from tests.golden import golden
+from tests.tiny import make_qwen2, open_target, run_chain, tiny_path
+
+CPU = torch.device("cpu")
+TOLERANCE = 1e-3
+FILES = {"llama": "llama-A", "llama-rs": "llama-rs", "qwen3": "qwen3-A"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_logits_and_features_are_the_references(name):
+    arrays = np.load(golden(f"dense/{FILES[name]}.npz"))
+    teacher = load_teacher(open_checkpoint(tiny_path(name)), CPU)
+    layers = tuple(range(len(teacher.layers)))
+    read = teacher.read(torch.from_numpy(arrays["len33.ids"].astype(np.int64))[None], layers)
+    logits = teacher.logits(read.hidden)[0].numpy()
+    assert np.abs(logits - arrays["len33.logits"]).max() < TOLERANCE
+    features = read.features[0].unflatten(-1, (len(layers), -1)).transpose(0, 1).numpy()
+    assert np.abs(features - arrays["len33.layer_out"]).max() < TOLERANCE
+
+
+def test_features_end_where_the_last_is_taken():
+    teacher = load_teacher(open_checkpoint(tiny_path("qwen3")), CPU)
+    ids = torch.arange(20)[None]
+    whole, part = (
+        teacher.read(ids, (1, 0), needs_hidden=needed).features for needed in (True, False)
+    )
+    assert torch.equal(whole, part)
+
+
+def test_biases_are_read():
+    ids = np.random.default_rng(0).integers(0, 256, 40)
+    expected = run_chain(open_target(make_qwen2(), num_threads=1), ids)
+    teacher = load_teacher(open_checkpoint(make_qwen2()), CPU)
+    logits = teacher.logits(teacher.read(torch.from_numpy(ids)[None]).hidden)[0].numpy()
+    assert np.abs(logits - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_steps_over_a_cache_give_the_same_logits(name):
+    teacher = load_teacher(open_checkpoint(tiny_path(name)), CPU)
+    ids = torch.from_numpy(np.random.default_rng(1).integers(0, 500, (3, 24)))
+    expected = teacher.logits(teacher.read(ids).hidden)
+    cache = teacher.new_cache(3, 32)
+    starts = torch.tensor([4, 11, 7])  # rows are at different places
+    teacher.fill(ids[:, :16], cache)
+    for offset in range(8):
+        places = starts + offset
+        tokens = ids.gather(1, places[:, None])[:, 0]
+        logits = teacher.step(tokens, places, cache, 24)
+        assert torch.allclose(logits, expected[range(3), places], atol=TOLERANCE)
+
+
+def test_recurrent_targets_are_refused():
+    with pytest.raises(ModelError, match="recurrent"):
+        load_teacher(open_checkpoint(tiny_path("qwen35")), CPU)
