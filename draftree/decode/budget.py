@@ -19,7 +19,7 @@ EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 
 _RISE, _FALL = 0.1, 0.5  # weight of a new time in the running mean: noise only ever adds
 _WARM_UP = 2  # passes of one node that are seen before they count: the first ones are cold
 _PRIOR_SLOPE = 0.15  # cost of one more node, in passes of one, until there is a measurement
-_PRIOR_ROUNDS = 4.0  # rounds that the prior counts for
+_PRIOR_ROUNDS = 2.0  # rounds that the prior counts for
 
 
 def _blend(known: float | None, ms: float) -> float:

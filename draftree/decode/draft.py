@@ -67,7 +67,7 @@ class BlockDrafter:
     def propose(
         self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
     ) -> DraftBlock:
-        """Candidates for positions after the anchor; the head runs for those that are wanted only."""
+        """Candidates for positions after the anchor; the head runs only for those wanted."""
         logits = self.block_logits(anchor, num_positions)
         first = self._offset + self._context_len + 1
         return sampler.rank(logits, first, num_candidates)

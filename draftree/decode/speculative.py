@@ -69,7 +69,7 @@ class SpeculativeDecoder:
         self._anchor = -1
         self._pause = 0  # plain steps before drafting is tried again
         self._last_pause = 0
-        self._gain = 1.5  # running mean of the expected rate over that of plain steps
+        self._gain = 1.2  # running mean of the expected rate over that of plain steps
         self._reach = 3.0  # running mean of how deep the text followed what was proposed
         self._num_drafted = 0
 
@@ -136,7 +136,7 @@ class SpeculativeDecoder:
         return build_tree(self._anchor, block, budget, lookup=lookup), drafted_ms
 
     def _is_plain_turn(self) -> bool:
-        """Until passes of one node are known, while drafting pauses, and now and then for comparison."""
+        """Until one-node passes are known, while drafting pauses, and now and then to compare."""
         if self._pause > 0 or not self._cost.is_measured:
             self._pause = max(self._pause - 1, 0)
             return True

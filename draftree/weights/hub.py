@@ -104,8 +104,8 @@ def draft_for(
     catalogue: Sequence[ModelEntry] = CATALOGUE,
     root: Path | None = None,
 ) -> Path | None:
-    """The first downloaded draft that the catalogue pairs with a target, given by name or file; else
-    the one that comes with the package.
+    """The first downloaded draft that the catalogue pairs with a target (a name or a file), or the
+    one that comes with the package.
     """
     text, root = str(name_or_path), root or models_dir()
     file_name = Path(text).name
