@@ -25,10 +25,11 @@ from draftree.decode.step import Emitted
 from draftree.decode.tree import DraftBlock, RankedTree, build_tree
 from draftree.models.target import Target, Verified
 
+_MIN_GAIN = 1.08  # below this, drafting is not worth the caches that it takes from the target
 _MAX_PAUSE = 64
 _LOOKUP_LEN = 10
 _NUM_CANDIDATES = 8  # a position, under an automatic budget
-_PLAIN_EVERY = 32  # drafted rounds, after which a plain step keeps the comparison fresh
+_DRAFTED_RUN, _PLAIN_RUN = 48, 4  # rounds; plain steps in a row, with the caches to themselves
 _LONG_MATCH = 4  # a match this long joins a draft's tree
 
 
@@ -85,7 +86,7 @@ class SpeculativeDecoder:
         tree = chosen.tree
         self.stats.tree_ms += (time.perf_counter() - start) * 1000 - drafted_ms
         position = self._target.state.committed
-        verified = self._verify(tree)
+        verified, verify_ms = self._verify(tree)
         accept_start = time.perf_counter()
         accepted = accept(
             tree, verified.logits, self._sampler, position, max_tokens, self._options.stop_ids
@@ -101,6 +102,7 @@ class SpeculativeDecoder:
         emitted.append(Emitted(accepted.bonus, last))
         self._count(tree, len(accepted.path) - 1)
         if was_drafted:
+            self._cost.observe_draft((end - start) * 1000 - verify_ms)
             self._learn(ranked, [e.token for e in emitted])
         if self._watch:
             self._watch(Round(tree, accepted.path, accepted.bonus))
@@ -131,7 +133,6 @@ class SpeculativeDecoder:
             proposed = self._drafter.propose(self._anchor, self._sampler, num_candidates, room)
             block = DraftBlock(proposed.tokens[:room], proposed.log_probs[:room])
             drafted_ms = (time.perf_counter() - start) * 1000
-            self._cost.observe_draft(drafted_ms)
             self.stats.draft_ms += drafted_ms
         return build_tree(self._anchor, block, budget, lookup=lookup), drafted_ms
 
@@ -141,7 +142,9 @@ class SpeculativeDecoder:
             self._pause = max(self._pause - 1, 0)
             return True
         self._num_drafted += 1
-        return self._num_drafted % _PLAIN_EVERY == 0
+        if self._num_drafted % _DRAFTED_RUN == 0:
+            self._pause = _PLAIN_RUN
+        return False
 
     def _choose_nodes(self, ranked: RankedTree) -> RankedTree:
         """All nodes under a fixed budget; those that pay under an automatic one."""
@@ -156,21 +159,21 @@ class SpeculativeDecoder:
     def _weigh(self, gain: float) -> None:
         """Whether drafting is worth going on with. gain: expected rate over that of plain steps."""
         self._gain += 0.2 * (gain - self._gain)
-        if self._gain < 1.0:
+        if self._gain < _MIN_GAIN:
             self._last_pause = min(max(2 * self._last_pause, 4), _MAX_PAUSE)
             self._pause = self._last_pause
-            self._gain = 1.05  # the next try starts with a little credit
-        elif self._gain > 1.2:
+            self._gain = _MIN_GAIN + 0.05  # the next try starts with a little credit
+        elif self._gain > _MIN_GAIN + 0.2:
             self._last_pause = 0
 
-    def _verify(self, tree: DraftTree) -> Verified:
+    def _verify(self, tree: DraftTree) -> tuple[Verified, float]:
         start = time.perf_counter()
         self._target.state.begin(tree, certain=tree.num_nodes == 1)
         verified = self._target.forward(rows=range(tree.num_nodes))
         verify_ms = (time.perf_counter() - start) * 1000
         self._cost.observe_verify(tree.num_nodes, verify_ms)
         self.stats.verify_ms += verify_ms
-        return verified
+        return verified, verify_ms
 
     def _commit(self, tree: DraftTree, accepted: Accepted, verified: Verified) -> None:
         self._target.state.commit(accepted.path)

@@ -1,8 +1,18 @@
 """How acceptance is counted, and that the chat prompts are there."""
 
+import hashlib
+import json
 from pathlib import Path
 
-from draftree.bench.acceptance import MAIN, SHAPES, Setting, Text, load_set, summarize_texts
+from draftree.bench.acceptance import (
+    MAIN,
+    SHAPES,
+    Setting,
+    Text,
+    load_set,
+    make_table,
+    summarize_texts,
+)
 from draftree.core import RoundStats, Usage
 
 SETTING = Setting("tree", 22, 0, 0.0)
@@ -37,3 +47,23 @@ def test_chains_and_trees_are_compared_at_equal_cost() -> None:
     assert {(s.budget, s.temperature) for s in MAIN} == {
         (budget, temperature) for budget in (22, "auto") for temperature in (0.0, 0.8)
     }
+
+
+def test_the_docs_show_the_results() -> None:
+    root = Path(__file__).parents[2]
+    result = json.loads((root / "results/draft/acceptance-smollm2-135m.json").read_text())
+    table = make_table(result)
+    assert table.count("\n") == 10  # two lines of heading, nine settings
+    assert table in (root / "docs/training.md").read_text()
+    assert table in (root / "draftree/data/smollm2-135m-dflash.md").read_text()
+    draft = root / "draftree/data" / result["draft"]["file"]
+    assert hashlib.sha256(draft.read_bytes()).hexdigest() == result["draft"]["sha256"]
+
+
+def test_the_shipped_draft_is_lossless_and_good_enough() -> None:
+    root = Path(__file__).parents[2]
+    result = json.loads((root / "results/draft/acceptance-smollm2-135m.json").read_text())
+    runs = result["runs"]
+    assert all(run["num_equal"] == run["num_prompts"] for run in runs)
+    greedy = [r["acceptance_length"] for r in runs if Setting(**r["setting"]) == MAIN[0]]
+    assert len(greedy) == 4 and sum(greedy) / 4 >= 3.0

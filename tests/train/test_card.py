@@ -1,0 +1,35 @@
+"""The card and the docs say what the record of the default pair's training says."""
+
+import json
+from pathlib import Path
+
+from draftree.train.card import draw_curve, make_card
+from draftree.train.loop import CurvePoint
+
+ROOT = Path(__file__).parents[2]
+RECORD = json.loads((ROOT / "results/draft/training-smollm2-135m.json").read_text())
+
+
+def test_the_shipped_card_is_the_records():
+    card = make_card(RECORD, "SmolLM2-135M-Instruct DFlash")
+    assert (ROOT / "draftree/data/smollm2-135m-dflash.md").read_text().startswith(card)
+
+
+def test_the_docs_quote_the_record():
+    text = (ROOT / "docs/training.md").read_text()
+    for point in RECORD["curve"]:
+        if point["step"] in (500, 1000, 2000, 4000, RECORD["curve"][-1]["step"]):
+            row = f"{point['held_out_loss']:.2f} | {point['acceptance_length']:.2f}"
+            assert f"| {point['step']:,} | {point['seconds'] / 60:.1f} | {row} |" in text
+    assert f"{RECORD['text']['num_written'] / 1e6:.1f} million" in text
+
+
+def test_what_was_not_measured_is_not_shown_as_a_number():
+    last = {**RECORD["curve"][-1], "sampled_acceptance_length": None}
+    card = make_card({**RECORD, "curve": [last]}, "X")
+    assert "| not measured |" in card
+
+
+def test_a_curve_is_drawn_where_matplotlib_is(tmp_path):
+    curve = [CurvePoint(**point) for point in RECORD["curve"]]
+    assert draw_curve(curve, tmp_path / "curve.png") == (tmp_path / "curve.png").exists()
