@@ -30,7 +30,7 @@ def _blend(known: float | None, ms: float) -> float:
 
 
 class CostModel:
-    """Milliseconds of a target pass by number of nodes (with the root), and of the rest of a round."""
+    """Milliseconds of a target pass by number of nodes (with root), and of all else in a round."""
 
     def __init__(self) -> None:
         self._verify_ms: dict[int, float] = {}
