@@ -4,6 +4,7 @@ MODEL  ?= smollm2-135m
 PROMPT ?= def fibonacci(n):
 BIN    := .venv/bin
 STAMP  := .venv/.installed
+WARM   := .venv/.kernels
 
 .PHONY: help setup model run chat test lint format bench docs clean
 .DEFAULT_GOAL := help
@@ -13,10 +14,10 @@ MAKEFLAGS += --no-print-directory
 help: ## Show this list
 	grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-run: model ## Complete a prompt with the default model: make run PROMPT='...'
+run: model $(WARM) ## Complete a prompt with the default model: make run PROMPT='...'
 	$(BIN)/draftree run $(MODEL) --n-gen 128 --prompt '$(subst ','\'',$(PROMPT))'
 
-chat: model ## Talk to the default model
+chat: model $(WARM) ## Talk to the default model
 	$(BIN)/draftree chat $(MODEL)
 
 test: model ## Run the tests (CPU; `make test ARGS='-m gpu'` for the others)
@@ -42,6 +43,12 @@ setup: $(STAMP) ## Build .venv with the exact versions of constraints.txt
 
 model: setup ## Download the default model if it is not there
 	$(BIN)/draftree pull $(MODEL) --quiet
+
+# Kernels are compiled for this machine before the first prompt, not during it.
+$(WARM): $(STAMP) $(wildcard draftree/kernels/*/*.py) | model
+	echo 'compiling the CPU kernels (once, about half a minute)' >&2
+	$(BIN)/draftree run $(MODEL) --n-gen 24 --prompt 'one two three' >/dev/null 2>&1
+	touch $@
 
 clean: ## Remove .venv and what the tools left behind
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
