@@ -7,7 +7,7 @@ from draftree.train.card import draw_curve, make_card
 from draftree.train.loop import CurvePoint
 
 ROOT = Path(__file__).parents[2]
-RECORD = json.loads((ROOT / "results/draft/training-smollm2-135m.json").read_text())
+RECORD = json.loads((ROOT / "results/draft/smollm2-135m/training.json").read_text())
 
 
 def test_the_shipped_card_is_the_records():
