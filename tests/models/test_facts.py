@@ -1,0 +1,29 @@
+"""What is read from metadata alone agrees with the model's other description of itself."""
+
+import json
+
+from draftree.layers.attention import Attention
+from draftree.layers.delta_net import DeltaNet
+from draftree.models.facts import read_facts
+from draftree.weights.checkpoint import open_checkpoint
+from tests.golden import golden
+from tests.tiny import tiny_target
+
+
+def test_facts_are_those_of_the_config_it_was_converted_from() -> None:
+    config = json.loads(golden("qwen35/hf_config.json").read_text())
+    facts = read_facts(open_checkpoint(golden("qwen35/tiny-qwen35-A-F16.gguf")))
+    assert facts.vocab_size == config["vocab_size"]
+    assert facts.hidden_size == config["hidden_size"]
+    assert facts.ffn_size == config["intermediate_size"]
+    assert facts.num_layers == config["num_hidden_layers"]
+    assert facts.context_length == config["max_position_embeddings"]
+    assert facts.num_kv_layers == config["layer_types"].count("full_attention")
+    assert facts.kv_width == 2 * config["num_key_value_heads"] * config["head_dim"]
+
+
+def test_layers_are_of_the_kinds_that_the_config_lists() -> None:
+    config = json.loads(golden("qwen35/hf_config.json").read_text())
+    kinds = {"linear_attention": DeltaNet, "full_attention": Attention}
+    found = [type(block.mixer) for block in tiny_target("qwen35").model.blocks]
+    assert found == [kinds[name] for name in config["layer_types"]]
