@@ -67,3 +67,13 @@ def test_the_shipped_draft_is_lossless_and_good_enough() -> None:
     assert all(run["num_equal"] == run["num_prompts"] for run in runs)
     greedy = [r["acceptance_length"] for r in runs if Setting(**r["setting"]) == MAIN[0]]
     assert len(greedy) == 4 and sum(greedy) / 4 >= 3.0
+
+
+def test_the_docs_show_trees_against_chains() -> None:
+    root = Path(__file__).parents[2]
+    path = root / "results/draft/smollm2-135m/acceptance-without-window.json"
+    result = json.loads(path.read_text())
+    table = make_table(result)
+    assert table.count("\n") == 10  # two lines of heading, nine settings
+    assert table in (root / "docs/training.md").read_text()
+    assert all(run["num_equal"] == run["num_prompts"] for run in result["runs"])
