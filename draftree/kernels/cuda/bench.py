@@ -68,7 +68,7 @@ def time_graph(calls: Sequence[Callable[[], object]], num_replays: int = 15) -> 
 
 def measure_read(gpu: Gpu, num_bytes: int = 4 * 1024**3) -> float:
     """Terabytes a second when memory is read and nothing else is done."""
-    place = torch.device("cuda", gpu.index)
+    place = gpu.place
     data = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device=place).view(torch.int64)
     out = torch.zeros(1, dtype=torch.int32, device=place)
     kernel = load_kernel(KernelSource("read_kernel", ("bits", "read")), gpu)
@@ -84,7 +84,7 @@ def measure_read(gpu: Gpu, num_bytes: int = 4 * 1024**3) -> float:
 
 def sample_matrices(qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu) -> list[PackedMatrix]:
     """As many made-up matrices of one shape as defeat the caches."""
-    place = torch.device("cuda", gpu.index)
+    place = gpu.place
     generator = torch.Generator(place).manual_seed(0)
     raw = random_raw(qtype, num_rows, num_cols, generator)
     first = new_matrix(unit_format(qtype), num_rows, num_cols, gpu)
@@ -112,7 +112,7 @@ def bench_linear(
 ) -> list[LinearRecord]:
     """One record for each number of tokens; activations are prepared beforehand."""
     num_rows, num_cols = matrices[0].num_rows, matrices[0].num_cols
-    place = torch.device("cuda", gpu.index)
+    place = gpu.place
     workspace = new_workspace(num_rows, max(token_counts), gpu)
     records = []
     for num_tokens in token_counts:
@@ -133,7 +133,7 @@ def bench_linear(
 
 def bench_prepare(num_tokens: int, num_cols: int, gpu: Gpu) -> float:
     """Microseconds to prepare activations."""
-    x = torch.randn((num_tokens, num_cols), device=torch.device("cuda", gpu.index))
+    x = torch.randn((num_tokens, num_cols), device=gpu.place)
     into = new_activations(num_tokens, num_cols, gpu)
     return time_graph([partial(prepare, x, into, gpu)] * 50)
 
@@ -146,7 +146,7 @@ def bench_prefill(
     read_terabytes_per_s: float,
 ) -> LinearRecord:
     matrix = matrices[0]
-    place = torch.device("cuda", gpu.index)
+    place = gpu.place
     x = torch.randn((num_tokens, matrix.num_cols), device=place)
     out = torch.empty((num_tokens, matrix.num_rows), device=place)
     micro = time_graph([partial(prefill_linear, matrix, x, out, gpu)] * 4)

@@ -6,16 +6,18 @@ current stream, also while a CUDA graph is captured. Needs a driver and NVRTC, n
 
 import hashlib
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 
 from draftree import env
 
+Argument: TypeAlias = "torch.Tensor | int | float | None"
 _FOLDER = Path(__file__).parent / "source"
 OLDEST_ARCH = 80
 
@@ -34,15 +36,40 @@ class KernelSource:
         return "".join(parts)
 
 
+class Launchable(Protocol):
+    """A kernel that can be started; see `Kernel.launch`."""
+
+    def launch(
+        self,
+        grid: tuple[int, ...],
+        block: int,
+        *args: "Argument",
+        shared_bytes: int = 0,
+        is_chained: bool = False,
+    ) -> None: ...
+
+
 @dataclass(frozen=True)
 class Gpu:
-    """What kernels need to know of a device."""
+    """What kernels need to know of a device. A loader replaces the compiler: tests run the same
+    sources on the CPU.
+    """
 
     index: int
     arch: int  # 90 for compute capability 9.0
     num_sms: int
     shared_per_sm: int
     shared_per_block: int
+    loader: Callable[[KernelSource], Launchable] | None = field(default=None, compare=False)
+
+    @property
+    def is_real(self) -> bool:
+        return self.loader is None
+
+    @property
+    def place(self) -> torch.device:
+        """Where tensors for its kernels live."""
+        return torch.device("cuda", self.index) if self.is_real else torch.device("cpu")
 
     @property
     def can_chain(self) -> bool:
@@ -108,11 +135,11 @@ class Kernel:
         self,
         grid: tuple[int, ...],
         block: int,
-        *args: torch.Tensor | int | None,
+        *args: Argument,
         shared_bytes: int = 0,
         is_chained: bool = False,
     ) -> None:
-        """Tensors are passed as pointers, None as a null pointer, integers as 32 bits.
+        """Tensors are passed as pointers, None as a null pointer, numbers as 32 bits.
 
         A chained launch may overlap with the end of the kernel before; the source must expect that.
         """
@@ -140,8 +167,8 @@ class Kernel:
 
 
 @cache
-def load_kernel(source: KernelSource, device: Gpu) -> Kernel:
-    return Kernel(source, device)
+def load_kernel(source: KernelSource, device: Gpu) -> Launchable:
+    return Kernel(source, device) if device.loader is None else device.loader(source)
 
 
 def _current_stream(index: int) -> Any:
@@ -151,7 +178,9 @@ def _current_stream(index: int) -> Any:
     return Stream.from_handle(handle) if handle else LEGACY_DEFAULT_STREAM
 
 
-def _argument(value: torch.Tensor | int | None) -> Any:
+def _argument(value: Argument) -> Any:
     if value is None:
         return 0
-    return value.data_ptr() if isinstance(value, torch.Tensor) else np.int32(value)
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
+    return np.float32(value) if isinstance(value, float) else np.int32(value)

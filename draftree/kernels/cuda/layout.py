@@ -95,7 +95,7 @@ def new_matrix(form: UnitFormat, num_rows: int, num_cols: int, device: Gpu) -> P
     num_blocks = min(bands * chunks, device.num_sms)
     if bands * chunks * num_blocks >= 2**32:
         raise ValueError(f"a matrix of {num_rows} x {num_cols} is too large for the kernels")
-    place, tiles = torch.device("cuda", device.index), bands * in_band
+    place, tiles = device.place, bands * in_band
     return PackedMatrix(
         form,
         num_rows,

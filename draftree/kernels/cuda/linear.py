@@ -102,7 +102,7 @@ def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
 
 def new_activations(num_tokens: int, num_cols: int, gpu: Gpu) -> Activations:
     tiles, blocks = -(-num_tokens // 8), -(-num_cols // X_COLS) * X_COLS // 128
-    place = torch.device("cuda", gpu.index)
+    place = gpu.place
     halves = torch.zeros((blocks, tiles, _X_TILE_BYTES), dtype=torch.uint8, device=place)
     return Activations(halves, torch.zeros(tiles * 8, device=place), num_cols)
 
@@ -111,7 +111,7 @@ def new_workspace(max_rows: int, max_tokens: int, gpu: Gpu) -> Workspace:
     """Scratch for matrices of up to max_rows rows."""
     tiles = next((n for n in TOKEN_TILES if n * 8 >= max_tokens), TOKEN_TILES[-1])
     floats = gpu.num_sms * 2 * tiles * 8 * 128 * band_tiles(gpu)
-    place = torch.device("cuda", gpu.index)
+    place = gpu.place
     arrived = torch.zeros(-(-max_rows // 128), dtype=torch.int32, device=place)
     return Workspace(torch.empty(floats, device=place), arrived)
 
