@@ -6,6 +6,7 @@ into runs. Every array of activations has one row per token of the pass; how man
 is known only at run time.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -30,7 +31,8 @@ class Runnable(Protocol):
 
 class Ops(Protocol):
     """float32 activations [tokens, width]; `add_to` accumulates in place instead of returning a
-    new array.
+    new array. What rms_norm, silu_mul, sigmoid_mul and gated_norm return is read by linear alone: a
+    device may keep it in the form that its matrix products want.
     """
 
     step: Step
@@ -54,6 +56,12 @@ class Ops(Protocol):
     def linear(
         self, x: Array, weight: Weight, *, bias: Array | None = None, add_to: Array | None = None
     ) -> Array: ...
+    def linears(
+        self, x: Array, weights: Sequence[Weight], biases: Sequence[Array | None]
+    ) -> tuple[Array, ...]:
+        """Several matrices over the same rows, which a device may lay together."""
+        ...
+
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array: ...
     def head_norm(self, x: Array, weight: Array, eps: float) -> None: ...
     def rope(self, x: Array, head_dim: int, table: Array, *, interleaved: bool) -> None: ...
@@ -62,7 +70,7 @@ class Ops(Protocol):
         self, q: Array, cache: KvState, *, window: int = 0, bidirectional: bool = False
     ) -> Array: ...
     def silu_mul(self, gate: Array, up: Array) -> Array: ...
-    def sigmoid_mul(self, x: Array, gate: Array) -> None: ...
+    def sigmoid_mul(self, x: Array, gate: Array) -> Array: ...
     def conv(self, x: Array, weight: Array, state: ConvState) -> Array: ...
     def gated_delta(
         self,

@@ -17,6 +17,11 @@ class Projection:
         return ops.linear(x, self.weight, bias=self.bias, add_to=add_to)
 
 
+def project(ops: Ops, x: Array, *parts: Projection) -> tuple[Array, ...]:
+    """Projections of the same rows."""
+    return ops.linears(x, [part.weight for part in parts], [part.bias for part in parts])
+
+
 @dataclass(frozen=True, slots=True)
 class HeadNorm:
     """RMS norm of every head's query or key."""
@@ -52,19 +57,19 @@ class Attention:
 
     def write_keys(self, ops: Ops, x: Array, cache: KvState) -> None:
         """Keys and values of x's rows, at the rows' positions."""
-        k, v = self.key(ops, x), self.value(ops, x)
+        k, v = project(ops, x, self.key, self.value)
         if self.key_norm:
             self.key_norm(ops, k)
         self.rotary(ops, k)
         ops.kv_write(k, v, cache)
 
     def __call__(self, ops: Ops, x: Array, cache: KvState, *, add_to: Array) -> None:
-        q = self.query(ops, x)
+        q, *gate = project(ops, x, self.query, *([self.gate] if self.gate else []))
         if self.query_norm:
             self.query_norm(ops, q)
         self.rotary(ops, q)
         self.write_keys(ops, x, cache)
         out = ops.attention(q, cache, window=self.window, bidirectional=self.bidirectional)
-        if self.gate:
-            ops.sigmoid_mul(out, self.gate(ops, x))
+        if gate:
+            out = ops.sigmoid_mul(out, *gate)
         self.output(ops, out, add_to=add_to)

@@ -5,7 +5,7 @@ stream.
 from dataclasses import dataclass
 
 from draftree.kernels.ops import Array, KvState, Ops
-from draftree.layers.attention import Attention, Projection
+from draftree.layers.attention import Attention, Projection, project
 from draftree.layers.delta_net import DeltaNet, RecurrentState
 
 LayerState = KvState | RecurrentState  # of an attention or a delta net layer
@@ -20,7 +20,7 @@ class FeedForward:
     down: Projection
 
     def __call__(self, ops: Ops, x: Array, *, add_to: Array) -> None:
-        self.down(ops, ops.silu_mul(self.gate(ops, x), self.up(ops, x)), add_to=add_to)
+        self.down(ops, ops.silu_mul(*project(ops, x, self.gate, self.up)), add_to=add_to)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ values.
 from dataclasses import dataclass
 
 from draftree.kernels.ops import Array, ConvState, DeltaState, Ops
-from draftree.layers.attention import Projection
+from draftree.layers.attention import Projection, project
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class DeltaNet:
         )
 
     def __call__(self, ops: Ops, x: Array, state: RecurrentState, *, add_to: Array) -> None:
-        qkv = ops.conv(self.qkv(ops, x), self.conv_weight, state.conv)
-        z, alpha, beta = self.gate(ops, x), self.alpha(ops, x), self.beta(ops, x)
+        qkv, z, alpha, beta = project(ops, x, self.qkv, self.gate, self.alpha, self.beta)
+        qkv = ops.conv(qkv, self.conv_weight, state.conv)
         mixed = ops.gated_delta(qkv, alpha, beta, self.decay, self.decay_bias, state.delta)
         self.output(ops, ops.gated_norm(mixed, z, self.norm, self.eps), add_to=add_to)

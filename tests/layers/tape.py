@@ -18,6 +18,8 @@ class Tape:
     def __getattr__(self, name: str) -> Any:
         def operation(*args: Any, **options: Any) -> str:
             self.calls.append(name)
+            if name == "linears":
+                return tuple(f"linear({args[0]}, {weight})" for weight in args[1])
             return f"{name}({', '.join(str(a) for a in args)})"
 
         return operation

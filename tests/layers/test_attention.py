@@ -19,7 +19,7 @@ def test_keys_are_in_the_cache_before_anyone_attends() -> None:
     PLAIN(tape, "x", "cache", add_to="residual")
     assert tape.calls.index("kv_write") < tape.calls.index("attention")
     assert tape.calls == [
-        *("linear", "rope", "linear", "linear", "rope", "kv_write", "attention", "linear")
+        *("linears", "rope", "linears", "rope", "kv_write", "attention", "linear")
     ]
 
 
@@ -29,13 +29,13 @@ def test_norms_come_before_rotation_and_the_gate_after_attention() -> None:
     gated = replace(PLAIN, query_norm=norm, key_norm=norm, gate=Projection("Wg"))
     gated(tape, "x", "cache", add_to="residual")
     assert tape.calls == [
-        *("linear", "head_norm", "rope"),
-        *("linear", "linear", "head_norm", "rope", "kv_write"),
-        *("attention", "linear", "sigmoid_mul", "linear"),
+        *("linears", "head_norm", "rope"),
+        *("linears", "head_norm", "rope", "kv_write"),
+        *("attention", "sigmoid_mul", "linear"),
     ]
 
 
 def test_context_keys_need_no_query() -> None:
     tape = Tape()
     PLAIN.write_keys(tape, "fused", "cache")
-    assert tape.calls == ["linear", "linear", "rope", "kv_write"]
+    assert tape.calls == ["linears", "rope", "kv_write"]

@@ -2,7 +2,7 @@
 work on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -146,6 +146,12 @@ class CpuOps:
         self._written(out)
         return out
 
+    def linears(
+        self, x: np.ndarray, weights: Sequence[Weight], biases: Sequence[np.ndarray | None]
+    ) -> tuple[np.ndarray, ...]:
+        pairs = zip(weights, biases, strict=True)
+        return tuple(self.linear(x, weight, bias=bias) for weight, bias in pairs)
+
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
         out = self._scratch.take(x.shape[1])
         norm.record_rms_norm(self._recording, self.step, x, weight, eps, out)
@@ -192,9 +198,10 @@ class CpuOps:
         self._written(gate)
         return gate
 
-    def sigmoid_mul(self, x: np.ndarray, gate: np.ndarray) -> None:
+    def sigmoid_mul(self, x: np.ndarray, gate: np.ndarray) -> np.ndarray:
         elementwise.record_sigmoid_mul(self._recording, self.step, x, gate)
         self._written(x)
+        return x
 
     def conv(self, x: np.ndarray, weight: np.ndarray, state: ConvState) -> np.ndarray:
         out = self._scratch.take(x.shape[1])
