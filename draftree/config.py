@@ -8,19 +8,34 @@ not fit is refused here, with the numbers.
 import os
 from dataclasses import dataclass
 
-from draftree.core import ModelFacts
+from draftree.core import DraftSize, ModelFacts
 from draftree.errors import CapacityError
 
 KV_BYTES = {"f32": 4, "f16": 2}
 _DEFAULT_CTX = 8192
 _MAX_BUDGET = 64
+_CARD_BUDGET = 23  # with the root, a whole bucket of rows
+_CARD_NODES = 64
+_CARD_CHUNKS = (2048, 1024, 512, 256)
+_CARD_RESERVE = 700 * 2**20  # the driver's context, loaded kernels, graphs
+_CARD_SLABS = 320 * 2**20  # weights of one slab in 16 bits, partial sums
 _GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU that could be used."""
+
+    index: int
+    name: str
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Options of an engine. 0 or "auto" leaves the choice to the plan."""
 
+    device: str = "auto"  # "cpu", "cuda", or "auto": a GPU where there is one
     draft: str = "auto"  # a name, a path, "auto" (the one that belongs to the model) or "none"
     budget: int | str = "auto"  # most nodes besides the root; "auto" chooses each round
     block: int = 0  # positions that the draft fills; 0: as trained
@@ -31,11 +46,14 @@ class EngineConfig:
     threads: int = 0
     chunk: int = 0  # tokens of one prefill pass
     features_len: int = 0  # positions whose features are kept for the draft
+    gpu_memory: float = 0.0  # GiB of the GPU that may be used; 0: all of it
 
     def __post_init__(self) -> None:
         budget = self.budget
         checks = (
+            (self.device in ("auto", "cpu", "cuda"), "device must be auto, cpu or cuda"),
             (self.math in ("auto", "exact"), "math must be auto or exact"),
+            (self.gpu_memory >= 0.0, "gpu memory must be positive, or 0 for all of it"),
             (self.kv_type in ("auto", *KV_BYTES), f"kv type must be auto or {', '.join(KV_BYTES)}"),
             (self.ngram in ("auto", "on", "off"), "ngram must be auto, on or off"),
             (
@@ -61,10 +79,11 @@ class MemoryPlan:
     kv: int
     recurrent: int
     scratch: int
+    draft: int = 0  # weights, keys and values, features
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.recurrent + self.scratch
+        return self.weights + self.draft + self.kv + self.recurrent + self.scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +96,7 @@ class Plan:
     kv_type: str
     features_len: int
     memory: MemoryPlan
+    card: Card | None = None  # None: the CPU
 
 
 def plan_memory(
@@ -92,6 +112,25 @@ def plan_memory(
     return MemoryPlan(weights, kv, facts.recurrent_bytes, 4 * (rows + logits))
 
 
+def plan_card_memory(
+    facts: ModelFacts, draft: DraftSize | None, max_ctx: int, chunk: int, max_nodes: int
+) -> MemoryPlan:
+    """What target and draft need on a GPU. The token embedding stays in main memory."""
+    positions = max_ctx + max_nodes
+    kv = facts.num_kv_layers * facts.kv_width * KV_BYTES["f16"] * positions
+    stash = 4 * max_nodes * facts.stash_width
+    # Rows in float32 (residual, one wide projection, what mixes it) and once more in 16 bits.
+    rows = chunk * (4 * (4 * facts.hidden_size + 2 * facts.ffn_size) + 4 * facts.ffn_size)
+    scratch = rows + 4 * max_nodes * facts.vocab_size + stash + _CARD_SLABS + _CARD_RESERVE
+    extra = 0
+    if draft is not None:
+        features = 4 * draft.feature_width * 3 * chunk
+        logits = 4 * max_nodes * facts.vocab_size
+        extra = draft.weight_bytes + 2 * draft.kv_width * positions + features + logits
+    weights = int(1.01 * (facts.weight_bytes - facts.embedding_bytes))
+    return MemoryPlan(weights, kv, facts.recurrent_bytes, scratch, extra)
+
+
 def usable_cores() -> int:
     """Cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
@@ -104,8 +143,14 @@ def machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def resolve(config: EngineConfig, facts: ModelFacts, memory_limit: int | None = None) -> Plan:
-    """Decide every "auto" and refuse what does not fit."""
+def resolve(
+    config: EngineConfig,
+    facts: ModelFacts,
+    memory_limit: int | None = None,
+    card: Card | None = None,
+    draft: DraftSize | None = None,
+) -> Plan:
+    """Decide every "auto" and refuse what does not fit. card: the GPU to use, if any."""
     is_exact = config.math == "exact"
     max_ctx = config.max_ctx or min(facts.context_length, _DEFAULT_CTX)
     if max_ctx > facts.context_length:
@@ -113,6 +158,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, memory_limit: int | None = 
             f"A context of {max_ctx} tokens was asked for, but {facts.name} was trained for "
             f"{facts.context_length}."
         )
+    if card is not None:
+        return _resolve_card(config, facts, max_ctx, card, draft, memory_limit)
     kv_type = config.kv_type
     if kv_type == "auto":
         kv_type = "f16" if facts.is_quantized and not is_exact else "f32"
@@ -136,4 +183,45 @@ def resolve(config: EngineConfig, facts: ModelFacts, memory_limit: int | None = 
         kv_type=kv_type,
         features_len=config.features_len or 4096,
         memory=memory,
+    )
+
+
+def _resolve_card(
+    config: EngineConfig,
+    facts: ModelFacts,
+    max_ctx: int,
+    card: Card,
+    draft: DraftSize | None,
+    memory_limit: int | None,
+) -> Plan:
+    if config.math == "exact" or config.kv_type == "f32":
+        raise ValueError("exact math and 32-bit keys and values need the CPU: add --device cpu")
+    budget = _CARD_BUDGET if config.budget == "auto" else int(config.budget)
+    if budget >= _CARD_NODES:
+        raise ValueError(f"on a GPU the budget is at most {_CARD_NODES - 1}, not {budget}")
+    max_nodes = max(budget + 1, 2)
+    limit = memory_limit or int(config.gpu_memory * _GIB) or card.memory_bytes
+    for chunk in (config.chunk,) if config.chunk else _CARD_CHUNKS:
+        chunk = max(chunk, max_nodes)
+        memory = plan_card_memory(facts, draft, max_ctx, chunk, max_nodes)
+        if memory.total <= limit:
+            break
+    else:
+        raise CapacityError(
+            f"{facts.name} needs {memory.total / _GIB:.1f} GiB (weights "
+            f"{memory.weights / _GIB:.1f}, draft {memory.draft / _GIB:.1f}, context of {max_ctx} "
+            f"tokens {memory.kv / _GIB:.1f}, the rest "
+            f"{(memory.scratch + memory.recurrent) / _GIB:.1f}), but {limit / _GIB:.1f} GiB of "
+            f"{card.name} may be used; try a smaller --max-ctx, model or draft, or --device cpu."
+        )
+    return Plan(
+        threads=config.threads or usable_cores(),
+        max_ctx=max_ctx,
+        chunk=chunk,
+        max_nodes=max_nodes,
+        is_exact=False,
+        kv_type="f16",
+        features_len=chunk,
+        memory=memory,
+        card=card,
     )

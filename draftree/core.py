@@ -3,13 +3,19 @@
 Plain frozen data; knows nothing of tensors, text or devices.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class FinishReason(StrEnum):
     STOP = "stop"  # a stop token, a stop string or end of text
     LENGTH = "length"  # max_tokens or the context is used up
+    TOOL_CALLS = "tool_calls"  # the reply ended, and calls are to be answered
     CANCELLED = "cancelled"
 
 
@@ -60,6 +66,42 @@ class SamplingParams:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 
+class TokenMatcher(Protocol):
+    """Where one reply stands in its grammar. Advanced only over tokens that are kept."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing may follow: the reply ends without a stop token."""
+        ...
+
+    def fill_mask(self, bits: "np.ndarray") -> bool:
+        """Set exactly the bits of the tokens that may follow: uint32 [ceil(vocab_size / 32)].
+
+        False: every token may, and the bits were left alone.
+        """
+        ...
+
+    def count_valid(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens may follow, one after another. Exact for one token; a longer
+        answer may be too high.
+        """
+        ...
+
+    def propose_forced(self) -> Sequence[int]:
+        """Tokens that must or are very likely to follow; often none."""
+        ...
+
+    def advance(self, token: int) -> None: ...
+
+
+class TokenGrammar(Protocol):
+    """What a reply may look like, token by token."""
+
+    def new_matcher(self) -> TokenMatcher:
+        """At the start of a reply."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """Token ids to continue. stop_ids end the reply and are not part of it."""
@@ -68,6 +110,9 @@ class Request:
     max_tokens: int
     sampling: SamplingParams = SamplingParams()
     stop_ids: frozenset[int] = frozenset()
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token, what is added to its logit
+    logprobs: int | None = None  # how many alternatives to report with each token; None: off
+    grammar: TokenGrammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +161,24 @@ class ModelFacts:
     recurrent_bytes: int  # fixed state of all recurrent layers
     stash_width: int  # floats that a tentative node keeps in all recurrent layers
     is_quantized: bool
+    embedding_bytes: int = 0  # of the token embedding, where the head is a matrix of its own
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSize:
+    """What a draft adds to the plan."""
+
+    weight_bytes: int
+    kv_width: int  # floats of keys and values, per token and all layers
+    feature_width: int  # floats of the target's features, per token
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Log-probabilities at one position, after bias, penalties and grammar, before temperature."""
+
+    logprob: float  # of the token that was chosen
+    top: tuple[tuple[int, float], ...]  # the most probable tokens, best first
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +191,7 @@ class TokenEvent:
     position: int  # absolute position in the sequence
     source: TokenSource
     round_index: int
+    scores: TokenScores | None = None  # where the request asks for them
 
 
 @dataclass(slots=True)

@@ -26,3 +26,7 @@ class TokenizerError(DraftreeError):
 
 class CapacityError(DraftreeError):
     """A request or a model that does not fit the memory or the context that was planned."""
+
+
+class DeviceError(DraftreeError):
+    """A GPU that was asked for and cannot be used."""

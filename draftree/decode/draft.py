@@ -8,7 +8,7 @@ import numpy as np
 
 from draftree.decode.sample import Sampler
 from draftree.decode.tree import DraftBlock
-from draftree.kernels.ops import Ops
+from draftree.kernels.ops import Array, Ops
 from draftree.models.dflash import Draft
 from draftree.models.model import Model
 from draftree.state.features import FeatureRing
@@ -20,7 +20,7 @@ class Drafter(Protocol):
     """
 
     def reset(self) -> None: ...
-    def observe(self, features: np.ndarray) -> None: ...
+    def observe(self, features: Array) -> None: ...
     def propose(
         self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
     ) -> DraftBlock:
@@ -39,7 +39,7 @@ class BlockDrafter:
         self._ops = ops
         self._context_len = 0  # positions whose keys and values are cached
         width = len(draft.facts.feature_layers) * draft.facts.hidden_size
-        self._ring = FeatureRing(features_len, width)
+        self._ring = FeatureRing(ops.new_rows(width, features_len))
         self._offset = 0  # absolute position of the first cached one
         states = draft.new_state(ops)
         self._input = ops.new_rows(width)
@@ -56,7 +56,7 @@ class BlockDrafter:
         self._context_len = self._offset = 0
         self._ring.reset()
 
-    def observe(self, features: np.ndarray) -> None:
+    def observe(self, features: Array) -> None:
         """Features of tokens that were just committed, in order: float32 [count, width]."""
         chunk_len = min(len(self._input), self._ring.capacity)
         for start in range(0, len(features), chunk_len):
@@ -82,8 +82,7 @@ class BlockDrafter:
         self._block_program.run()
         self._ops.step.set_rows(np.arange(1, num_positions + 1))
         self._head_program.run()
-        logits: np.ndarray = self._logits[:num_positions]
-        return logits
+        return self._ops.read(self._logits, num_positions)
 
     def _catch_up(self) -> None:
         """Cache keys and values for the features that arrived since the last block."""

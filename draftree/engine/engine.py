@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
-
 from draftree.config import EngineConfig, Plan, resolve
 from draftree.core import FinishReason, ModelFacts, Request, TokenEvent, Usage
 from draftree.decode.budget import Calibration, CostModel
@@ -21,10 +19,10 @@ from draftree.decode.plain import PlainDecoder
 from draftree.decode.sample import Sampler
 from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
 from draftree.decode.step import Decoder
+from draftree.engine.card import find_card
+from draftree.engine.device import Device, open_device
 from draftree.errors import CapacityError
-from draftree.kernels.cpu.ops import CpuOps
-from draftree.kernels.cpu.team import Team
-from draftree.models.dflash import check_fit, load_draft, read_draft_facts
+from draftree.models.dflash import check_fit, load_draft, read_draft_facts, read_draft_size
 from draftree.models.facts import read_facts
 from draftree.models.load import load_model
 from draftree.models.target import Target
@@ -65,11 +63,14 @@ class TokenEngine:
     ) -> None:
         self.facts: ModelFacts = read_facts(checkpoint)
         self.config = config
-        self.plan: Plan = resolve(config, self.facts)
+        draft_size = read_draft_size(draft_checkpoint) if draft_checkpoint else None
+        self.plan: Plan = resolve(
+            config, self.facts, card=find_card(config.device), draft=draft_size
+        )
         self.watch: Callable[[Round], None] | None = None
         self._lock = threading.Lock()
-        self._team = Team(self.plan.threads)
-        ops = self._new_ops()
+        self._device: Device = open_device(self.plan)
+        ops = self._device.new_ops()
         model = load_model(checkpoint, ops)
         feature_layers: tuple[int, ...] = ()
         if draft_checkpoint is not None:
@@ -83,7 +84,7 @@ class TokenEngine:
         self.target = Target(model, ops, self.plan.max_ctx, feature_layers)
         self.drafter: BlockDrafter | None = None
         if draft_checkpoint is not None:
-            draft_ops = self._new_ops(min_rows=config.block or draft_facts.block_size)
+            draft_ops = self._device.new_ops(min_rows=config.block or draft_facts.block_size)
             self.drafter = BlockDrafter(
                 load_draft(draft_checkpoint, draft_ops),
                 model,
@@ -103,7 +104,7 @@ class TokenEngine:
         return cls(checkpoint, config or EngineConfig(), draft_checkpoint)
 
     def close(self) -> None:
-        self._team.close()
+        self._device.close()
 
     def generate(self, request: Request) -> TokenStream:
         """Continue the prompt. One request at a time: another one waits."""
@@ -199,15 +200,4 @@ class TokenEngine:
             cost=self._cost,
             calibration=self._calibration,
             watch=self.watch,
-        )
-
-    def _new_ops(self, min_rows: int = 1) -> CpuOps:
-        """min_rows: whatever the budget, a pass may have this many rows, and logits for each."""
-        return CpuOps(
-            self._team,
-            max_tokens=max(self.plan.chunk, min_rows),
-            max_nodes=max(self.plan.max_nodes, min_rows),
-            max_ctx=self.plan.max_ctx,
-            exact=self.plan.is_exact,
-            kv_dtype=np.float16 if self.plan.kv_type == "f16" else np.float32,
         )

@@ -8,6 +8,7 @@ thrown away after the pass.
 
 from dataclasses import dataclass
 
+from draftree.core import DraftSize
 from draftree.errors import CheckpointError, ModelError
 from draftree.kernels.ops import Array, Ops
 from draftree.layers.attention import Attention, Projection
@@ -80,6 +81,18 @@ def read_draft_facts(checkpoint: Checkpoint) -> DraftFacts:
         feature_layers=tuple(i - 1 for i in layers),  # the file counts inputs of the next layer
         mask_token=mask,
         vocab_size=len(tokens) if isinstance(tokens, list) else None,
+    )
+
+
+def read_draft_size(checkpoint: Checkpoint) -> DraftSize:
+    """What planning needs to know, without loading a tensor."""
+    facts, metadata = read_draft_facts(checkpoint), Metadata(checkpoint)
+    kv_heads = metadata.count("attention.head_count_kv", metadata.count("attention.head_count"))
+    per_layer = 2 * kv_heads * metadata.count("attention.key_length")
+    return DraftSize(
+        weight_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
+        kv_width=metadata.count("block_count") * per_layer,
+        feature_width=len(facts.feature_layers) * facts.hidden_size,
     )
 
 

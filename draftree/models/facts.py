@@ -50,4 +50,5 @@ def read_facts(checkpoint: Checkpoint) -> ModelFacts:
             t.qtype not in (QuantType.F32, QuantType.F16, QuantType.BF16)
             for t in checkpoint.tensors.values()
         ),
+        embedding_bytes=embedding.nbytes if "output.weight" in checkpoint.tensors else 0,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftree.kernels.ops import Ops
+from draftree.kernels.ops import Array, Ops
 from draftree.layers.delta_net import RecurrentState
 from draftree.models.model import Model
 from draftree.state.sequence import SequenceState
@@ -18,7 +18,7 @@ class Verified:
     """Views that the next pass overwrites."""
 
     logits: np.ndarray  # [num_rows, vocab_size], for the rows that were asked for
-    features: np.ndarray | None  # [num_nodes, num_feature_layers * hidden_size]
+    features: Array | None  # on the device: [num_nodes, num_feature_layers * hidden_size]
 
 
 class Target:
@@ -53,4 +53,4 @@ class Target:
         if rows:
             self._ops.step.set_rows(np.asarray(rows, dtype=np.int64))
             self._head.run()
-        return Verified(self._logits[: len(rows)], self._features)
+        return Verified(self._ops.read(self._logits, len(rows)), self._features)

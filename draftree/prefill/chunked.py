@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from draftree.core import DraftTree
+from draftree.kernels.ops import Array
 from draftree.models.target import Target
 
 
@@ -12,7 +11,7 @@ def prefill(
     target: Target,
     tokens: Sequence[int],
     chunk_len: int,
-    observe: Callable[[np.ndarray], None] | None = None,
+    observe: Callable[[Array], None] | None = None,
 ) -> None:
     """Run the tokens and keep them. observe gets each chunk's features, where the target captures
     any.

@@ -4,12 +4,14 @@ context.
 
 import numpy as np
 
+from draftree.kernels.ops import Array
+
 
 class FeatureRing:
-    """Rows [width] for positions start … end-1; older ones are overwritten."""
+    """Rows for positions start … end-1; older ones are overwritten. The rows are the device's."""
 
-    def __init__(self, capacity: int, width: int) -> None:
-        self._rows = np.zeros((capacity, width), dtype=np.float32)
+    def __init__(self, rows: Array) -> None:
+        self._rows = rows  # float32 [capacity, width]
         self.end = 0
         self.start = 0
 
@@ -17,7 +19,7 @@ class FeatureRing:
     def capacity(self) -> int:
         return len(self._rows)
 
-    def append(self, rows: np.ndarray) -> None:
+    def append(self, rows: Array) -> None:
         """Rows of the positions that were just committed, in order: float32 [count, width]."""
         capacity = self.capacity
         kept = rows[-capacity:]
@@ -26,7 +28,7 @@ class FeatureRing:
         self.end += len(rows)
         self.start = max(self.start, self.end - capacity)
 
-    def read(self, first: int, last: int) -> np.ndarray:
+    def read(self, first: int, last: int) -> Array:
         """Rows of positions first … last-1: float32 [count, width]."""
         assert self.start <= first <= last <= self.end
         return self._rows[np.arange(first, last) % self.capacity]

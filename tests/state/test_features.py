@@ -20,7 +20,7 @@ def _rows(first: int, last: int) -> np.ndarray:
 )
 def test_the_newest_rows_are_there(capacity: int, start: int, counts: list[int]) -> None:
     """However they arrive: singly, in pieces that wrap, in pieces larger than the ring."""
-    ring = FeatureRing(capacity, 2)
+    ring = FeatureRing(np.zeros((capacity, 2), dtype=np.float32))
     ring.reset(start)
     end = start
     for count in counts:
@@ -33,7 +33,7 @@ def test_the_newest_rows_are_there(capacity: int, start: int, counts: list[int])
 
 
 def test_rows_that_are_gone_or_not_there_yet_are_refused() -> None:
-    ring = FeatureRing(4, 2)
+    ring = FeatureRing(np.zeros((4, 2), dtype=np.float32))
     ring.append(_rows(0, 6))
     for first, last in ((1, 5), (3, 7), (5, 4)):
         with pytest.raises(AssertionError):
@@ -41,7 +41,7 @@ def test_rows_that_are_gone_or_not_there_yet_are_refused() -> None:
 
 
 def test_reset_forgets() -> None:
-    ring = FeatureRing(4, 2)
+    ring = FeatureRing(np.zeros((4, 2), dtype=np.float32))
     ring.append(_rows(0, 3))
     ring.reset()
     assert ring.start == ring.end == 0 and len(ring.read(0, 0)) == 0
@@ -50,7 +50,7 @@ def test_reset_forgets() -> None:
 
 
 def test_what_is_read_is_a_copy() -> None:
-    ring = FeatureRing(4, 2)
+    ring = FeatureRing(np.zeros((4, 2), dtype=np.float32))
     ring.append(_rows(0, 4))
     read = ring.read(0, 4)
     ring.append(_rows(4, 8))

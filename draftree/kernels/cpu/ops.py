@@ -121,8 +121,11 @@ class CpuOps:
     def new_delta(self, key_heads: int, value_heads: int, head_dim: int) -> DeltaState:
         return DeltaState(key_heads, value_heads, head_dim, self.step.max_nodes)
 
-    def new_rows(self, width: int) -> np.ndarray:
-        return _aligned(self.step.max_tokens * width).reshape(-1, width)
+    def new_rows(self, width: int, num_rows: int = 0) -> np.ndarray:
+        return _aligned((num_rows or self.step.max_tokens) * width).reshape(-1, width)
+
+    def read(self, x: np.ndarray, num_rows: int) -> np.ndarray:
+        return x[:num_rows]
 
     def embed(self, raw: np.ndarray, qtype: QuantType) -> np.ndarray:
         width = raw.shape[1] // qtype.block_bytes * qtype.block_len

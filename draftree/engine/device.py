@@ -1,0 +1,64 @@
+"""The device that a plan names, as a source of operations: CPU threads or one GPU."""
+
+from typing import Protocol
+
+import numpy as np
+
+from draftree.config import Plan
+from draftree.kernels.ops import Ops
+
+
+class Device(Protocol):
+    def new_ops(self, min_rows: int = 1) -> Ops:
+        """min_rows: whatever the budget, a pass may have this many rows, and logits for each."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class CpuDevice:
+    def __init__(self, plan: Plan) -> None:
+        from draftree.kernels.cpu.team import Team
+
+        self._plan, self._team = plan, Team(plan.threads)
+
+    def new_ops(self, min_rows: int = 1) -> Ops:
+        from draftree.kernels.cpu.ops import CpuOps
+
+        plan = self._plan
+        return CpuOps(
+            self._team,
+            max_tokens=max(plan.chunk, min_rows),
+            max_nodes=max(plan.max_nodes, min_rows),
+            max_ctx=plan.max_ctx,
+            exact=plan.is_exact,
+            kv_dtype=np.float16 if plan.kv_type == "f16" else np.float32,
+        )
+
+    def close(self) -> None:
+        self._team.close()
+
+
+class CudaDevice:
+    def __init__(self, plan: Plan, index: int) -> None:
+        from draftree.kernels.cuda.compile import gpu
+
+        self._plan, self.gpu = plan, gpu(index)
+
+    def new_ops(self, min_rows: int = 1) -> Ops:
+        from draftree.kernels.cuda.ops import CudaOps
+
+        plan = self._plan
+        return CudaOps(
+            self.gpu,
+            max_tokens=max(plan.chunk, min_rows),
+            max_nodes=max(plan.max_nodes, min_rows),
+            max_ctx=plan.max_ctx,
+        )
+
+    def close(self) -> None:
+        """Memory goes with the arrays."""
+
+
+def open_device(plan: Plan) -> Device:
+    return CpuDevice(plan) if plan.card is None else CudaDevice(plan, plan.card.index)
