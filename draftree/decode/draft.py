@@ -64,6 +64,16 @@ class BlockDrafter:
             if self._ring.end - self._offset - self._context_len > self._ring.capacity - chunk_len:
                 self._catch_up()
 
+    def catch_up(self) -> int:
+        """Read all features at hand; how many positions are cached now."""
+        self._catch_up()
+        return self._context_len
+
+    def note(self, count: int) -> None:
+        """The device has read the features of so many tokens in a round of its own."""
+        self._context_len += count
+        self._ring.reset(self._offset + self._context_len)
+
     def propose(
         self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
     ) -> DraftBlock:

@@ -42,15 +42,17 @@ class CpuDevice:
 class CudaDevice:
     def __init__(self, plan: Plan, index: int) -> None:
         from draftree.kernels.cuda.compile import gpu
+        from draftree.kernels.cuda.store import WeightStore
 
-        self._plan, self.gpu = plan, gpu(index)
+        self._plan = plan
+        self._store = WeightStore(gpu(index), max_rows=plan.max_nodes)
 
     def new_ops(self, min_rows: int = 1) -> Ops:
         from draftree.kernels.cuda.ops import CudaOps
 
         plan = self._plan
         return CudaOps(
-            self.gpu,
+            self._store,
             max_tokens=max(plan.chunk, min_rows),
             max_nodes=max(plan.max_nodes, min_rows),
             max_ctx=plan.max_ctx,

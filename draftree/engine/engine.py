@@ -34,19 +34,24 @@ _log = logging.getLogger("draftree")
 
 class TokenStream:
     """The events of one request. Closing it (or leaving the loop) cancels; then usage and
-    finish_reason are set.
+    finish_reason are set. Only `cancel` may be called from another thread.
     """
 
     def __init__(self, events: Iterator[TokenEvent], usage: Usage) -> None:
         self._events = events
         self.usage = usage
         self.finish_reason: FinishReason | None = None
+        self.is_cancelled = False
 
     def __iter__(self) -> "TokenStream":
         return self
 
     def __next__(self) -> TokenEvent:
         return next(self._events)
+
+    def cancel(self) -> None:
+        """End after the round, or the chunk of the prompt, that is being computed."""
+        self.is_cancelled = True
 
     def close(self) -> None:
         self._events.close()  # type: ignore[attr-defined]
@@ -124,7 +129,9 @@ class TokenEngine:
                 f"The prompt has {length} tokens, but the context was planned for {max_ctx}; "
                 "start with a larger --max-ctx or shorten the prompt."
             )
-        bad = next((t for t in request.prompt_ids if not 0 <= t < self.facts.vocab_size), None)
+        biased = (token for token, _ in request.logit_bias)
+        tokens = (*request.prompt_ids, *biased)
+        bad = next((t for t in tokens if not 0 <= t < self.facts.vocab_size), None)
         if bad is not None:
             raise ValueError(f"token {bad} is not in the vocabulary of {self.facts.vocab_size}")
 
@@ -145,7 +152,7 @@ class TokenEngine:
     def _events(self, request: Request, stream: TokenStream) -> Iterator[TokenEvent]:
         usage = stream.usage
         start = time.perf_counter()
-        usage.cached_tokens = self._prefill(request.prompt_ids)
+        usage.cached_tokens = self._prefill(request.prompt_ids, stream)
         usage.prefill_ms = (time.perf_counter() - start) * 1000
         decoder = self._decoder(request)
         usage.rounds = decoder.stats
@@ -153,7 +160,7 @@ class TokenEngine:
         decode_start = time.perf_counter()
         position = len(request.prompt_ids)
         end = min(position + request.max_tokens, self.plan.max_ctx)
-        while position < end:
+        while position < end and not stream.is_cancelled:
             for emitted in decoder.step(end - position):
                 usage.decode_ms = (time.perf_counter() - decode_start) * 1000
                 if usage.completion_tokens == 0:
@@ -162,16 +169,21 @@ class TokenEngine:
                 if emitted.token in request.stop_ids:
                     stream.finish_reason = FinishReason.STOP
                     return
-                yield TokenEvent(emitted.token, position, emitted.source, decoder.stats.num_rounds)
+                rounds = decoder.stats.num_rounds
+                yield TokenEvent(emitted.token, position, emitted.source, rounds, emitted.scores)
+                if emitted.is_last:
+                    stream.finish_reason = FinishReason.STOP
+                    return
                 position += 1
-        stream.finish_reason = FinishReason.LENGTH
+        is_cancelled = stream.is_cancelled
+        stream.finish_reason = FinishReason.CANCELLED if is_cancelled else FinishReason.LENGTH
 
     def _forget(self) -> None:
         self.target.state.reset()
         if self.drafter:
             self.drafter.reset()
 
-    def _prefill(self, prompt: tuple[int, ...]) -> int:
+    def _prefill(self, prompt: tuple[int, ...], stream: TokenStream) -> int:
         """Run all but the last token, which is the anchor; return how many were there already."""
         state, body = self.target.state, prompt[:-1]
         state.rollback()
@@ -179,11 +191,13 @@ class TokenEngine:
             self._forget()
         cached = state.committed
         observe = self.drafter.observe if self.drafter else None
-        prefill(self.target, body[cached:], self.plan.chunk, observe)
+        prefill(
+            self.target, body[cached:], self.plan.chunk, observe, lambda: stream.is_cancelled
+        )
         return cached
 
     def _decoder(self, request: Request) -> Decoder:
-        sampler = Sampler(request.sampling, self.facts.vocab_size, request.prompt_ids)
+        sampler = Sampler.for_request(request, self.facts.vocab_size)
         budget = self.plan.max_nodes - 1
         is_auto = self.config.budget == "auto"
         use_ngram = self.config.ngram == "on" or (self.config.ngram == "auto" and is_auto)

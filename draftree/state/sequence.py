@@ -78,6 +78,11 @@ class SequenceState:
         self.tokens.extend(tree.tokens[node] for node in path)
         self._tree = None
 
+    def note(self, tokens: Sequence[int]) -> None:
+        """What the device has committed in a round of its own."""
+        assert self._tree is None, "a round begins between passes"
+        self.tokens.extend(tokens)
+
     def rollback(self) -> None:
         """Forget the pass; only a tentative one can be forgotten."""
         assert self._tree is None or not self._is_certain, "a certain pass cannot be forgotten"

@@ -1,6 +1,6 @@
 """Every CUDA source compiles for every kind of chip, without a GPU; the cache on disk is used."""
 
-from collections.abc import Iterator
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +9,11 @@ import pytest
 from draftree.kernels.cuda import compile as cuda_compile
 from draftree.kernels.cuda.compile import Gpu, KernelSource, compile_cubin
 from draftree.kernels.cuda.layout import unit_format
-from draftree.kernels.cuda.linear import plan_linear, prepare_source
+from draftree.kernels.cuda.linear import plan_linear
 from draftree.kernels.cuda.pack import repack_source
+from draftree.kernels.cuda.prefill import expand_source
+from draftree.kernels.cuda.prepare import RowOp, RowPlan, prepare_source
+from draftree.kernels.cuda.sources import all_sources
 from draftree.kernels.quant.formats import QuantType
 
 # Shared memory a block and a multiprocessor has, in bytes, on each kind of chip.
@@ -24,15 +27,19 @@ CHIPS = {
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def needed_compiler() -> None:
     pytest.importorskip("cuda.core", reason="cuda-core is not installed")
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
     try:
         nvrtc.nvrtcVersion()
     except Exception as error:
         pytest.skip(f"NVRTC cannot be loaded: {error}")
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
-    yield tmp_path / "cuda"
+    return tmp_path / "cuda"
 
 
 def device(arch: int) -> Gpu:
@@ -42,15 +49,19 @@ def device(arch: int) -> Gpu:
 
 @pytest.mark.parametrize("arch", CHIPS)
 def test_sources_compile_for_every_chip(arch: int) -> None:
-    form = unit_format(QuantType.Q4_K)
-    sources = [
-        plan_linear(form, 16, device(arch)).source,
-        repack_source("repack_kernel", QuantType.Q4_K, form),
-        KernelSource("expand_kernel", ("bits", "format", "expand"), form.macros),
-        prepare_source(in_rows=False),
-    ]
-    for source in sources:
-        assert compile_cubin(source, arch)[:4] == b"\x7fELF"
+    for source in all_sources(device(arch)):
+        assert compile_cubin(source, arch)[:4] == b"\x7fELF", source.name
+
+
+def test_every_kernel_is_listed() -> None:
+    folder = Path(cuda_compile.__file__).parent / "source"
+    kernels = {
+        name
+        for path in folder.glob("*.cu")
+        for head in path.read_text(encoding="utf-8").split("__global__")[1:]
+        for name in re.findall(r"(\w+_kernel)\s*\(", head)[:1]
+    }
+    assert kernels == {source.name for source in all_sources(device(90))}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +72,7 @@ def test_every_format_compiles(qtype: QuantType) -> None:
     for source in (
         plan_linear(form, 1, device(90)).source,
         repack_source("row_scale_kernel", qtype, form),
-        KernelSource("expand_kernel", ("bits", "format", "expand"), form.macros),
+        expand_source("expand_kernel", form),
     ):
         assert compile_cubin(source, 90)[:4] == b"\x7fELF"
 
@@ -81,9 +92,11 @@ def test_machine_code_is_made_once(own_cache: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_other_macros_or_chips_are_other_code(own_cache: Path) -> None:
-    for rows in (0, 1):
-        compile_cubin(prepare_source(in_rows=bool(rows)), 90)
-    compile_cubin(prepare_source(in_rows=True), 80)
+    in_rows, in_tiles = (
+        prepare_source(RowOp.PLAIN, RowPlan(1, 4, 1), in_rows=in_rows) for in_rows in (True, False)
+    )
+    for source, arch in ((in_rows, 90), (in_tiles, 90), (in_rows, 80)):
+        compile_cubin(source, arch)
     assert len(list(own_cache.iterdir())) == 3
 
 

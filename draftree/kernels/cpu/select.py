@@ -35,6 +35,7 @@ from draftree.kernels.cpu.simd import (
 _BLOCK = 64
 _MINUS_INFINITY = np.float32(-np.inf)
 _ZERO, _ONE = np.int64(0), np.int64(1)  # typed: a literal would compile a callee once more
+_ALL_BITS, _ONE_BIT = np.uint32(0xFFFFFFFF), np.uint32(1)
 _NUM_BINS = 1024
 _BINS_PER_UNIT = 32.0
 _NEAR = np.float32(16.0)  # what lies further below the maximum rarely takes part in a share
@@ -252,6 +253,23 @@ def penalize(logits, seen_ids, seen_counts, repetition, presence, frequency):
         if count > 0:
             value -= np.float32(presence) + np.float32(frequency) * np.float32(count)
         logits[token] = value
+
+
+@cached_njit
+def forbid(logits, bits):
+    """In place: minus infinity for each token whose bit in the uint32 words is not set."""
+    address, nothing = logits.ctypes.data, splat(_MINUS_INFINITY)
+    for word in range(len(bits)):
+        allowed, start = bits[word], 32 * word
+        if allowed == _ALL_BITS:
+            continue
+        if allowed == 0 and start + 32 <= len(logits):
+            store(address + 4 * start, nothing)
+            store(address + 4 * start + 64, nothing)
+            continue
+        for i in range(start, min(start + 32, len(logits))):
+            if (allowed >> np.uint32(i - start)) & _ONE_BIT == 0:
+                logits[i] = _MINUS_INFINITY
 
 
 @cached_njit

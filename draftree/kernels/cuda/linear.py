@@ -11,6 +11,7 @@ import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.layout import X_COLS, PackedMatrix, UnitFormat, band_tiles
+from draftree.kernels.cuda.prepare import prepare_plain
 from draftree.kernels.quant.formats import QuantType
 
 TOKEN_TILES = (1, 2, 3, 4, 6, 8)  # kernels exist for this many groups of 8 tokens
@@ -120,24 +121,8 @@ def prepare(
     x: torch.Tensor, into: Activations, gpu: Gpu, *, live: torch.Tensor | None = None
 ) -> Activations:
     """Fill `into` from float32 [tokens, num_cols]; live: how many count, int32 [1] on the GPU."""
-    if x.dtype != torch.float32 or x.shape[1] != into.num_cols or x.stride(1) != 1:
-        raise ValueError(
-            f"expected float32 rows of {into.num_cols}, not {x.dtype} {tuple(x.shape)}"
-        )
-    if x.data_ptr() % 16 or x.stride(0) % 4 or into.num_cols % 8:
-        raise ValueError("rows of activations must start at multiples of 16 bytes")
-    if x.shape[0] > 8 * into.num_tiles:
-        raise ValueError(f"{x.shape[0]} tokens do not fit into {into.num_tiles} tiles of 8")
-    kernel = load_kernel(prepare_source(in_rows=False), gpu)
-    sizes = (into.num_cols, into.padded_cols, x.stride(0), into.num_tiles)
-    kernel.launch(
-        (x.shape[0],), 1024, x, into.halves, into.token_scale, live, *sizes, is_chained=True
-    )
+    prepare_plain(x, into, gpu, live=live)
     return into
-
-
-def prepare_source(*, in_rows: bool) -> KernelSource:
-    return KernelSource("prepare_kernel", ("bits", "prepare"), (("IN_ROWS", int(in_rows)),))
 
 
 def linear(

@@ -15,9 +15,14 @@ SLAB_BYTES = 64 * 1024 * 1024
 _FLOATS = (QuantType.F32, QuantType.F16, QuantType.BF16)
 
 
+def is_native(qtype: QuantType) -> bool:
+    """Whether kernels read the format as it stands in a file."""
+    return qtype in _FLOATS or unit_format(qtype).qtype == qtype
+
+
 def repack_source(name: str, qtype: QuantType, form: UnitFormat) -> KernelSource:
     macros = (*form.macros, ("SOURCE", qtype.value))
-    return KernelSource(name, ("bits", "format", "repack"), macros)
+    return KernelSource(name, ("bits", "format", "raw", "repack"), macros)
 
 
 def repack(
@@ -43,24 +48,25 @@ def repack(
 def pack(raw: np.ndarray, qtype: QuantType, gpu: Gpu) -> PackedMatrix:
     """Upload and repack whole rows, uint8 [rows, row_bytes]; ready when this returns."""
     num_rows, row_bytes = raw.shape
-    is_native = qtype in _FLOATS or unit_format(qtype).qtype == qtype
     num_cols = row_bytes // qtype.block_bytes * qtype.block_len
     if num_cols % 32:
         raise ValueError(f"rows of {num_cols} weights cannot be used: not a multiple of 32")
     matrix = new_matrix(unit_format(qtype), num_rows, num_cols, gpu)
-    source_type, source_bytes = (qtype, row_bytes) if is_native else (QuantType.F32, 4 * num_cols)
+    is_kept = is_native(qtype)
+    source_type, source_bytes = (qtype, row_bytes) if is_kept else (QuantType.F32, 4 * num_cols)
     slab_rows = max(ROWS, SLAB_BYTES // source_bytes // ROWS * ROWS)
     size = min(slab_rows, num_rows) * source_bytes
-    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=gpu.is_real)
     staging = torch.empty(size, dtype=torch.uint8, device=matrix.units.device)
     for first_row in range(0, num_rows, slab_rows):
         rows = raw[first_row : first_row + slab_rows]
-        if not is_native:
+        if not is_kept:
             rows = dequantize(rows, qtype).view(np.uint8)
         used = rows.shape[0] * source_bytes
         np.copyto(pinned.numpy()[:used].reshape(rows.shape), rows)
         slab = staging[:used].copy_(pinned[:used], non_blocking=True)
         repack(slab.view(rows.shape), source_type, matrix, first_row, gpu)
         # Frees the pinned memory; and chained kernels read units before they wait for this stream.
-        torch.cuda.current_stream(gpu.index).synchronize()
+        if gpu.is_real:
+            torch.cuda.current_stream(gpu.index).synchronize()
     return matrix

@@ -7,21 +7,21 @@ weights and one slab of float32 products.
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.layout import ROWS, X_COLS, PackedMatrix
-from draftree.kernels.cuda.linear import prepare_source
+from draftree.kernels.cuda.layout import ROWS, PackedMatrix, UnitFormat
+from draftree.kernels.cuda.prepare import new_half_rows, prepare_plain
 
 SLAB_BYTES = 128 * 1024 * 1024
 
 
-def expand_source(name: str, matrix: PackedMatrix) -> KernelSource:
-    return KernelSource(name, ("bits", "format", "expand"), matrix.format.macros)
+def expand_source(name: str, form: UnitFormat) -> KernelSource:
+    return KernelSource(name, ("bits", "format", "expand"), form.macros)
 
 
 def expand(matrix: PackedMatrix, first_tile: int, num_tiles: int, gpu: Gpu) -> torch.Tensor:
     """Whole tiles as float16 [num_tiles * 128, padded columns], rows divided by their row_scale."""
     cols = matrix.num_chunks * matrix.format.cols
     out = torch.empty((num_tiles * ROWS, cols), dtype=torch.float16, device=matrix.units.device)
-    load_kernel(expand_source("expand_kernel", matrix), gpu).launch(
+    load_kernel(expand_source("expand_kernel", matrix.format), gpu).launch(
         (num_tiles * matrix.num_chunks,),
         256,
         *(matrix.units[first_tile:], matrix.row_scale[first_tile * ROWS :], out),
@@ -32,14 +32,16 @@ def expand(matrix: PackedMatrix, first_tile: int, num_tiles: int, gpu: Gpu) -> t
 
 def prepare_rows(x: torch.Tensor, gpu: Gpu) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 [tokens, cols] -> float16 [tokens, padded columns] and scales, float32 [tokens]."""
-    num_tokens, num_cols = x.shape
-    padded = -(-num_cols // X_COLS) * X_COLS
-    halves = torch.empty((num_tokens, padded), dtype=torch.float16, device=x.device)
-    scale = torch.empty(num_tokens, device=x.device)
-    load_kernel(prepare_source(in_rows=True), gpu).launch(
-        (num_tokens,), 1024, x, halves, scale, None, *(num_cols, padded, x.stride(0), 0)
-    )
-    return halves, scale
+    into = new_half_rows(*x.shape, gpu)
+    prepare_plain(x, into, gpu)
+    return into.halves, into.token_scale
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """float16 operands, float32 product; torch's matmul for the CPU has no such form."""
+    if a.is_cuda:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()
 
 
 def prefill_linear(
@@ -56,12 +58,12 @@ def prefill_linear(
     halves, token_scale = prepare_rows(x, gpu)
     cols = matrix.num_chunks * matrix.format.cols
     slab_tiles = max(1, slab_bytes // (2 * cols * ROWS))
-    rescale = load_kernel(expand_source("rescale_kernel", matrix), gpu)
+    rescale = load_kernel(expand_source("rescale_kernel", matrix.format), gpu)
     used_tiles = -(-matrix.num_rows // ROWS)
     for tile in range(0, used_tiles, slab_tiles):
         num_tiles = min(slab_tiles, used_tiles - tile)
         weights = expand(matrix, tile, num_tiles, gpu)
-        product = torch.mm(halves[:, :cols], weights.T, out_dtype=torch.float32)
+        product = _multiply(halves[:, :cols], weights.T)
         row = tile * ROWS
         num_rows = min(matrix.num_rows - row, num_tiles * ROWS)
         rescale.launch(

@@ -41,6 +41,10 @@ class CudaStep:
         return int(self._control[NUM_TOKENS])
 
     @property
+    def committed(self) -> int:
+        return int(self._control[COMMITTED])
+
+    @property
     def num_rows(self) -> int:
         return int(self._control[NUM_ROWS])
 

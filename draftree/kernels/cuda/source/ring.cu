@@ -4,28 +4,13 @@
 #define BULK (__CUDA_ARCH__ >= 900)
 #endif
 
-DEV u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
-
+#ifndef EMULATED
 DEV void init_barrier(u64* barrier, int count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
 
-DEV void publish_barriers() {
-#if BULK
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
 DEV void arrive(u64* barrier) {
   asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(shared_address(barrier)) : "memory");
-}
-
-DEV void expect_bytes(u64* barrier, int bytes) {
-#if BULK
-  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;}" ::"r"(shared_address(barrier)),
-               "r"(bytes)
-               : "memory");
-#endif
 }
 
 // Whether the phase with this parity has ended.
@@ -37,48 +22,61 @@ DEV bool has_ended(u64* barrier, int parity) {
                : "memory");
   return ended;
 }
+#if BULK
+DEV void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+DEV void expect_bytes(u64* barrier, int bytes) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;}" ::"r"(shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
 
 DEV void wait_barrier(u64* barrier, int parity) {
-#if BULK
   asm volatile(
       "{\n.reg .pred done;\nagain:\n"
       "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
       "@!done bra again;\n}" ::"r"(shared_address(barrier)), "r"(parity)
       : "memory");
-#endif
 }
 
-// Copies bytes (a multiple of 16) into shared memory.
-DEV void copy_async(void* to, const void* from, int bytes, u64* barrier) {
-#if BULK
+DEV void copy_bulk(void* to, const void* from, int bytes, u64* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(to)),
                "l"(from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
+}
+
+// Ordinary stores to a stage are done before a bulk copy overwrites it.
+DEV void release_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#endif
+#endif
+
+#if !BULK
+DEV void publish_barriers() {}
+DEV void expect_bytes(u64* barrier, int bytes) {}
+DEV void wait_barrier(u64* barrier, int parity) {}
+DEV void release_stores() {}
+#endif
+
+// Copies bytes (a multiple of 16) into shared memory.
+DEV void copy_async(void* to, const void* from, int bytes, u64* barrier) {
+#if BULK
+  copy_bulk(to, from, bytes, barrier);
 #else
   for (int i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to) + i),
-                 "l"(static_cast<const u8*>(from) + i)
-                 : "memory");
+    copy16_async(static_cast<u8*>(to) + i, static_cast<const u8*>(from) + i);
 #endif
 }
 
 DEV void end_stage_copy() {
 #if !BULK
-  asm volatile("cp.async.commit_group;" ::: "memory");
+  commit_copies();
 #endif
 }
 
 // Waits until at most PENDING later stages are still under way, for all threads.
 template <int PENDING>
 DEV void meet_at_stage() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+  wait_copies<PENDING>();
   __syncthreads();
-}
-
-// Ordinary stores to a stage are done before a bulk copy overwrites it.
-DEV void release_stores() {
-#if BULK
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
 }

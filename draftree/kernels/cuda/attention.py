@@ -1,0 +1,155 @@
+"""Attention of up to 64 rows over the committed keys and, in a tree, over their own ancestors.
+
+Keys are reduced in tiles, segments and spans fixed by absolute position; a row's bits depend
+neither on the other rows nor on which of its keys are committed. source/attention_plan.cu says how
+the work is shared out. Long prompts: attention_prefill.py.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
+from draftree.kernels.cuda.kv_cache import CudaKv, head_strides, kv_commit, kv_write
+from draftree.kernels.cuda.step import CudaStep
+
+__all__ = ["AttentionWorkspace", "attention", "kv_commit", "kv_write", "new_attention_workspace"]
+
+SEGMENT_LEN = 256
+_THREADS, _MERGE_THREADS = 256, (1024, 256)
+_TILE, _COLS, _SPAN, _FOLD_WAVES = 64, 48, 4, 3  # as in source/attention_plan.cu
+_MOST_STAGES, _FEW_STAGES = 6, 4
+_RESERVED_SHARED = 3072  # what a block needs beside its stages, and the driver's own
+_SLICE_ROWS = 32  # of one launch: bounds the workspace
+_FEW_ROWS = 8
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """How attention with heads of up to `dim` is launched."""
+
+    dim: int
+    num_stages: int
+    blocks_an_sm: int
+    num_blocks: int
+    segment_len: int
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.num_stages * _TILE * self.dim * 2 + _COLS * (self.dim + _TILE) * 2
+
+    @property
+    def source(self) -> KernelSource:
+        macros = (("STAGES", self.num_stages), ("BLOCKS_AN_SM", self.blocks_an_sm))
+        return self._source("attention_kernel", "attention", macros)
+
+    @property
+    def merge_source(self) -> KernelSource:
+        return self._source("attention_merge_kernel", "attention_merge", ())
+
+    def _source(self, name: str, file: str, macros: tuple[tuple[str, int], ...]) -> KernelSource:
+        macros = (("DIM", self.dim), ("SEGMENT", self.segment_len), *macros)
+        return KernelSource(name, ("bits", "attention_plan", file), macros)
+
+    def most_entries(self, num_rows: int, num_heads: int, capacity: int) -> int:
+        """Partial results of a row and head that a launch can leave."""
+        columns = num_rows * num_heads
+        segments = -(-capacity // self.segment_len) + 1
+        unfolded = min(segments * columns, _SPAN * _COLS * _FOLD_WAVES * self.num_blocks + 8 * columns)
+        return max(unfolded, (segments // _SPAN + 8) * columns)
+
+
+@dataclass(frozen=True)
+class AttentionWorkspace:
+    """Partial results; launches that share one must follow each other on one stream."""
+
+    plan: AttentionPlan
+    partial: torch.Tensor  # float32 [entries, plan.dim]
+    stats: torch.Tensor  # float32 [entries, 2]: maximum and sum of the weights
+
+
+def plan_attention(head_dim: int, gpu: Gpu, segment_len: int = SEGMENT_LEN) -> AttentionPlan:
+    dim = next((n for n in (64, 128, 256) if n >= head_dim), 0)
+    if not dim or head_dim % 8:
+        raise ValueError(f"attention with heads of {head_dim} dimensions is not supported")
+    if segment_len % _TILE:
+        raise ValueError(f"segments of {segment_len} positions are not whole tiles of {_TILE}")
+    for blocks, least in ((2, _FEW_STAGES), (1, 2)):
+        room = min(gpu.shared_per_block, gpu.shared_per_sm // blocks - 1024) - _RESERVED_SHARED
+        room -= AttentionPlan(dim, 0, blocks, 0, segment_len).shared_bytes
+        stages = min(_MOST_STAGES, room // (_TILE * dim * 2))
+        if stages >= least:
+            return AttentionPlan(dim, stages, blocks, gpu.num_sms * blocks, segment_len)
+    raise ValueError(f"heads of {head_dim} dimensions need more shared memory than the GPU has")
+
+
+def new_attention_workspace(
+    max_rows: int,
+    num_heads: int,
+    head_dim: int,
+    max_ctx: int,
+    gpu: Gpu,
+    *,
+    segment_len: int = SEGMENT_LEN,
+) -> AttentionWorkspace:
+    """Scratch for passes of up to max_rows that follow up to max_ctx positions."""
+    plan = plan_attention(head_dim, gpu, segment_len)
+    entries = plan.most_entries(min(max_rows, _SLICE_ROWS), num_heads, max_ctx + max_rows)
+    return AttentionWorkspace(
+        plan,
+        torch.empty((entries, plan.dim), device=gpu.place),
+        torch.empty((entries, 2), device=gpu.place),
+    )
+
+
+def attention(
+    q: torch.Tensor,
+    cache: CudaKv,
+    step: CudaStep,
+    out: torch.Tensor,
+    workspace: AttentionWorkspace,
+    gpu: Gpu,
+    *,
+    window: int = 0,
+    bidirectional: bool = False,
+) -> torch.Tensor:
+    """out = softmax(q k / sqrt(head_dim)) v, both [rows, heads * head_dim] or views of heads.
+
+    The pass's own keys are in the cache already. Causal rows see the committed keys, their
+    ancestors (in a chain: all earlier rows) and themselves; bidirectional ones the committed keys
+    and all rows. With a window, keys from that far back on are hidden.
+    """
+    plan, head_dim, kv_heads = workspace.plan, cache.head_dim, cache.num_kv_heads
+    (heads, *q_strides), (out_heads, *out_strides) = (head_strides(x, head_dim) for x in (q, out))
+    group = heads // kv_heads
+    if heads != out_heads or heads != group * kv_heads or group > _COLS or len(q) != len(out):
+        raise ValueError(f"{heads} heads cannot share {kv_heads} key heads")
+    if not plan.dim // 2 < max(head_dim, 33) <= plan.dim:
+        raise ValueError(f"the workspace is for heads of {plan.dim} dimensions, not {head_dim}")
+    if plan.most_entries(min(len(q), _SLICE_ROWS), heads, cache.capacity) > len(workspace.partial):
+        raise ValueError("the workspace is too small for the rows, heads or positions")
+    kernel, merge_kernel = (load_kernel(s, gpu) for s in (plan.source, plan.merge_source))
+    scale = head_dim**-0.5 * math.log2(math.e)
+    merge_threads = _MERGE_THREADS[len(q) > _FEW_ROWS]
+    for first in range(0, len(q), _SLICE_ROWS):
+        count = min(_SLICE_ROWS, len(q) - first)
+        shape = (first, count, kv_heads, group, head_dim, window, int(bidirectional))
+        positions, partial = step.positions[first:], (workspace.partial, workspace.stats)
+        kernel.launch(
+            (plan.num_blocks,),
+            _THREADS,
+            *(step.control, positions, step.ancestors[min(first, step.max_nodes) :], q[first:]),
+            *(cache.keys, cache.values, *partial, scale),
+            *(step.ancestors.stride(0), *q_strides, cache.capacity, *shape),
+            shared_bytes=plan.shared_bytes,
+            is_chained=True,
+        )
+        merge_kernel.launch(
+            (count, heads),
+            merge_threads,
+            *(step.control, positions, *partial, out[first:], *out_strides, *shape),
+            plan.num_blocks,
+            is_chained=True,
+        )
+    return out

@@ -1,0 +1,153 @@
+"""The token that follows each row of logits, and a draft's best candidates, all on the device.
+
+The choice is that of kernels/cpu/sampling.py: the same noise by (seed, position, token), the same
+filters, ties to the lower token. How tokens are chosen is read from the request's words. No
+penalties.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
+from draftree.kernels.cuda.request import MAX_TOP_K, WORD_MACROS, RequestWords
+from draftree.kernels.cuda.step import CudaStep
+
+MAX_CANDIDATES = MAX_TOP_K
+_THREADS = 256
+_SLICE = 8192  # logits a block
+_MAX_SLICES = 64
+_NUM_BINS, _MEMBERS = 1024, 4096
+_FILES = ("bits", "request", "noise", "select", "sampling")
+
+
+@dataclass(frozen=True)
+class SamplingWorkspace:
+    """Scratch; calls that share one must follow each other on one stream."""
+
+    num_slices: int
+    slices: torch.Tensor  # int64 [rows, slices, MAX_TOP_K], the best of each slice
+    weights: torch.Tensor  # float32 [rows, slices, 2]
+    peaks: torch.Tensor  # float32 [rows, slices]
+    borders: torch.Tensor  # int64 [rows]
+    members: torch.Tensor  # int64 [rows, 4096]
+    # Zero between calls.
+    bins: torch.Tensor  # int64 [rows, 1024]
+    num_members: torch.Tensor  # int32 [rows]
+    arrived: torch.Tensor  # int32 [rows]
+
+
+def new_sampling_workspace(max_rows: int, vocab_size: int, gpu: Gpu) -> SamplingWorkspace:
+    num_slices, place = -(-vocab_size // _SLICE), gpu.place
+    if num_slices > _MAX_SLICES:
+        raise ValueError(f"a vocabulary of {vocab_size} is too large to choose from")
+    long = {"dtype": torch.int64, "device": place}
+    return SamplingWorkspace(
+        num_slices,
+        torch.zeros((max_rows, num_slices, MAX_TOP_K), **long),
+        torch.zeros((max_rows, num_slices, 2), device=place),
+        torch.zeros((max_rows, num_slices), device=place),
+        torch.zeros(max_rows, **long),
+        torch.zeros((max_rows, _MEMBERS), **long),
+        torch.zeros((max_rows, _NUM_BINS), **long),
+        torch.zeros(max_rows, dtype=torch.int32, device=place),
+        torch.zeros(max_rows, dtype=torch.int32, device=place),
+    )
+
+
+def sampling_source(name: str) -> KernelSource:
+    files = _FILES if name in ("choose_kernel", "rank_kernel") else (*_FILES, "border")
+    return KernelSource(name, files, WORD_MACROS)
+
+
+def choose(
+    logits: torch.Tensor,  # float32 [rows, vocab_size]
+    step: CudaStep,
+    words: RequestWords,
+    chosen: torch.Tensor,  # int32 [rows]
+    workspace: SamplingWorkspace,
+    gpu: Gpu,
+    *,
+    use_border: bool = False,
+) -> None:
+    """chosen[i] = the token after node step.rows[i], for the live rows.
+
+    use_border: with filters for which `needs_border` holds; for others it only takes longer.
+    """
+    _check(logits, workspace)
+    num_rows, vocab_size = logits.shape
+    grid, sizes = (workspace.num_slices, num_rows), (logits.stride(0), vocab_size)
+    if use_border:
+        _find_borders(logits, step, words, workspace, gpu)
+    load_kernel(sampling_source("choose_kernel"), gpu).launch(
+        grid,
+        _THREADS,
+        *(logits, step.control, step.rows, step.positions, words.device),
+        workspace.borders if use_border else None,
+        *(workspace.slices, workspace.arrived, chosen, *sizes),
+        is_chained=True,
+    )
+
+
+def _find_borders(
+    logits: torch.Tensor,
+    step: CudaStep,
+    words: RequestWords,
+    workspace: SamplingWorkspace,
+    gpu: Gpu,
+) -> None:
+    w, sizes = workspace, (logits.stride(0), logits.shape[1])
+    grid, shared = (w.num_slices, logits.shape[0]), (logits, step.control, words.device)
+    load_kernel(sampling_source("peak_kernel"), gpu).launch(
+        grid, _THREADS, *shared, w.peaks, *sizes, is_chained=True
+    )
+    for is_mass in (0, 1):  # top_k, then top_p of what it leaves
+        load_kernel(sampling_source("bin_kernel"), gpu).launch(
+            grid, _THREADS, *shared, w.peaks, w.borders, w.bins, *sizes, is_mass, is_chained=True
+        )
+        load_kernel(sampling_source("border_kernel"), gpu).launch(
+            grid,
+            _THREADS,
+            *(*shared, w.peaks, w.borders, w.bins, w.members, w.num_members, w.arrived),
+            *(*sizes, is_mass),
+            is_chained=True,
+        )
+
+
+def rank(
+    logits: torch.Tensor,  # float32 [positions, vocab_size], row i for i + 1 after the root
+    step: CudaStep,
+    draft_step: CudaStep,
+    words: RequestWords,
+    ids: torch.Tensor,  # int32 [positions, num_candidates]
+    log_probs: torch.Tensor,  # float32 [positions, num_candidates]
+    workspace: SamplingWorkspace,
+    gpu: Gpu,
+) -> None:
+    """The best candidates of each live row of the draft, as `Sampler.rank` has them.
+
+    Positions of the noise are the target's, from `step`; how many rows are live says the draft's.
+    """
+    _check(logits, workspace)
+    num_rows, vocab_size = logits.shape
+    count = ids.shape[1]
+    if not 1 <= count <= min(MAX_CANDIDATES, vocab_size):
+        raise ValueError(f"{count} candidates cannot be ranked, at most {MAX_CANDIDATES}")
+    if not (ids.is_contiguous() and log_probs.is_contiguous()) or ids.shape != log_probs.shape:
+        raise ValueError("candidates must be contiguous and of one shape")
+    load_kernel(sampling_source("rank_kernel"), gpu).launch(
+        (workspace.num_slices, num_rows),
+        _THREADS,
+        *(logits, draft_step.control, step.control, words.device),
+        *(workspace.slices, workspace.weights, workspace.arrived, ids, log_probs),
+        *(logits.stride(0), vocab_size, count),
+        is_chained=True,
+    )
+
+
+def _check(logits: torch.Tensor, workspace: SamplingWorkspace) -> None:
+    if logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.stride(0) % 4:
+        raise ValueError("rows of logits must be float32 and start at multiples of 16 bytes")
+    fits = logits.shape[0] <= len(workspace.arrived)
+    if not fits or -(-logits.shape[1] // _SLICE) != workspace.num_slices:
+        raise ValueError(f"the workspace is not for logits {tuple(logits.shape)}")

@@ -1,0 +1,410 @@
+// Attention of up to 64 rows over the committed keys and their own ancestors: partial results of segments.
+//
+// A block works through items, tile by tile; keys and values come through a ring of half tiles, which runs ahead over
+// the ends of items. Scores are keys times queries and results are values times weights, both by the matrix
+// instruction: a tile has 16 keys by 8 columns for a warp, then 16 dimensions by 8 columns. Every column goes through
+// the same instructions with the same neighbours along the sums, whoever computes it.
+constexpr int WARPS = 8, THREADS = WARPS * 32;
+constexpr int CHUNKS = DIM / 8;                      // of 16 bytes, in a row of DIM halves
+constexpr int STAGE_BYTES = TILE * DIM * 2;
+constexpr int SCORE_COLS = COL_TILES / 2;            // groups of 8 columns whose scores a warp computes
+constexpr int DIM_TILES = DIM / 16;
+constexpr bool SHARES_COLS = DIM_TILES < WARPS;      // few dimensions: two warps share them, half the columns each
+constexpr int OUT_TILES = SHARES_COLS ? 1 : DIM_TILES / WARPS;
+constexpr int OUT_COLS = SHARES_COLS ? COL_TILES / 2 : COL_TILES;
+
+struct Pass {
+  const int *control, *positions, *ancestors;  // of this launch's rows
+  int ancestor_stride;
+  const float* q;
+  int q_row, q_head;
+  float scale;
+  const u16 *keys, *values;  // [kv_heads][capacity][head_dim]
+  int capacity;
+  float* partial;  // [slot][row][head][DIM]
+  float2* stats;   // maximum and sum of the weights
+};
+
+struct Board {  // what the warps tell each other
+  float top[4][COLS];          // of 16 keys each
+  float2 state[COLS];          // of the item so far
+  float shrink[COLS];          // what older sums of the segment are multiplied with
+  float2 factors[COLS];        // of the item's state and of the segment
+  int entry[COLS], low[COLS];  // where the column's result goes, -1: nowhere; the first position that it sees
+};
+
+DEV int swizzled(int row, int chunk) { return (row * CHUNKS + (chunk ^ (row & 7))) * 16; }
+DEV int weight_place(int col, int chunk) { return (col * 8 + (chunk ^ (col & 7))) * 16; }
+DEV u32 pack_halves(float even, float odd) { return to_half(even) | static_cast<u32>(to_half(odd)) << 16; }
+DEV float clamp_half(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); }
+
+// Walks over the tiles of the block's items, ahead of the worker, and copies them into the ring.
+struct Feeder {
+  const Pass& pass;
+  const Plan& plan;
+  const Shape& shape;
+  u8* ring;
+  int index, segment, row, stage;
+  Item item;
+  Run run;  // what is left of it
+
+  DEV_MEMBER void begin() {
+    if (index >= plan.num_items) return;
+    item = item_at(plan, shape, index);
+    segment = item.segment, row = item.first_row - 1;
+    run = run_of(plan, item, segment, row, pass.positions);
+  }
+
+  // Goes on to a run that has tiles.
+  DEV_MEMBER void seek() {
+    while (index < plan.num_items && run.begin >= run.end) {
+      if (++row >= item.end_row) {
+        if (++segment == item.segment + item.num_segments) {
+          index += gridDim.x;
+          begin();
+          continue;
+        }
+        row = item.first_row - 1;
+      }
+      run = run_of(plan, item, segment, row, pass.positions);
+    }
+  }
+
+  // Asks for the next half tile. The values of a tile follow its keys.
+  DEV_MEMBER void feed(bool is_value) {
+    if (index < plan.num_items) {
+      copy_tile((is_value ? pass.values : pass.keys) + static_cast<u64>(item.kv_head) * pass.capacity * shape.head_dim);
+      if (is_value) run.begin += TILE, seek();
+    }
+    commit_copies();
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+  }
+
+  DEV_MEMBER void copy_tile(const u16* plane) {
+    constexpr int ROUNDS = TILE * CHUNKS / THREADS, KEYS = THREADS / CHUNKS;  // keys a round, a multiple of 8
+    const int key = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS, head_dim = shape.head_dim;
+    u8* to = ring + stage * STAGE_BYTES + swizzled(key, chunk);
+    plane += chunk * 8;
+    const bool is_looked_up = row >= item.first_row && pass.control[IS_TREE];
+    if (!is_looked_up && run.begin + TILE <= run.limit && head_dim == DIM) {
+      const u16* from = plane + static_cast<u64>(run.begin + key) * DIM;
+#pragma unroll
+      for (int i = 0; i < ROUNDS; i++) copy16_async(to + i * KEYS * CHUNKS * 16, from + i * KEYS * DIM);
+      return;
+    }
+    const int* ancestors = pass.ancestors + row * pass.ancestor_stride - plan.committed;
+#pragma unroll 2
+    for (int i = 0; i < ROUNDS; i++) {
+      const int position = run.begin + key + i * KEYS;
+      int slot = position;
+      if (is_looked_up && position >= plan.committed && position < run.limit) slot = plan.committed + ancestors[position];
+      // Keys that nobody sees are zeros: what else lies there must not even touch the rounding.
+      if (position < run.limit && chunk * 8 < head_dim)
+        copy16_async(to + i * KEYS * CHUNKS * 16, plane + static_cast<u64>(slot) * head_dim);
+      else
+        *reinterpret_cast<uint4*>(to + i * KEYS * CHUNKS * 16) = make_uint4(0, 0, 0, 0);
+    }
+  }
+};
+
+// Scaled queries of an item's columns as halves, and what is known of the columns.
+DEV void load_queries(const Pass& pass, const Plan& plan, const Shape& shape, const Item& item, u8* queries, Board& board) {
+  const int heads = shape.kv_heads * shape.group;
+  for (int at = threadIdx.x; at < item.num_cols * CHUNKS; at += THREADS) {
+    const int col = at / CHUNKS, chunk = at % CHUNKS, column = item.first_col + col;
+    const int row = divide(column, item.width), part = column - row * item.width, head = item.kv_head * shape.group + part;
+    const bool is_live = row < plan.live && part < shape.group;
+    float v[8] = {};
+    if (is_live && chunk * 8 < shape.head_dim) {
+      const float4* from = reinterpret_cast<const float4*>(pass.q + static_cast<u64>(row) * pass.q_row + head * pass.q_head + chunk * 8);
+      const float4 a = from[0], b = from[1];
+      v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) v[i] = clamp_half(__fmul_rn(v[i], pass.scale));
+    *reinterpret_cast<uint4*>(queries + swizzled(col, chunk)) =
+        make_uint4(pack_halves(v[0], v[1]), pack_halves(v[2], v[3]), pack_halves(v[4], v[5]), pack_halves(v[6], v[7]));
+    if (chunk == 0) {
+      board.entry[col] = is_live ? (item.slot * plan.live + row) * heads + head : -1;
+      board.low[col] = is_live && shape.window ? pass.positions[row] - shape.window + 1 : 0;
+      board.state[col] = make_float2(LOWEST, 0.0f);
+    }
+  }
+}
+
+// One warp: scores of 16 keys of a tile for the columns in `mask`, from its own first group on. Hidden keys get none.
+DEV void score(const u8* keys, const u8* queries, int strip, int first, u32 mask, float (*s)[4]) {
+  const int lane = threadIdx.x & 31;
+  float odd[SCORE_COLS][4] = {};  // two sums, so that fewer steps wait for each other
+#pragma unroll
+  for (int n = 0; n < SCORE_COLS; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
+  if (!(mask >> first & ((1 << SCORE_COLS) - 1))) return;
+#pragma unroll 4
+  for (int step = 0; step < DIM / 32; step++) {
+    u32 a[2][4];
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+      load_matrix_x4(a[k], keys + swizzled(strip * 16 + (lane & 15), step * 4 + k * 2 + (lane >> 4)));
+#pragma unroll
+    for (int n = 0; n < SCORE_COLS; n++)
+      if (mask >> (first + n) & 1) {
+        u32 b[4];
+        load_matrix_x4(b, queries + swizzled((first + n) * 8 + (lane & 7), step * 4 + (lane >> 3)));
+        mma(s[n], a[0], b[0], b[1]);
+        mma(odd[n], a[1], b[2], b[3]);
+      }
+  }
+#pragma unroll
+  for (int n = 0; n < SCORE_COLS; n++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) s[n][i] = __fadd_rn(s[n][i], odd[n][i]);
+}
+
+// Values over the lanes that hold other keys of the same column, in the same order in each of them.
+template <class Operation>
+DEV float over_keys(float v, Operation operation) {
+#pragma unroll
+  for (int d = 4; d < 32; d *= 2) v = operation(v, __shfl_xor_sync(~0u, v, d));
+  return v;
+}
+
+struct Larger {
+  DEV_MEMBER float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+struct Sum {
+  DEV_MEMBER float operator()(float a, float b) const { return __fadd_rn(a, b); }
+};
+
+// What a warp knows of the columns whose scores it computes: [group][even or odd column].
+struct Running {
+  float top[SCORE_COLS][2], sum[SCORE_COLS][2];
+};
+
+// Scores become weights, which go to shared memory; the maximum and the sum of weights move on.
+DEV void weigh(float (*s)[4], u8* weights, int strip, int first, u32 mask, Running& now, Board& board) {
+  const int lane = threadIdx.x & 31, key = lane >> 2;
+#pragma unroll
+  for (int n = 0; n < SCORE_COLS; n++)
+    if (mask >> (first + n) & 1) {
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const float top = over_keys(fmaxf(s[n][j], s[n][j + 2]), Larger());
+        if (lane < 4) board.top[strip][(first + n) * 8 + lane * 2 + j] = top;
+      }
+    }
+  __syncthreads();
+#pragma unroll
+  for (int n = 0; n < SCORE_COLS; n++)
+    if (mask >> (first + n) & 1) {
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const int col = (first + n) * 8 + (lane & 3) * 2 + j;
+        float top = now.top[n][j];
+#pragma unroll
+        for (int i = 0; i < 4; i++) top = fmaxf(top, board.top[i][col]);
+        const float shrink = exp2f(__fsub_rn(now.top[n][j], top));
+        if (strip == 0 && lane < 4) board.shrink[col] = shrink;
+        const u16 near = to_half(exp2f(__fsub_rn(s[n][j], top))), far = to_half(exp2f(__fsub_rn(s[n][j + 2], top)));
+        now.top[n][j] = top;
+        now.sum[n][j] = __fmaf_rn(now.sum[n][j], shrink, __fadd_rn(from_half(near), from_half(far)));
+        u16* to = reinterpret_cast<u16*>(weights);
+        to[weight_place(col, strip * 2) / 2 + key] = near;
+        to[weight_place(col, strip * 2 + 1) / 2 + key] = far;
+      }
+    }
+}
+
+// One warp: adds weights times values to the sums of its dimensions.
+DEV void add_values(const u8* values, const u8* weights, u32 mask, const Board& board, float (*acc)[OUT_COLS][4]) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const int first_dim = SHARES_COLS ? warp % DIM_TILES : warp * OUT_TILES, first_col = SHARES_COLS ? warp / DIM_TILES * OUT_COLS : 0;
+#pragma unroll
+  for (int n = 0; n < OUT_COLS; n++)
+    if (mask >> (first_col + n) & 1) {
+      const float2 by = *reinterpret_cast<const float2*>(board.shrink + (first_col + n) * 8 + (lane & 3) * 2);
+#pragma unroll
+      for (int m = 0; m < OUT_TILES; m++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[m][n][i] = __fmul_rn(acc[m][n][i], i & 1 ? by.y : by.x);
+    }
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    u32 b[OUT_COLS][4];
+#pragma unroll
+    for (int n = 0; n < OUT_COLS; n++)
+      if (mask >> (first_col + n) & 1) load_matrix_x4(b[n], weights + weight_place((first_col + n) * 8 + (lane & 7), half * 4 + (lane >> 3)));
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+#pragma unroll
+      for (int m = 0; m < OUT_TILES; m++) {
+        u32 a[4];
+        load_matrix_x4_trans(a, values + swizzled(half * 32 + k * 16 + (lane & 7) + (lane >> 4) * 8, (first_dim + m) * 2 + (lane >> 3 & 1)));
+#pragma unroll
+        for (int n = 0; n < OUT_COLS; n++)
+          if (mask >> (first_col + n) & 1) mma(acc[m][n], a, b[n][2 * k], b[n][2 * k + 1]);
+      }
+  }
+}
+
+DEV void clear(float (*v)[OUT_COLS][4]) {
+#pragma unroll
+  for (int m = 0; m < OUT_TILES; m++)
+#pragma unroll
+    for (int n = 0; n < OUT_COLS; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) v[m][n][i] = 0.0f;
+}
+
+// A block's part in the work on its items: sums of the segment and of the item, and what they need.
+struct Worker {
+  const Plan& plan;
+  const Shape& shape;
+  Feeder& feeder;
+  u8 *ring, *queries, *weights;
+  Board& board;
+  int stage;
+  Running now;
+  float acc[OUT_TILES][OUT_COLS][4], state[OUT_TILES][OUT_COLS][4];
+
+  // The next half tile, for all threads; the stage before it is filled again.
+  DEV_MEMBER const u8* next_stage(bool is_value) {
+    wait_copies<STAGES - 2>();
+    __syncthreads();
+    feeder.feed(is_value ^ (STAGES & 1 ^ 1));
+    const u8* found = ring + stage * STAGE_BYTES;
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    return found;
+  }
+
+  DEV_MEMBER void begin_segment() {
+#pragma unroll
+    for (int n = 0; n < SCORE_COLS; n++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) now.top[n][j] = LOWEST, now.sum[n][j] = 0.0f;
+    clear(acc);
+  }
+
+  // One tile of keys at `base` for the groups of columns in mask, which see nothing from `limit` on.
+  DEV_MEMBER void attend(int base, int limit, u32 mask) {
+    const int lane = threadIdx.x & 31, strip = threadIdx.x / 32 % 4, first = threadIdx.x / 128 * SCORE_COLS;
+    float s[SCORE_COLS][4];
+    score(next_stage(false), queries, strip, first, mask, s);
+    if (shape.window || base + TILE > limit)
+#pragma unroll
+      for (int n = 0; n < SCORE_COLS; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const int position = base + strip * 16 + (lane >> 2) + (i >> 1) * 8, col = (first + n) * 8 + (lane & 3) * 2 + (i & 1);
+          const bool is_hidden = position >= limit || (mask >> (first + n) & 1 && position < board.low[col]);
+          if (is_hidden) s[n][i] = __int_as_float(0xff800000);
+        }
+    weigh(s, weights, strip, first, mask, now, board);
+    add_values(next_stage(true), weights, mask, board, acc);
+  }
+
+  // Merges the segment into the item's state.
+  DEV_MEMBER void end_segment(u32 mask) {
+    const int lane = threadIdx.x & 31, strip = threadIdx.x / 32 % 4, first = threadIdx.x / 128 * SCORE_COLS;
+#pragma unroll
+    for (int n = 0; n < SCORE_COLS; n++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const float sum = over_keys(now.sum[n][j], Sum());
+        if (lane < 4) board.top[strip][(first + n) * 8 + lane * 2 + j] = sum;
+      }
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < SCORE_COLS; n++)
+#pragma unroll
+      for (int j = 0; j < 2; j++) {
+        const int col = (first + n) * 8 + lane * 2 + j;
+        if (strip || lane >= 4 || !(mask >> (first + n) & 1)) continue;
+        float sum = board.top[0][col];
+#pragma unroll
+        for (int i = 1; i < 4; i++) sum = __fadd_rn(sum, board.top[i][col]);
+        const Factors by = merge(board.state[col], make_float2(now.top[n][j], sum));
+        board.factors[col] = make_float2(by.state, by.part);
+      }
+    __syncthreads();
+    each_column(mask, [&](int n, int col, int j) {
+      const float2 by = board.factors[col];
+#pragma unroll
+      for (int m = 0; m < OUT_TILES; m++)
+#pragma unroll
+        for (int i = j; i < 4; i += 2) state[m][n][i] = __fmaf_rn(acc[m][n][i], by.y, __fmul_rn(state[m][n][i], by.x));
+    });
+  }
+
+  DEV_MEMBER void store_item(const Pass& pass, u32 mask) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, first_dim = SHARES_COLS ? warp % DIM_TILES : warp * OUT_TILES;
+    each_column(mask, [&](int n, int col, int j) {
+      const int entry = board.entry[col];
+      if (entry < 0) return;
+      float* to = pass.partial + static_cast<u64>(entry) * DIM + first_dim * 16 + (lane >> 2);
+#pragma unroll
+      for (int m = 0; m < OUT_TILES; m++) to[m * 16] = state[m][n][j], to[m * 16 + 8] = state[m][n][j + 2];
+      if (warp == 0 || (SHARES_COLS && warp == DIM_TILES))
+        if (lane < 4) pass.stats[entry] = board.state[col];
+    });
+  }
+
+  // Calls with the group, the column of the item and its parity, for the columns whose sums this thread holds.
+  template <class Use>
+  DEV_MEMBER void each_column(u32 mask, Use use) {
+    const int first = SHARES_COLS ? threadIdx.x / 32 / DIM_TILES * OUT_COLS : 0;
+#pragma unroll
+    for (int n = 0; n < OUT_COLS; n++)
+      if (mask >> (first + n) & 1) {
+#pragma unroll
+        for (int j = 0; j < 2; j++) use(n, (first + n) * 8 + (threadIdx.x & 3) * 2 + j, j);
+      }
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM)
+    attention_kernel(const int* control, const int* positions, const int* ancestors, const float* q, const u16* keys,
+                     const u16* values, float* partial, float2* stats, float scale, int ancestor_stride, int q_row, int q_head,
+                     int capacity, int first_row, int num_rows, int kv_heads, int group, int head_dim, int window,
+                     int is_bidirectional) {
+  extern __shared__ __align__(128) u8 shared[];
+  __shared__ Board board;
+  __shared__ Plan plan;
+  __shared__ Item item;
+  let_later_grids_start();
+  wait_for_earlier_grids();
+  const Shape shape = {kv_heads, group, head_dim, window, is_bidirectional};
+  const Pass pass = {control, positions, ancestors, ancestor_stride, q, q_row, q_head, scale, keys, values, capacity, partial, stats};
+  if (threadIdx.x == 0) plan = make_plan(control, first_row, num_rows, shape, gridDim.x);
+  __syncthreads();
+  if (blockIdx.x >= plan.num_items) return;
+  u8 *queries = shared + STAGES * STAGE_BYTES, *weights = queries + COLS * DIM * 2;
+  Feeder feeder = {pass, plan, shape, shared, static_cast<int>(blockIdx.x)};
+  feeder.begin();
+  feeder.seek();
+#pragma unroll 1
+  for (int i = 0; i < STAGES - 1; i++) feeder.feed(i & 1);
+  Worker worker = {plan, shape, feeder, shared, queries, weights, board, 0};
+#pragma unroll 1
+  for (int index = blockIdx.x; index < plan.num_items; index += gridDim.x) {
+    __syncthreads();  // the item before is done with what is overwritten now
+    if (threadIdx.x == 0) item = item_at(plan, shape, index);
+    __syncthreads();
+    const u32 mask = (1u << item.num_cols / 8) - 1;
+    load_queries(pass, plan, shape, item, queries, board);
+    clear(worker.state);
+#pragma unroll 1
+    for (int segment = item.segment; segment < item.segment + item.num_segments; segment++) {
+      worker.begin_segment();
+#pragma unroll 1
+      for (int row = item.first_row - 1; row < item.end_row; row++) {
+        const Run run = run_of(plan, item, segment, row, positions);
+        const int row_tiles = item.width / 8;
+        const u32 seen_by = row < item.first_row ? mask : ((1u << row_tiles) - 1) << (row - item.first_row) * row_tiles;
+#pragma unroll 1
+        for (int base = run.begin; base < run.end; base += TILE) worker.attend(base, run.limit, seen_by);
+      }
+      worker.end_segment(mask);
+    }
+    worker.store_item(pass, mask);
+  }
+}

@@ -1,0 +1,128 @@
+// A row of activations as 16-bit floats, scaled by its own power of two so that nothing overflows: the last step of
+// every kernel whose result a matrix product reads.
+// IN_ROWS: plain rows [tokens][padded columns] for a vendor matmul. Else the order in which linear_kernel reads:
+// [cols / 128][x_tiles], each [4 groups][lane = 4 (token % 8) + t] 8 halves, which are columns 4t..4t+3 and
+// 16+4t..16+4t+3 of a group, the first two of each four times 16; then sums over 16 columns, halved, as a leading
+// and a remaining half: [leading, remaining][lane] the groups 2t and 2t + 1 of 16 columns.
+//
+// CLUSTER blocks share a row, and each of their threads has KEPT slices of it in registers. Columns are padded to 32
+// slices, so whole warps have columns or none.
+constexpr int SLICE = 8;  // columns
+
+#if CLUSTER > 1
+#define CLUSTER_DIMS __cluster_dims__(CLUSTER, 1, 1)
+DEV int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+DEV void meet_cluster() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// Writes to the same place in another block's shared memory.
+DEV void store_in_block(float* place, int rank, float v) {
+  asm volatile("{.reg .u32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.f32 [there], %2;}" ::"r"(
+                   shared_address(place)),
+               "r"(rank), "f"(v)
+               : "memory");
+}
+#else
+#define CLUSTER_DIMS
+DEV int cluster_rank() { return 0; }
+DEV void meet_cluster() { __syncthreads(); }
+DEV void store_in_block(float* place, int rank, float v) { *place = v; }
+#endif
+
+// Before anything else: a block's shared memory may be written once the block runs. No other grid is waited for.
+DEV void begin_cluster() {
+#if CLUSTER > 1
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
+#endif
+}
+
+DEV int row_of_block() { return blockIdx.x / CLUSTER; }
+
+DEV int slice_column(int k) { return ((cluster_rank() * KEPT + k) * blockDim.x + threadIdx.x) * SLICE; }
+
+DEV void load_slice(const float* row, int column, bool inside, float* v) {
+  const float4* from = reinterpret_cast<const float4*>(row + column);
+  const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  const float4 a = inside ? from[0] : zero, b = inside ? from[1] : zero;
+  v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
+
+DEV u32 pack_halves(float even, float odd) { return to_half(even) | static_cast<u32>(to_half(odd)) << 16; }
+
+DEV void store_tile_slice(const float* v, u8* tile, int token, int column) {
+  u32 h[4];
+  float sum = 0.0f;
+  for (int i = 0; i < 4; i++) {
+    const float factor = i & 1 ? 1.0f : 16.0f;
+    h[i] = pack_halves(v[2 * i] * factor, v[2 * i + 1] * factor);
+    sum += (lower_half(h[i]) + upper_half(h[i])) / factor;
+  }
+  const int lane = token % 8 * 4 + column % 16 / 4;
+  uint2* to = reinterpret_cast<uint2*>(tile + column % 128 / 32 * 512 + lane * 16 + column % 32 / 16 * 8);
+  to[0] = make_uint2(h[0], h[1]);
+  to[2] = make_uint2(h[2], h[3]);  // the next lane's
+  const float first = 0.5f * (sum + __shfl_xor_sync(~0u, sum, 1));  // 16 columns
+  const float second = __shfl_xor_sync(~0u, first, 2);              // the next 16
+  if (column % 32) return;
+  u32* sums = reinterpret_cast<u32*>(tile + 2048) + token % 8 * 4 + column % 128 / 32;
+  const u32 leading = pack_halves(first, second);
+  sums[0] = leading;
+  sums[32] = pack_halves(first - lower_half(leading), second - upper_half(leading));
+}
+
+DEV void store_slice(float* v, float scale, u8* out, int token, int column, int padded_cols, int x_tiles) {
+  for (int i = 0; i < SLICE; i++) v[i] *= scale;
+#if IN_ROWS
+  u32 h[4];
+  for (int i = 0; i < 4; i++) h[i] = pack_halves(v[2 * i], v[2 * i + 1]);
+  reinterpret_cast<uint4*>(out)[(static_cast<u64>(token) * padded_cols + column) / 8] = make_uint4(h[0], h[1], h[2], h[3]);
+#else
+  store_tile_slice(v, out + (static_cast<u64>(column / 128) * x_tiles + token / 8) * 2304, token, column);
+#endif
+}
+
+// The sum over all threads of a block, always in the same order.
+DEV float sum_block(float v) {
+  __shared__ float part[32];
+  for (int d = 16; d; d >>= 1) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, d));
+  const int lane = threadIdx.x & 31;
+  if (lane == 0) part[threadIdx.x >> 5] = v;
+  __syncthreads();
+  v = lane < blockDim.x / 32 ? part[lane] : 0.0f;
+  for (int d = 16; d; d >>= 1) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, d));
+  return v;
+}
+
+DEV float largest_of_warp(float v) {
+  for (int d = 16; d; d >>= 1) v = fmaxf(v, __shfl_xor_sync(~0u, v, d));
+  return v;
+}
+
+// Ends a row: the threads' slices (0 outside the row), scaled by what the largest asks for. Only here it matters
+// whether the row is live, so that no load had to wait for the answer.
+DEV void store_row(float (*v)[SLICE], bool is_live, u8* out, float* token_scale, int padded_cols, int x_tiles) {
+  __shared__ float part[32 * CLUSTER];
+  const int token = row_of_block(), lane = threadIdx.x & 31, warps = blockDim.x / 32;
+  float largest = 0.0f;
+#pragma unroll
+  for (int k = 0; k < KEPT; k++)
+    for (int i = 0; i < SLICE; i++) largest = fmaxf(largest, fabsf(v[k][i]));
+  largest = largest_of_warp(largest);
+  if (!is_live) return;
+  if (lane < CLUSTER) store_in_block(part + cluster_rank() * warps + (threadIdx.x >> 5), lane, largest);
+  meet_cluster();
+#pragma unroll
+  for (int i = 0; i < CLUSTER; i++)
+    if (lane + i * 32 < warps * CLUSTER) largest = fmaxf(largest, part[lane + i * 32]);
+  const int e = exponent_to(largest_of_warp(largest), 10);
+  if (threadIdx.x == 0 && cluster_rank() == 0) token_scale[token] = pow2(-e);
+#pragma unroll
+  for (int k = 0; k < KEPT; k++)
+    if (slice_column(k) < padded_cols) store_slice(v[k], pow2(e), out, token, slice_column(k), padded_cols, x_tiles);
+}

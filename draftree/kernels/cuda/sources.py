@@ -1,0 +1,52 @@
+"""Every kernel once, as a large model on a given chip would load it: what tests compile everywhere.
+
+A new kernel is added here, with the macros that ask the most of a chip.
+"""
+
+from draftree.kernels.cuda.compile import Gpu, KernelSource
+from draftree.kernels.cuda.conv import conv_source
+from draftree.kernels.cuda.gated_delta import MOST_ROWS, block_cols, delta_source
+from draftree.kernels.cuda.gated_delta_prefill import chunk_source, plan_pass
+from draftree.kernels.cuda.embed import embed_source
+from draftree.kernels.cuda.layout import unit_format
+from draftree.kernels.cuda.linear import plan_linear
+from draftree.kernels.cuda.pack import repack_source
+from draftree.kernels.cuda.prefill import expand_source
+from draftree.kernels.cuda.prepare import RowOp, plan_row, prepare_source
+from draftree.kernels.cuda.rotary import rotary_source
+from draftree.kernels.cuda.rows import COPY_SOURCE
+from draftree.kernels.quant.formats import QuantType
+
+
+def all_sources(gpu: Gpu) -> list[KernelSource]:
+    """Another chip may have other macros: room for more stages, more blocks for a row."""
+    return [*_matrix_sources(gpu), *_row_sources(gpu), *_delta_sources(gpu)]
+
+
+def _matrix_sources(gpu: Gpu) -> list[KernelSource]:
+    qtype = QuantType.Q4_K
+    form = unit_format(qtype)
+    return [
+        KernelSource("read_kernel", ("bits", "read")),
+        *(repack_source(name, qtype, form) for name in ("row_scale_kernel", "repack_kernel")),
+        *(expand_source(name, form) for name in ("expand_kernel", "rescale_kernel")),
+        plan_linear(form, 16, gpu).source,
+        embed_source(qtype),
+    ]
+
+
+def _row_sources(gpu: Gpu) -> list[KernelSource]:
+    plans = {op: plan_row(17408, gpu, use_cluster=op != RowOp.NORM) for op in RowOp}
+    prepares = [
+        prepare_source(op, plan, in_rows=op == RowOp.SILU_MUL, head_dim=128)
+        for op, plan in plans.items()
+    ]
+    convs = [conv_source("conv_kernel", 4, is_long=is_long) for is_long in (False, True)]
+    commit = conv_source("conv_commit_kernel", 4)
+    return [*prepares, *convs, commit, rotary_source(256), COPY_SOURCE]
+
+
+def _delta_sources(gpu: Gpu) -> list[KernelSource]:
+    walk = delta_source("gated_delta_kernel", 128, block_cols(MOST_ROWS, 128, gpu))
+    commit = delta_source("delta_commit_kernel", 128, 64)
+    return [walk, commit, chunk_source(128), plan_pass(128, gpu).source]

@@ -1,0 +1,69 @@
+"""Weights on the GPU, shared by all operations of a device: each matrix is packed once.
+
+A file's matrices stay where they are until it is known which of them are multiplied with the same
+rows; those of one format are then stacked and become one product.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from draftree.kernels.cuda.compile import Gpu
+from draftree.kernels.cuda.embed import EmbedTable, new_embed_table
+from draftree.kernels.cuda.layout import PackedMatrix
+from draftree.kernels.cuda.linear import Workspace, new_workspace
+from draftree.kernels.cuda.pack import pack_stack
+from draftree.kernels.quant.formats import QuantType
+
+_MOST_MATRIX_ROWS = 2**19  # more than any vocabulary
+
+
+@dataclass(frozen=True, eq=False)
+class LazyMatrix:
+    """Rows as the file holds them; they go to the GPU when it is known which others lie beside."""
+
+    raw: np.ndarray
+    qtype: QuantType
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.raw)
+
+    @property
+    def num_cols(self) -> int:
+        return self.raw.shape[1] // self.qtype.block_bytes * self.qtype.block_len
+
+
+class WeightStore:
+    def __init__(self, gpu: Gpu, max_rows: int) -> None:
+        self.gpu = gpu
+        self.workspace: Workspace = new_workspace(_MOST_MATRIX_ROWS, max_rows, gpu)
+        self._stacks: dict[tuple[LazyMatrix, ...], PackedMatrix] = {}
+        self._tables: dict[int, EmbedTable] = {}  # by address of the file's rows
+
+    def matrix(self, *parts: LazyMatrix) -> PackedMatrix:
+        """The parts' rows one after the other; they have one format."""
+        if parts not in self._stacks:
+            raws = [(part.raw, part.qtype) for part in parts]
+            self._stacks[parts] = pack_stack(raws, self.gpu)
+        return self._stacks[parts]
+
+    def table(self, raw: np.ndarray, qtype: QuantType) -> EmbedTable:
+        address = raw.ctypes.data
+        if address not in self._tables:
+            self._tables[address] = new_embed_table(raw, qtype, self.gpu)
+        return self._tables[address]
+
+    def bias(
+        self, parts: Sequence[LazyMatrix], biases: Sequence[torch.Tensor | None]
+    ) -> torch.Tensor | None:
+        """The biases of stacked parts; None where no part has one."""
+        if all(bias is None for bias in biases):
+            return None
+        pairs = zip(parts, biases, strict=True)
+        zeros = [
+            torch.zeros(p.num_rows, device=self.gpu.place) if b is None else b for p, b in pairs
+        ]
+        return torch.cat(zeros)

@@ -1,0 +1,49 @@
+"""Targets and drafts on a GPU, real or emulated, for tests."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from draftree.decode.draft import BlockDrafter
+from draftree.kernels.cuda.compile import Gpu
+from draftree.kernels.cuda.ops import CudaOps
+from draftree.kernels.cuda.store import WeightStore
+from draftree.models.dflash import load_draft
+from draftree.models.load import load_model
+from draftree.models.target import Target
+from draftree.weights.checkpoint import open_checkpoint
+from tests.tiny import run_chain
+
+MAX_CTX = 512
+MAX_NODES = 41
+
+
+class CudaPlace:
+    """One device: what its targets and drafts share."""
+
+    def __init__(self, gpu: Gpu, *, max_tokens: int = MAX_CTX, max_nodes: int = MAX_NODES) -> None:
+        self.gpu, self._max_tokens, self._max_nodes = gpu, max_tokens, max_nodes
+        self.store = WeightStore(gpu, max_rows=64)
+
+    def new_ops(self) -> CudaOps:
+        return CudaOps(
+            self.store, max_tokens=self._max_tokens, max_nodes=self._max_nodes, max_ctx=MAX_CTX
+        )
+
+    def open_target(self, path: Path, feature_layers: tuple[int, ...] = ()) -> Target:
+        ops = self.new_ops()
+        return Target(load_model(open_checkpoint(path), ops), ops, MAX_CTX, feature_layers)
+
+    def open_drafter(self, path: Path, target: Target) -> BlockDrafter:
+        ops = self.new_ops()
+        return BlockDrafter(load_draft(open_checkpoint(path), ops), target.model, ops)
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def logits_of(target: Target, ids: Sequence[int], chunk_len: int) -> np.ndarray:
+    target.state.reset()
+    return run_chain(target, ids, chunk_len)
