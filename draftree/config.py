@@ -199,7 +199,7 @@ def _resolve_card(
     budget = _CARD_BUDGET if config.budget == "auto" else int(config.budget)
     if budget >= _CARD_NODES:
         raise ValueError(f"on a GPU the budget is at most {_CARD_NODES - 1}, not {budget}")
-    max_nodes = max(budget + 1, 2)
+    max_nodes = budget + 1
     limit = memory_limit or int(config.gpu_memory * _GIB) or card.memory_bytes
     for chunk in (config.chunk,) if config.chunk else _CARD_CHUNKS:
         chunk = max(chunk, max_nodes)

@@ -26,6 +26,7 @@ class TokenSource(StrEnum):
     CHAIN = "chain"  # the draft's first choice at every depth so far
     SIBLING = "sibling"  # a branch of the tree
     NGRAM = "ngram"  # looked up in the text so far
+    GRAMMAR = "grammar"  # all, or nearly all, that the request's grammar lets follow
     BONUS = "bonus"  # the target's own token after the path
 
 
@@ -209,6 +210,19 @@ class RoundStats:
     accept_ms: float = 0.0
     commit_ms: float = 0.0
     off_reason: str | None = None  # why speculation was off, when it was
+
+    def count(self, num_nodes: int, depth: int, num_accepted: int) -> None:
+        """One more round: nodes and depth of its tree, and how many besides the root it kept."""
+        self.num_rounds += 1
+        self.num_drafted += num_nodes - 1
+        self.num_accepted += num_accepted
+        for counts, reached in (
+            (self.verified_by_depth, depth),
+            (self.accepted_by_depth, num_accepted),
+        ):
+            counts.extend([0] * (reached - len(counts)))
+            for i in range(reached):
+                counts[i] += 1
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftree.core import DraftTree
+from draftree.core import DraftTree, TokenScores
 from draftree.decode.sample import Sampler
 
 
@@ -18,6 +18,7 @@ class Accepted:
 
     path: tuple[int, ...]
     bonus: int
+    scores: tuple[TokenScores, ...] = ()  # of every token of the round, bonus last, if wanted
 
 
 def accept(
@@ -35,10 +36,14 @@ def accept(
         if parent >= 0
     }
     path = [0]
+    scores: list[TokenScores] = []
     while True:
         token = sampler.choose(logits[path[-1]], position + len(path))
         sampler.accept(token)
+        if sampler.scores is not None:
+            scores.append(sampler.scores)
         node = children.get((path[-1], token))
-        if node is None or len(path) >= max_tokens or token in stop_ids:
-            return Accepted(tuple(path), token)
+        is_end = len(path) >= max_tokens or token in stop_ids or sampler.is_complete
+        if node is None or is_end:
+            return Accepted(tuple(path), token, tuple(scores))
         path.append(node)

@@ -74,7 +74,7 @@ class NodeKind(IntEnum):
 
     FIRST = 0  # the draft's first choice after its parent
     OTHER = 1  # a lower choice
-    LOOKUP = 2  # found in the text so far
+    LOOKUP = 2  # found in the text so far, or known from the grammar
 
 
 def node_kinds(tree: DraftTree) -> list[NodeKind | None]:
@@ -84,7 +84,7 @@ def node_kinds(tree: DraftTree) -> list[NodeKind | None]:
     kinds: list[NodeKind | None] = [None]
     has_first: set[int] = set()
     for parent, source in zip(tree.parents[1:], tree.sources[1:], strict=True):
-        if source is TokenSource.NGRAM:
+        if source in (TokenSource.NGRAM, TokenSource.GRAMMAR):
             kinds.append(NodeKind.LOOKUP)
         else:
             kinds.append(NodeKind.OTHER if parent in has_first else NodeKind.FIRST)

@@ -2,13 +2,13 @@
 anchor.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from draftree.decode.sample import Sampler
 from draftree.decode.tree import DraftBlock
-from draftree.kernels.ops import Array, Ops
+from draftree.kernels.ops import Array, Ops, Runnable
 from draftree.models.dflash import Draft
 from draftree.models.model import Model
 from draftree.state.features import FeatureRing
@@ -26,6 +26,18 @@ class Drafter(Protocol):
     ) -> DraftBlock:
         """At most num_positions of what the draft can fill."""
         ...
+
+
+class DraftPrograms(NamedTuple):
+    """What a block is made of, and where its inputs and results are."""
+
+    context: Runnable
+    block: Runnable
+    head: Runnable
+    features: Array
+    logits: Array
+    mask_token: int
+    block_len: int
 
 
 class BlockDrafter:
@@ -51,6 +63,13 @@ class BlockDrafter:
             with ops.capture() as self._head_program:
                 self._logits = draft.record_head(ops, target, hidden)
         self.hidden = hidden
+
+    def programs(self) -> DraftPrograms:
+        """For devices that run whole rounds by themselves."""
+        return DraftPrograms(
+            *(self._context_program, self._block_program, self._head_program),
+            *(self._input, self._logits, self._mask, self.block_len),
+        )
 
     def reset(self) -> None:
         self._context_len = self._offset = 0

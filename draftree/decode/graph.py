@@ -6,11 +6,13 @@ With an automatic budget, rounds without a draft take over where drafting does n
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from draftree.core import Request, RoundStats, TokenSource
 from draftree.decode.draft import BlockDrafter
+from draftree.decode.speculative import Round
 from draftree.decode.step import Emitted
 from draftree.models.target import Target
 
@@ -20,32 +22,34 @@ _MIN_GAIN = 1.02
 
 
 @dataclass(frozen=True, slots=True)
-class RoundRecord:
-    """What one round did. A round that was launched after the end has no tokens."""
+class DeviceRecord:
+    """What one round did, and how long it took."""
 
-    tokens: tuple[int, ...]  # accepted, then the bonus
-    sources: tuple[TokenSource, ...]
-    num_nodes: int  # of the tree, root included
-    depth: int  # of the tree
-    is_done: bool
+    round: Round
+    is_last: bool
     ms: float
 
 
-class DeviceRound(Protocol):
+class DeviceRounds(Protocol):
     """Rounds of one sequence on a device."""
+
+    @staticmethod
+    def can_serve(request: Request) -> bool:
+        """Whether the device can make all of the request's choices."""
+        ...
 
     def begin(
         self, request: Request, anchor: int, max_tokens: int, committed: int, drafted: int
     ) -> None:
-        """committed, drafted: positions that target and draft have read."""
+        """committed, drafted: how many positions target and draft have read."""
         ...
 
     def launch(self, *, use_draft: bool) -> None:
         """Queue a round behind those under way."""
         ...
 
-    def read(self) -> RoundRecord:
-        """Wait for the oldest round under way."""
+    def read(self) -> DeviceRecord | None:
+        """Wait for the oldest round under way; None if it was launched after the end."""
         ...
 
 
@@ -54,16 +58,17 @@ class GraphDecoder:
         self,
         target: Target,
         drafter: BlockDrafter | None,
-        rounds: DeviceRound,
+        rounds: DeviceRounds,
         request: Request,
         *,
         use_draft: bool,
         is_auto: bool,
         off_reason: str | None = None,
+        watch: Callable[[Round], None] | None = None,
     ) -> None:
         self.stats = RoundStats(off_reason=off_reason)
         self._target, self._drafter, self._rounds = target, drafter, rounds
-        self._request = request
+        self._request, self._watch = request, watch
         self._choice = _Choice(is_auto=is_auto and use_draft, use_draft=use_draft)
         self._under_way: deque[bool] = deque()  # whether each round drafts
         self._anchor = -1
@@ -100,19 +105,22 @@ class GraphDecoder:
     def _read(self) -> list[Emitted]:
         was_drafted = self._under_way.popleft()
         record = self._rounds.read()
-        self._is_done = self._is_done or record.is_done
-        if not record.tokens:
+        if record is None:
             return []
-        count = len(record.tokens)
-        self._target.state.note((self._anchor, *record.tokens[:-1]))
+        self._is_done = record.is_last
+        tree, path, bonus = record.round.tree, record.round.path, record.round.bonus
+        self._target.state.note([tree.tokens[node] for node in path])
         if self._drafter is not None:
-            self._drafter.note(count)
-        self._anchor = record.tokens[-1]
-        self._choice.observe(was_drafted, count, record.ms)
-        self.stats.count(record.num_nodes, record.depth, count - 1)
+            self._drafter.note(len(path))
+        self._anchor = bonus
+        self._choice.observe(was_drafted, len(path), record.ms)
+        self.stats.count(tree.num_nodes, max(tree.depths), len(path) - 1)
         self.stats.verify_ms += record.ms
-        pairs = zip(record.tokens, record.sources, strict=True)
-        return [Emitted(token, source) for token, source in pairs]
+        if self._watch is not None:
+            self._watch(record.round)
+        emitted = [Emitted(tree.tokens[node], tree.sources[node]) for node in path[1:]]
+        last = TokenSource.BONUS if tree.num_nodes > 1 else TokenSource.PLAIN
+        return [*emitted, Emitted(bonus, last)]
 
 
 class _Choice:

@@ -16,6 +16,9 @@ class PlainDecoder:
     def start(self, anchor: int) -> None:
         self._anchor = anchor
 
+    def finish(self) -> None:
+        """A step leaves nothing under way."""
+
     def step(self, max_tokens: int) -> list[Emitted]:
         assert max_tokens >= 1
         state = self._target.state
@@ -26,4 +29,5 @@ class PlainDecoder:
         self._sampler.accept(token)
         self._anchor = token
         self.stats.num_rounds += 1
-        return [Emitted(token, TokenSource.PLAIN)]
+        sampler = self._sampler
+        return [Emitted(token, TokenSource.PLAIN, sampler.scores, sampler.is_complete)]

@@ -2,25 +2,35 @@
 
 The noise is a counter-based function of (seed, position, token), so plain and speculative decoding,
 in any batch, choose the same token at the same position. A draft's candidates are ranked with the
-same noise.
+same noise. Bias, log-probabilities and grammars cost nothing where they are not asked for.
 """
 
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
 
-from draftree.core import SamplingParams
+from draftree.core import Request, SamplingParams, TokenMatcher, TokenScores
 from draftree.decode.tree import DraftBlock
 from draftree.kernels.cpu.sampling import Filters, SamplingScratch, choose
-from draftree.kernels.cpu.select import rank_row
+from draftree.kernels.cpu.select import forbid, penalize, rank_row
 
 
 class Sampler:
     """The choices of one request. Penalties count the reply; repetition counts the prompt too."""
 
     def __init__(
-        self, params: SamplingParams, vocab_size: int, prompt_ids: Sequence[int] = ()
+        self,
+        params: SamplingParams,
+        vocab_size: int,
+        prompt_ids: Sequence[int] = (),
+        *,
+        logit_bias: Sequence[tuple[int, float]] = (),
+        num_logprobs: int | None = None,
+        matcher: TokenMatcher | None = None,
     ) -> None:
+        self.scores: TokenScores | None = None  # of the last choice, if they are wanted
+        self.matcher = matcher
         self._seed = params.seed
         self._filters = Filters(
             temperature=params.temperature,
@@ -32,6 +42,10 @@ class Sampler:
             frequency_penalty=params.frequency_penalty,
         )
         self._scratch = SamplingScratch(vocab_size)
+        self._shaping: _Shaping | None = None
+        if logit_bias or num_logprobs is not None or matcher is not None:
+            self._shaping = _Shaping(self._filters, vocab_size, logit_bias, num_logprobs, matcher)
+        self._next_position = len(prompt_ids)
         self._slots: dict[int, int] = {}  # token -> place in the two arrays
         self._seen_ids = np.zeros(64, dtype=np.int64)
         self._seen_counts = np.zeros(64, dtype=np.int64)
@@ -39,9 +53,30 @@ class Sampler:
             for token in dict.fromkeys(prompt_ids):
                 self._slot(token)
 
+    @classmethod
+    def for_request(cls, request: Request, vocab_size: int) -> Self:
+        return cls(
+            request.sampling,
+            vocab_size,
+            request.prompt_ids,
+            logit_bias=request.logit_bias,
+            num_logprobs=request.logprobs,
+            matcher=request.grammar.new_matcher() if request.grammar is not None else None,
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """The grammar lets nothing follow."""
+        return self.matcher is not None and self.matcher.is_complete
+
     def choose(self, logits: np.ndarray, position: int) -> int:
         """The token at an absolute position, given the logits float32 [vocab_size] before it."""
         count = len(self._slots)
+        if self._shaping is not None:
+            seen = self._seen_ids[:count], self._seen_counts[:count]
+            noise = self._seed, position, self._scratch
+            token, self.scores = self._shaping.choose(logits, seen, noise)
+            return token
         return choose(
             logits,
             self._filters,
@@ -57,6 +92,9 @@ class Sampler:
         if self._filters.has_penalties:
             slot = self._slot(token)  # may replace the arrays
             self._seen_counts[slot] += 1
+        if self.matcher is not None:
+            self.matcher.advance(token)
+        self._next_position += 1
 
     def rank(self, logits: np.ndarray, position: int, num_candidates: int) -> DraftBlock:
         """Candidates for consecutive positions from `position` on: logits float32 [num_positions,
@@ -65,6 +103,8 @@ class Sampler:
         Scores are the draft's log-probabilities, or with a temperature those of log-probability / T
         + noise, so that what the noise favours comes first, as it will in the target's own choice.
         """
+        if self._shaping is not None:
+            logits = self._shaping.shape_draft(logits, position == self._next_position)
         num_positions, count = len(logits), min(num_candidates, logits.shape[1])
         ids = np.empty((num_positions, count), dtype=np.int64)
         scores, log_probs = np.empty((2, num_positions, count), dtype=np.float32)
@@ -87,3 +127,71 @@ class Sampler:
             self._seen_counts = np.concatenate([self._seen_counts, more])
         self._seen_ids[slot] = token
         return slot
+
+
+class _Shaping:
+    """Logits as the request wants them: bias, penalties, grammar; then the choice, scored."""
+
+    def __init__(
+        self,
+        filters: Filters,
+        vocab_size: int,
+        logit_bias: Sequence[tuple[int, float]],
+        num_logprobs: int | None,
+        matcher: TokenMatcher | None,
+    ) -> None:
+        self._penalties = filters[4:] if filters.has_penalties else None
+        self._filters = Filters(*filters[:4])
+        self._bias_ids = np.array([token for token, _ in logit_bias], dtype=np.int64)
+        self._bias = np.array([value for _, value in logit_bias], dtype=np.float32)
+        self._num_logprobs = num_logprobs
+        self._matcher = matcher
+        self._row = np.empty(vocab_size, dtype=np.float32)
+        self._bits = np.zeros((vocab_size + 31) // 32, dtype=np.uint32)
+        is_filtered = filters.temperature > 0 and filters[1:4] != (0, 1.0, 0.0)
+        # Where only the largest counts, a free choice that the grammar allows is its choice too.
+        self._needs_mask = is_filtered or num_logprobs is not None
+
+    def choose(
+        self,
+        logits: np.ndarray,
+        seen: tuple[np.ndarray, np.ndarray],  # tokens, counts
+        noise: tuple[int, int, SamplingScratch],  # seed, position, memory
+    ) -> tuple[int, TokenScores | None]:
+        row, matcher = self._row, self._matcher
+        row[:] = logits
+        row[self._bias_ids] += self._bias
+        if self._penalties is not None and len(seen[0]) > 0:
+            penalize(row, *seen, *self._penalties)
+        if matcher is not None and self._needs_mask:
+            self._mask(matcher, row)
+        token = choose(row, self._filters, *noise)
+        if matcher is not None and not self._needs_mask and matcher.count_valid((token,)) == 0:
+            self._mask(matcher, row)
+            token = choose(row, self._filters, *noise)
+        return token, None if self._num_logprobs is None else self._score(token)
+
+    def shape_draft(self, logits: np.ndarray, is_next: bool) -> np.ndarray:
+        """A draft's logits with the bias and, in the first row if it is the next position, the
+        grammar.
+        """
+        logits = logits.copy()
+        logits[:, self._bias_ids] += self._bias
+        if self._matcher is not None and is_next:
+            self._mask(self._matcher, logits[0])
+        return logits
+
+    def _mask(self, matcher: TokenMatcher, row: np.ndarray) -> None:
+        if matcher.fill_mask(self._bits):
+            forbid(row, self._bits)
+
+    def _score(self, token: int) -> TokenScores:
+        row = self._row
+        count = min(max(self._num_logprobs or 0, 1), len(row))
+        ids, (ranks, log_probs) = np.empty(count, np.int64), np.empty((2, count), np.float32)
+        rank_row(row, 0.0, 0, 0, ranks, ids, log_probs)
+        found = zip(ids.tolist(), log_probs.tolist(), strict=True)
+        top = tuple((i, value) for i, value in found if value > -np.inf)
+        total = float(row[ids[0]]) - float(log_probs[0])  # log of the sum of e^logit
+        logprob = dict(top).get(token, float(row[token]) - total)
+        return TokenScores(logprob, top[: self._num_logprobs])

@@ -7,7 +7,7 @@ tried again after a while.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draftree.core import DraftTree, RoundStats, TokenSource
 from draftree.decode.accept import Accepted, accept
@@ -65,7 +65,9 @@ class SpeculativeDecoder:
         self._target, self._sampler, self._drafter = target, sampler, drafter
         self._options, self._watch = options, watch
         self._cost = cost or CostModel()
-        self._calibration = calibration or Calibration()
+        # A grammar's tokens come true more often than others, which is no news of the draft.
+        is_free = sampler.matcher is None
+        self._calibration = (calibration if is_free else None) or Calibration()
         self._ngram = NgramIndex()
         self._anchor = -1
         self._pause = 0  # plain steps before drafting is tried again
@@ -79,10 +81,13 @@ class SpeculativeDecoder:
         self._anchor = anchor
         self._ngram.extend((*self._target.state.tokens, anchor))
 
+    def finish(self) -> None:
+        """A step leaves nothing under way."""
+
     def step(self, max_tokens: int) -> list[Emitted]:
         start = time.perf_counter()
         ranked, drafted_ms = self._draft(max_tokens)
-        chosen = self._choose_nodes(ranked)
+        chosen = self._choose_nodes(ranked, is_weighed=drafted_ms > 0.0 or self._drafter is None)
         tree = chosen.tree
         self.stats.tree_ms += (time.perf_counter() - start) * 1000 - drafted_ms
         position = self._target.state.committed
@@ -97,12 +102,11 @@ class SpeculativeDecoder:
         self.stats.accept_ms += (commit_start - accept_start) * 1000
         self.stats.commit_ms += (end - commit_start) * 1000
         was_drafted = ranked.tree.num_nodes > 1
-        emitted = [Emitted(tree.tokens[n], tree.sources[n]) for n in accepted.path[1:]]
-        last = TokenSource.BONUS if tree.num_nodes > 1 else TokenSource.PLAIN
-        emitted.append(Emitted(accepted.bonus, last))
-        self._count(tree, len(accepted.path) - 1)
+        emitted = self._emit(tree, accepted)
+        self.stats.count(tree.num_nodes, max(tree.depths), len(accepted.path) - 1)
         if was_drafted:
-            self._cost.observe_draft((end - start) * 1000 - verify_ms)
+            if drafted_ms > 0.0 or self._drafter is None:
+                self._cost.observe_draft((end - start) * 1000 - verify_ms)
             self._learn(ranked, [e.token for e in emitted])
         if self._watch:
             self._watch(Round(tree, accepted.path, accepted.bonus))
@@ -116,25 +120,32 @@ class SpeculativeDecoder:
         """
         state, options = self._target.state, self._options
         room = min(max_tokens - 1, state.max_ctx - state.committed - 1, options.max_budget)
-        if room < 1 or (options.is_auto and self._is_plain_turn()):
+        matcher = self._sampler.matcher
+        forced = tuple(matcher.propose_forced())[: max(room, 0)] if matcher is not None else ()
+        is_plain = room < 1 or (options.is_auto and self._is_plain_turn())
+        if is_plain and not forced:
             return build_tree(self._anchor, None, 0), 0.0
         budget = num_candidates = options.max_budget
         if options.is_auto:
             room = min(room, int(1.5 * self._reach) + 2)
             budget, num_candidates = min(budget, 4 * room), min(budget, _NUM_CANDIDATES)
         lookup: tuple[int, ...] = ()
-        if options.use_ngram:
+        if options.use_ngram and not forced:
             lookup, match_len = self._ngram.propose(min(_LOOKUP_LEN, room))
             if self._drafter is not None and match_len < _LONG_MATCH:
                 lookup = ()
         block, drafted_ms = None, 0.0
-        if self._drafter is not None:
+        if self._drafter is not None and not is_plain:
             start = time.perf_counter()
             proposed = self._drafter.propose(self._anchor, self._sampler, num_candidates, room)
             block = DraftBlock(proposed.tokens[:room], proposed.log_probs[:room])
             drafted_ms = (time.perf_counter() - start) * 1000
             self.stats.draft_ms += drafted_ms
-        return build_tree(self._anchor, block, budget, lookup=lookup), drafted_ms
+        count_valid = matcher.count_valid if matcher is not None else None
+        tree = build_tree(
+            self._anchor, block, budget, lookup=lookup, forced=forced, count_valid=count_valid
+        )
+        return tree, drafted_ms
 
     def _is_plain_turn(self) -> bool:
         """Until one-node passes are known, while drafting pauses, and now and then to compare."""
@@ -146,14 +157,18 @@ class SpeculativeDecoder:
             self._pause = _PLAIN_RUN
         return False
 
-    def _choose_nodes(self, ranked: RankedTree) -> RankedTree:
-        """All nodes under a fixed budget; those that pay under an automatic one."""
+    def _choose_nodes(self, ranked: RankedTree, is_weighed: bool) -> RankedTree:
+        """All nodes under a fixed budget; those that pay under an automatic one.
+
+        is_weighed: the round tells whether drafting pays; what a grammar forces always does.
+        """
         if not self._options.is_auto or ranked.tree.num_nodes == 1:
             return ranked
         chances = path_probabilities(ranked, self._calibration)
         order = sorted(range(len(chances)), key=lambda i: -chances[i])
         choice = best_budget([chances[i] for i in order], self._cost)
-        self._weigh(choice.rate * self._cost.verify_ms(1))
+        if is_weighed:
+            self._weigh(choice.rate * self._cost.verify_ms(1))
         return ranked.select((0, *(i + 1 for i in sorted(order[: choice.num_nodes]))))
 
     def _weigh(self, gain: float) -> None:
@@ -175,18 +190,20 @@ class SpeculativeDecoder:
         self.stats.verify_ms += verify_ms
         return verified, verify_ms
 
+    def _emit(self, tree: DraftTree, accepted: Accepted) -> list[Emitted]:
+        """What the round wrote: the path after the root, and the bonus."""
+        last = TokenSource.BONUS if tree.num_nodes > 1 else TokenSource.PLAIN
+        emitted = [Emitted(tree.tokens[n], tree.sources[n]) for n in accepted.path[1:]]
+        emitted.append(Emitted(accepted.bonus, last, is_last=self._sampler.is_complete))
+        if accepted.scores:
+            pairs = zip(emitted, accepted.scores, strict=True)
+            emitted = [replace(token, scores=scores) for token, scores in pairs]
+        return emitted
+
     def _commit(self, tree: DraftTree, accepted: Accepted, verified: Verified) -> None:
         self._target.state.commit(accepted.path)
         if self._drafter is not None and verified.features is not None:
             self._drafter.observe(verified.features[list(accepted.path)])
-
-    def _count(self, tree: DraftTree, num_accepted: int) -> None:
-        stats = self.stats
-        stats.num_rounds += 1
-        stats.num_drafted += tree.num_nodes - 1
-        stats.num_accepted += num_accepted
-        _count_depths(stats.verified_by_depth, max(tree.depths))
-        _count_depths(stats.accepted_by_depth, num_accepted)
 
     def _learn(self, ranked: RankedTree, tokens: list[int]) -> None:
         """How right the draft was, and how deep."""
@@ -194,9 +211,3 @@ class SpeculativeDecoder:
         self._calibration.observe(outcomes)
         depth = sum(outcome.right is not None for outcome in outcomes)
         self._reach += 0.1 * (depth - self._reach)
-
-
-def _count_depths(counts: list[int], depth: int) -> None:
-    counts.extend([0] * (depth - len(counts)))
-    for i in range(depth):
-        counts[i] += 1

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from draftree.core import RoundStats, TokenSource
+from draftree.core import RoundStats, TokenScores, TokenSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +12,8 @@ class Emitted:
 
     token: int
     source: TokenSource
+    scores: TokenScores | None = None
+    is_last: bool = False  # the grammar is complete
 
 
 class Decoder(Protocol):
@@ -24,4 +26,8 @@ class Decoder(Protocol):
     def start(self, anchor: int) -> None: ...
     def step(self, max_tokens: int) -> list[Emitted]:
         """At least one token, at most max_tokens."""
+        ...
+
+    def finish(self) -> None:
+        """No more steps: the state is left as the tokens that were read say."""
         ...

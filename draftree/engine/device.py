@@ -5,12 +5,25 @@ from typing import Protocol
 import numpy as np
 
 from draftree.config import Plan
+from draftree.decode.draft import BlockDrafter
+from draftree.decode.graph import DeviceRounds
 from draftree.kernels.ops import Ops
+from draftree.models.target import Target
 
 
 class Device(Protocol):
     def new_ops(self, min_rows: int = 1) -> Ops:
         """min_rows: whatever the budget, a pass may have this many rows, and logits for each."""
+        ...
+
+    def new_rounds(
+        self,
+        target: Target,
+        ops: Ops,
+        drafter: BlockDrafter | None,
+        draft_ops: Ops | None,
+    ) -> DeviceRounds | None:
+        """Whole rounds on the device, where it can run them."""
         ...
 
     def close(self) -> None: ...
@@ -35,6 +48,15 @@ class CpuDevice:
             kv_dtype=np.float16 if plan.kv_type == "f16" else np.float32,
         )
 
+    def new_rounds(
+        self,
+        target: Target,
+        ops: Ops,
+        drafter: BlockDrafter | None,
+        draft_ops: Ops | None,
+    ) -> None:
+        return None
+
     def close(self) -> None:
         self._team.close()
 
@@ -57,6 +79,17 @@ class CudaDevice:
             max_nodes=max(plan.max_nodes, min_rows),
             max_ctx=plan.max_ctx,
         )
+
+    def new_rounds(
+        self,
+        target: Target,
+        ops: Ops,
+        drafter: BlockDrafter | None,
+        draft_ops: Ops | None,
+    ) -> DeviceRounds:
+        from draftree.engine.rounds import GraphRounds
+
+        return GraphRounds(target, ops, drafter, draft_ops, self._plan.max_nodes - 1)
 
     def close(self) -> None:
         """Memory goes with the arrays."""

@@ -15,6 +15,7 @@ from draftree.config import EngineConfig, Plan, resolve
 from draftree.core import FinishReason, ModelFacts, Request, TokenEvent, Usage
 from draftree.decode.budget import Calibration, CostModel
 from draftree.decode.draft import BlockDrafter
+from draftree.decode.graph import GraphDecoder
 from draftree.decode.plain import PlainDecoder
 from draftree.decode.sample import Sampler
 from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
@@ -42,6 +43,7 @@ class TokenStream:
         self.usage = usage
         self.finish_reason: FinishReason | None = None
         self.is_cancelled = False
+        self.on_round: Callable[[], None] = lambda: None  # called when a round's events are read
 
     def __iter__(self) -> "TokenStream":
         return self
@@ -88,6 +90,7 @@ class TokenEngine:
             feature_layers = draft_facts.feature_layers
         self.target = Target(model, ops, self.plan.max_ctx, feature_layers)
         self.drafter: BlockDrafter | None = None
+        draft_ops = None
         if draft_checkpoint is not None:
             draft_ops = self._device.new_ops(min_rows=config.block or draft_facts.block_size)
             self.drafter = BlockDrafter(
@@ -97,6 +100,7 @@ class TokenEngine:
                 block_len=config.block,
                 features_len=self.plan.features_len,
             )
+        self._rounds = self._device.new_rounds(self.target, ops, self.drafter, draft_ops)
         self._cost, self._calibration = CostModel(), Calibration()
 
     @classmethod
@@ -157,7 +161,15 @@ class TokenEngine:
         decoder = self._decoder(request)
         usage.rounds = decoder.stats
         decoder.start(request.prompt_ids[-1])
-        decode_start = time.perf_counter()
+        try:
+            yield from self._decode(request, stream, decoder)
+        finally:
+            decoder.finish()
+
+    def _decode(
+        self, request: Request, stream: TokenStream, decoder: Decoder
+    ) -> Iterator[TokenEvent]:
+        usage, decode_start = stream.usage, time.perf_counter()
         position = len(request.prompt_ids)
         end = min(position + request.max_tokens, self.plan.max_ctx)
         while position < end and not stream.is_cancelled:
@@ -175,6 +187,7 @@ class TokenEngine:
                     stream.finish_reason = FinishReason.STOP
                     return
                 position += 1
+            stream.on_round()
         is_cancelled = stream.is_cancelled
         stream.finish_reason = FinishReason.CANCELLED if is_cancelled else FinishReason.LENGTH
 
@@ -197,13 +210,24 @@ class TokenEngine:
         return cached
 
     def _decoder(self, request: Request) -> Decoder:
-        sampler = Sampler.for_request(request, self.facts.vocab_size)
         budget = self.plan.max_nodes - 1
         is_auto = self.config.budget == "auto"
+        rounds = self._rounds
+        if rounds is not None and rounds.can_serve(request) and self.config.ngram != "on":
+            use_draft = self.drafter is not None and budget > 0
+            reason = "the budget is 0" if budget == 0 else "there is no draft for this model"
+            return GraphDecoder(
+                *(self.target, self.drafter, rounds, request),
+                use_draft=use_draft,
+                is_auto=is_auto,
+                off_reason=None if use_draft else reason,
+                watch=self.watch,
+            )
+        sampler = Sampler.for_request(request, self.facts.vocab_size)
         use_ngram = self.config.ngram == "on" or (self.config.ngram == "auto" and is_auto)
         if budget == 0:
             return PlainDecoder(self.target, sampler, "the budget is 0")
-        if self.drafter is None and not use_ngram:
+        if self.drafter is None and not use_ngram and request.grammar is None:
             return PlainDecoder(self.target, sampler, "there is no draft for this model")
         options = SpeculationOptions(budget, is_auto, use_ngram, request.stop_ids)
         return SpeculativeDecoder(

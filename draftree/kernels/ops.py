@@ -95,10 +95,16 @@ class Ops(Protocol):
         """Keep the nodes on step.path, in order, and forget the others."""
         ...
 
-    def snapshot(self, store: LayerStore, length: int) -> tuple[np.ndarray, ...]:
-        """A copy of what the store holds of `length` committed positions."""
+    def snapshot(self, store: LayerStore, start: int, end: int) -> tuple[np.ndarray, ...]:
+        """A copy of keys and values of the committed positions start … end-1, or of all that a
+        recurrent layer remembers.
+        """
         ...
 
-    def restore(self, store: LayerStore, parts: tuple[np.ndarray, ...]) -> None:
-        """Put a copy back; no parts: the empty sequence."""
+    def restore(
+        self, store: LayerStore, parts: tuple[np.ndarray, ...], start: int = 0, end: int = 0
+    ) -> None:
+        """Put a copy that began at start back, up to position end; it may reach further. No parts:
+        the empty sequence.
+        """
         ...

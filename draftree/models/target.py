@@ -4,10 +4,11 @@ times.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from draftree.kernels.ops import Array, Ops
+from draftree.kernels.ops import Array, Ops, Runnable
 from draftree.layers.delta_net import RecurrentState
 from draftree.models.model import Model
 from draftree.state.sequence import SequenceState
@@ -21,6 +22,16 @@ class Verified:
     features: Array | None  # on the device: [num_nodes, num_feature_layers * hidden_size]
 
 
+class TargetPrograms(NamedTuple):
+    """What a pass is made of, and where its results are."""
+
+    body: Runnable
+    head: Runnable
+    commit: Runnable
+    logits: Array
+    features: Array | None
+
+
 class Target:
     """Runs the pass that its state has begun."""
 
@@ -30,11 +41,14 @@ class Target:
         self.model = model
         self._ops = ops
         layers = model.new_state(ops)
-        stores = []
-        for layer in layers:
-            is_recurrent = isinstance(layer, RecurrentState)
-            stores += [layer.conv, layer.delta] if is_recurrent else [layer]
-        self.state = SequenceState(ops, tuple(stores), max_ctx)
+        kv = tuple(layer for layer in layers if not isinstance(layer, RecurrentState))
+        recurrent = tuple(
+            store
+            for layer in layers
+            if isinstance(layer, RecurrentState)
+            for store in (layer.conv, layer.delta)
+        )
+        self.state = SequenceState(ops, kv, max_ctx, recurrent)
         self.num_forwards = 0
         width = len(feature_layers) * model.hidden_size
         self._features = ops.new_rows(width) if feature_layers else None
@@ -43,6 +57,12 @@ class Target:
                 hidden = model.record_body(ops, layers, feature_layers, self._features)
             with ops.capture() as self._head:
                 self._logits = model.record_head(ops, hidden)
+
+    def programs(self) -> TargetPrograms:
+        """For devices that run whole rounds by themselves."""
+        return TargetPrograms(
+            self._body, self._head, self.state.commit_program(), self._logits, self._features
+        )
 
     def forward(self, rows: Sequence[int]) -> Verified:
         """One pass over what state.begin() was given; logits for those of its nodes that rows

@@ -14,18 +14,22 @@ import numpy as np
 from draftree.core import DraftTree
 from draftree.errors import CapacityError
 from draftree.kernels.ops import LayerStore, Ops, Runnable
+from draftree.state.span import KvLayers, Parts, Span
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy of a committed state, in host memory."""
+    """A copy of a committed state, in host memory. spans: what of its keys and values cannot be
+    known from elsewhere, in order.
+    """
 
     tokens: tuple[int, ...]
-    parts: tuple[tuple[np.ndarray, ...], ...]
+    spans: tuple[Span, ...] = ()
+    recurrent: Parts = ()
 
     @property
-    def num_bytes(self) -> int:
-        return sum(array.nbytes for part in self.parts for array in part)
+    def parts(self) -> Parts:
+        return (*(arrays for span in self.spans for arrays in span.parts), *self.recurrent)
 
 
 class SequenceState:
@@ -33,11 +37,19 @@ class SequenceState:
     it yet.
     """
 
-    def __init__(self, ops: Ops, stores: tuple[LayerStore, ...], max_ctx: int) -> None:
+    def __init__(
+        self,
+        ops: Ops,
+        kv: tuple[LayerStore, ...],
+        max_ctx: int,
+        recurrent: tuple[LayerStore, ...] = (),
+    ) -> None:
         self.tokens: list[int] = []
         self.max_ctx = max_ctx
+        self.kv = KvLayers(ops, kv)
         self._ops = ops
-        self._stores = stores
+        self._stores = (*kv, *recurrent)
+        self._recurrent = recurrent
         self._tree: DraftTree | None = None
         self._is_certain = False
         self._commit_program: Runnable | None = None
@@ -45,6 +57,11 @@ class SequenceState:
     @property
     def committed(self) -> int:
         return len(self.tokens)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it can only return to positions that a snapshot was taken at."""
+        return bool(self._recurrent)
 
     def begin(self, tree: DraftTree, *, certain: bool = False) -> None:
         """Open a pass over the tree. It is an error to begin twice, or beyond the context."""
@@ -74,7 +91,7 @@ class SequenceState:
             assert len(path) == tree.num_nodes, "a certain pass is kept whole"
         else:
             self._ops.step.set_path(np.asarray(path, dtype=np.int64))
-            self._commit().run()
+            self.commit_program().run()
         self.tokens.extend(tree.tokens[node] for node in path)
         self._tree = None
 
@@ -90,23 +107,37 @@ class SequenceState:
 
     def reset(self) -> None:
         """Back to the empty sequence."""
-        self.restore(Snapshot((), ()))
+        self.restore(Snapshot(()))
 
     def snapshot(self) -> Snapshot:
+        length = self.committed
+        span = Span(0, length, self.kv.copy(0, length))
+        return Snapshot(tuple(self.tokens), (span,), self.copy_recurrent())
+
+    def copy_recurrent(self) -> Parts:
         assert self._tree is None, "a snapshot is taken between passes"
         length = self.committed
-        return Snapshot(
-            tuple(self.tokens), tuple(self._ops.snapshot(s, length) for s in self._stores)
-        )
+        return tuple(self._ops.snapshot(store, 0, length) for store in self._recurrent)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Return to a snapshot of this same sequence kind, whatever happened since."""
+        """Return to a snapshot of this same sequence kind, whatever happened since. Keys and values
+        of tokens that both begin with are here already: they are neither needed nor copied.
+        """
+        length = len(snapshot.tokens)
+        shared = common_len(self.tokens, snapshot.tokens)
         self._tree = None
+        del self.tokens[shared:]
+        self.kv.put(snapshot.spans, shared, length)
+        if length == 0:
+            for store in self._recurrent:
+                self._ops.restore(store, ())
+        else:
+            for store, parts in zip(self._recurrent, snapshot.recurrent, strict=True):
+                self._ops.restore(store, parts)
         self.tokens = list(snapshot.tokens)
-        for i, store in enumerate(self._stores):
-            self._ops.restore(store, snapshot.parts[i] if snapshot.parts else ())
 
-    def _commit(self) -> Runnable:
+    def commit_program(self) -> Runnable:
+        """Keeps the nodes on step.path in every store."""
         if self._commit_program is None:
             with self._ops.capture() as program:
                 for store in self._stores:
@@ -119,3 +150,10 @@ def _is_path(tree: DraftTree, path: Sequence[int]) -> bool:
     return len(path) > 0 and all(
         tree.parents[node] == before for before, node in zip((-1, *path), path, strict=False)
     )
+
+
+def common_len(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    length = min(len(a), len(b))
+    differs = np.asarray(a[:length]) != np.asarray(b[:length])
+    return int(differs.argmax()) if differs.any() else length

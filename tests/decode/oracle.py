@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from draftree.core import SamplingParams, TokenSource
+from draftree.core import SamplingParams, TokenScores, TokenSource
 from draftree.decode.budget import CostModel
 from draftree.decode.draft import Drafter
 from draftree.decode.plain import PlainDecoder
@@ -32,6 +32,7 @@ class PlainRun:
     tokens: tuple[int, ...]  # what follows the prompt
     states: tuple[Snapshot, ...]  # states[i]: when i tokens are out, the newest the anchor
     features: np.ndarray | None  # [committed positions, width], where the target captures them
+    scores: tuple[TokenScores | None, ...] = ()  # of each token, where they are asked for
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -42,24 +43,35 @@ class PlainRun:
         return replace(self, tokens=self.tokens[:count])
 
 
+NewSampler = Callable[[SamplingParams, int, Sequence[int]], Sampler]
+
+
 def run_plain(
-    target: Target, prompt: Sequence[int], sampling: SamplingParams, count: int
+    target: Target,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    count: int,
+    new_sampler: NewSampler = Sampler,
 ) -> PlainRun:
+    """At most count tokens; fewer where a grammar is complete before."""
     prompt = tuple(int(token) for token in prompt)
-    decoder = PlainDecoder(target, Sampler(sampling, target.model.vocab_size, prompt))
+    decoder = PlainDecoder(target, new_sampler(sampling, target.model.vocab_size, prompt))
     target.state.reset()
     prefill(target, prompt[:-1], 64)
     decoder.start(prompt[-1])
-    tokens, states = [], [target.state.snapshot()]
+    tokens, scores, states = [], [], [target.state.snapshot()]
     for _ in range(count):
         (emitted,) = decoder.step(1)
         tokens.append(emitted.token)
+        scores.append(emitted.scores)
         states.append(target.state.snapshot())
+        if emitted.is_last:
+            break
     features: list[np.ndarray] = []
     target.state.reset()
-    prefill(target, (*prompt, *tokens)[:-1], 64, lambda rows: features.append(rows.copy()))
+    prefill(target, (*prompt, *tokens)[:-1], 64, lambda rows: features.append(np.array(rows)))
     rows = np.concatenate(features) if features else None
-    return PlainRun(prompt, sampling, tuple(tokens), tuple(states), rows)
+    return PlainRun(prompt, sampling, tuple(tokens), tuple(states), rows, tuple(scores))
 
 
 class OracleDrafter:
@@ -150,9 +162,6 @@ class RecordingDrafter:
         return np.concatenate(self._rows)
 
 
-NewSampler = Callable[[SamplingParams, int, Sequence[int]], Sampler]
-
-
 def check_lossless(
     target: Target,
     plain: PlainRun,
@@ -162,7 +171,10 @@ def check_lossless(
     cost: CostModel | None = None,
     new_sampler: NewSampler = Sampler,
 ) -> list[Round]:
-    """Decode with a draft: the same tokens and, after every round, the same state and features."""
+    """Decode with a draft: the same tokens and, after every round, the same state and features.
+
+    What a grammar ends, ends at the same token.
+    """
     recorder = RecordingDrafter(drafter) if drafter is not None else None
     rounds: list[Round] = []
     target.state.restore(plain.states[0])
@@ -175,8 +187,13 @@ def check_lossless(
     decoder.start(plain.prompt[-1])
     found: list[int] = []
     while len(found) < len(plain.tokens):
-        found += [e.token for e in decoder.step(len(plain.tokens) - len(found))]
+        emitted = decoder.step(room := len(plain.tokens) - len(found))
+        assert 1 <= len(emitted) <= room
+        scores = tuple(e.scores for e in emitted)
+        assert scores == plain.scores[len(found) : len(found) + len(emitted)], "the scores differ"
+        found += [e.token for e in emitted]
         assert tuple(found) == plain.tokens[: len(found)], "the text differs from plain decoding"
+        assert not any(e.is_last for e in emitted[:-1])
         state = target.state.snapshot()
         assert same_state(state, plain.states[len(found)]), f"the state differs at {len(found)}"
         if recorder is not None and plain.features is not None:

@@ -183,7 +183,9 @@ def _other_noise_for_the_draft(patch: Patch) -> None:
 
 def _penalties_after_the_round(patch: Patch) -> None:
     def mutated(tree: Any, logits: Any, sampler: Any, *rest: Any) -> Accepted:
-        late = SimpleNamespace(choose=sampler.choose, accept=lambda token: None)
+        late = SimpleNamespace(
+            choose=sampler.choose, accept=lambda token: None, scores=None, is_complete=False
+        )
         accepted = accept(tree, logits, late, *rest)
         for token in (*(tree.tokens[node] for node in accepted.path[1:]), accepted.bonus):
             sampler.accept(token)

@@ -122,14 +122,33 @@ struct Barrier {
 static Fiber fibers[MAX_THREADS];
 static Warp warps[MAX_THREADS / 32];
 static Barrier barriers[NUM_BARRIERS];
-static u32 current, num_threads, num_live, num_turns;
-static bool has_failed;
+static u32 current, num_threads, num_live;
+static bool has_failed, has_moved, is_reversed;
 static void* scheduler;
 static char message[512];
 alignas(1024) static char dynamic_shared[SHARED_BYTES + MARGIN];
 static void (*run_thread)();
 
-static __attribute__((noinline)) void leave() { emulator_switch(&fibers[current].stack, scheduler); }
+// Takes the next lane of the warp that can go on; none: false.
+static bool take_lane(u32 warp_index) {
+  Warp& warp = warps[warp_index];
+  if (!warp.ready || has_failed) return false;
+  const u32 lane = is_reversed ? 31 - __builtin_clz(warp.ready) : __builtin_ctz(warp.ready);
+  warp.ready &= ~(1u << lane);
+  current = warp_index * 32 + lane, threadIdx = {current, 0, 0};
+  return true;
+}
+
+static __attribute__((noinline)) void pass_on() {
+  Fiber& f = fibers[current];
+  const bool has_next = take_lane(current / 32);
+  emulator_switch(&f.stack, has_next ? fibers[current].stack : scheduler);
+}
+
+static void leave() {
+  has_moved = true;
+  pass_on();
+}
 
 // Takes note of an error; the launch ends at the next chance.
 static __attribute__((noinline)) void note(const char* format, ...) {
@@ -161,7 +180,7 @@ static void wake(u32 thread) {
 // Lets the others run; for loops that wait until another thread has changed memory.
 static void spin() {
   warps[current / 32].spinning |= 1u << current % 32;
-  leave();
+  pass_on();
 }
 
 static void finish_barrier(u32 id) {
@@ -169,7 +188,7 @@ static void finish_barrier(u32 id) {
   if (!b.arrived || b.arrived < (b.num_threads ? b.num_threads : num_live)) return;
   const Barrier done = b;
   b = {};
-  num_turns++;
+  is_reversed = !is_reversed;
   for (u32 thread = 0; thread < num_threads; thread++) {
     Fiber& f = fibers[thread];
     if (f.state != AT_BARRIER || f.barrier != id) continue;
@@ -255,35 +274,32 @@ static void start_fiber(u32 thread, char* stacks, u64 stack_bytes) {
   Fiber& f = fibers[thread];
   char* bottom = stacks + thread * stack_bytes;
   memcpy(bottom, &STACK_MARK, 8);
-  u64* top = reinterpret_cast<u64*>(bottom + stack_bytes) - SAVED_WORDS;
+  // Not all at the same distance, or they would share a few lines of the caches.
+  u64* top = reinterpret_cast<u64*>(bottom + stack_bytes - thread % 61 * 192) - SAVED_WORDS;
   memset(top, 0, SAVED_WORDS * 8);
   top[ENTRY_WORD] = reinterpret_cast<u64>(&enter_thread);
   f.stack = top, f.state = READY, f.copy_group = 0;
   f.copies.clear();
 }
 
-// One turn of every thread that can go on; whether any did more than spin.
-static bool run_ready_threads(bool* is_stuck) {
-  bool has_run = false, has_moved = false;
+// One turn of every thread that can go on; whether there was any.
+static bool run_ready_threads() {
+  bool has_run = false;
+  has_moved = false;
   const u32 num_warps = (num_threads + 31) / 32;
-  const bool is_reversed = (num_turns + blockIdx.x + blockIdx.y + blockIdx.z) & 1;
+  const bool is_backward = is_reversed;
   for (u32 w = 0; w < num_warps; w++) {
-    const u32 index = is_reversed ? num_warps - 1 - w : w;
-    Warp& warp = warps[index];
-    while (warp.ready && !has_failed) {
-      const u32 lane = is_reversed ? 31 - __builtin_clz(warp.ready) : __builtin_ctz(warp.ready);
-      current = index * 32 + lane, threadIdx = {current, 0, 0};
-      warp.ready &= ~(1u << lane);
+    const u32 index = is_backward ? num_warps - 1 - w : w;
+    while (take_lane(index)) {
       emulator_switch(&scheduler, fibers[current].stack);
-      has_run = true, has_moved |= !(warp.spinning >> lane & 1);
+      has_run = true;
     }
   }
   for (u32 w = 0; w < num_warps; w++) {
     warps[w].ready |= warps[w].spinning;
     warps[w].spinning = 0;
   }
-  *is_stuck = !has_run;
-  return has_moved;
+  return has_run;
 }
 
 static void run_block(char* stacks, u64 stack_bytes, u32 shared_bytes) {
@@ -292,7 +308,7 @@ static void run_block(char* stacks, u64 stack_bytes, u32 shared_bytes) {
 #endif
   memset(dynamic_shared, 0xFF, shared_bytes + MARGIN);
   memset(barriers, 0, sizeof barriers);
-  num_live = num_threads, num_turns = 0;
+  num_live = num_threads, is_reversed = (blockIdx.x + blockIdx.y + blockIdx.z) & 1;
   for (u32 thread = 0; thread < num_threads; thread++) start_fiber(thread, stacks, stack_bytes);
   for (u32 w = 0; w * 32 < num_threads; w++) {
     const u32 lanes = num_threads - w * 32 < 32 ? (1u << num_threads % 32) - 1 : ~0u;
@@ -300,9 +316,9 @@ static void run_block(char* stacks, u64 stack_bytes, u32 shared_bytes) {
   }
   u32 idle = 0;
   while (num_live && !has_failed) {
-    bool is_stuck;
-    idle = run_ready_threads(&is_stuck) ? 0 : idle + 1;
-    if (!has_failed && num_live && (is_stuck || idle > MAX_IDLE_PASSES)) report_deadlock();
+    const bool has_run = run_ready_threads();
+    idle = has_moved ? 0 : idle + 1;
+    if (!has_failed && num_live && (!has_run || idle > MAX_IDLE_PASSES)) report_deadlock();
   }
   for (u32 i = 0; i < MARGIN && !has_failed; i++)
     if (dynamic_shared[shared_bytes + i] != '\xFF') note("wrote behind the %u bytes of shared memory", shared_bytes);

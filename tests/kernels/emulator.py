@@ -1,8 +1,8 @@
 """Runs CUDA sources on the CPU: a `Gpu` whose kernels are compiled as C++ and work on CPU tensors.
 
 In: a `KernelSource`; out: something that launches like `compile.Kernel` and raises where a real
-chip would hang or give rubbish. See emulator.h for what it checks, emulator_device.h for what of
-CUDA it knows. Blocks run one after another, so one must not wait for another.
+chip would hang or give rubbish. See emulator.h for what it checks, emulator_device.h and
+emulator_twins.h for what it knows. Blocks run in turn, so one must not wait for a later one.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from draftree.kernels.cuda.compile import Argument, Gpu, KernelSource
 
 STACK_BYTES = 128 * 1024
 MAX_THREADS = 1024
-HEADERS = ("emulator.h", "emulator_device.h")
+HEADERS = ("emulator.h", "emulator_device.h", "emulator_twins.h")
 FLAGS = (
     *("-std=c++17", "-O1", "-g0", "-w", "-fPIC", "-fsigned-char", "-ffp-contract=off"),
     *("-fno-strict-aliasing", "-fwrapv", "-fno-stack-protector"),

@@ -1,5 +1,7 @@
 """The gated delta rule on the GPU: against the reference, and bit for bit against itself."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,7 @@ from draftree.kernels.cuda.gated_delta_prefill import (
 from draftree.kernels.cuda.step import CudaStep
 from draftree.kernels.reference.gated_delta import gated_delta_reference
 from tests.kernels import test_gated_delta as cpu
+from tests.kernels.emulator import emulated_gpu
 from tests.kernels.passes import Tree, make_tree, randn
 
 MAX_NODES = 24
@@ -218,14 +221,11 @@ def test_a_result_does_not_depend_on_company(any_gpu):
     """The same chain of nodes in another place of another tree, launched for more rows."""
     layers = Layers(any_gpu, 1, 2, 32)
     rng = np.random.default_rng(4)
-    inputs, others = layers.random_inputs(rng, 4), layers.random_inputs(rng, 9)
+    inputs, mixed = layers.random_inputs(rng, 4), layers.random_inputs(rng, 11)
     alone = layers.tree(make_tree([0, 1, 2], 3), inputs)
-    crowded = make_tree([0, 0, 1, 2, 2, 5, 3, 6, 6, 1], 9)
-    path = [0, 2, 5, 6]
-    mixed = [np.insert(b, [0, 1, 3, 3], a, axis=0)[:11] for a, b in zip(inputs, others, strict=True)]
-    for i, node in enumerate(path):
-        for to, values in zip(mixed, inputs, strict=True):
-            to[node] = values[i]
+    crowded, path = make_tree([0, 0, 1, 2, 2, 5, 3, 6, 6, 1], 9), [0, 2, 5, 6]
+    for to, values in zip(mixed, inputs, strict=True):
+        to[path] = values
     out = layers.tree(crowded, mixed, num_rows=24)
     np.testing.assert_array_equal(out[path], alone)
 
@@ -356,9 +356,33 @@ def test_what_does_not_fit_is_refused(any_gpu):
     with pytest.raises(ValueError, match="65 nodes"):
         DeltaArena(65, any_gpu)
     with pytest.raises(ValueError, match="different numbers"):
-        operands = [torch.zeros((n, width)) for n, width in zip((2, 2, 1), layers.widths)]
+        operands = [
+            torch.zeros((n, width)) for n, width in zip((2, 2, 1), layers.widths, strict=True)
+        ]
         gates = torch.zeros(2), torch.zeros(2)
         gated_delta(*operands, *gates, layers.states[0], layers.step, torch.zeros(2, 32), any_gpu)
+
+
+def test_chips_with_less_room_give_the_same_bits():
+    """Fewer columns a block, fewer chunks read ahead."""
+    large = emulated_gpu()
+    small = replace(large, shared_per_block=24_000)
+    tree, results = TREES["forked"], []
+    assert [block_cols(len(tree), 128, chip) for chip in (large, small)] == [64, 8]
+    for chip in (large, small):
+        layers, rng = Layers(chip, 1, 1, 128), np.random.default_rng(11)
+        out = layers.tree(tree, layers.random_inputs(rng, len(tree)))
+        layers.commit()
+        results.append((out, layers.snapshot()))
+    np.testing.assert_equal(*results)
+    small = replace(large, shared_per_block=60_000)
+    assert [plan_pass(64, chip).num_stages for chip in (large, small)] == [2, 1]
+    results = []
+    for chip in (large, small):
+        layers, rng = Layers(chip, 1, 1, 64), np.random.default_rng(12)
+        out = layers.run(gated_delta_prefill, layers.random_inputs(rng, 150), 150)
+        results.append((out, layers.snapshot()))
+    np.testing.assert_equal(*results)
 
 
 @pytest.mark.parametrize("shared", [101376, 166912, 232448])

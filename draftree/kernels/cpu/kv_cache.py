@@ -51,6 +51,19 @@ class KvCache:
         """A copy of one head's keys as [capacity, head_dim], for looking at them."""
         return self.keys[kv_head].transpose(0, 2, 1).reshape(self.capacity, self.head_dim)
 
+    def copy(self, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Slots start … end-1; of the keys whole tiles, so a few slots more."""
+        tiles = self.keys[:, start // LANES : -(-end // LANES)]
+        return tiles.copy(), self.values[:, start:end].copy()
+
+    def put(self, parts: tuple[np.ndarray, ...], start: int, end: int) -> None:
+        """Slots start … end-1 of a copy that began at start. The keys that a copy has before start
+        are those that belong there; what follows end is not committed.
+        """
+        first, last = start // LANES, -(-end // LANES)
+        self.keys[:, first:last] = parts[0][:, : last - first]
+        self.values[:, start:end] = parts[1][:, : end - start]
+
 
 @kernel
 def _kv_write_kernel(args, ticket, thread, num_threads):

@@ -17,7 +17,6 @@ from draftree.kernels.cpu.linear import record_linear
 from draftree.kernels.cpu.pack import Weight, pack
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quantize import QuantizedRows, quantized_bytes, record_quantize
-from draftree.kernels.cpu.simd import LANES
 from draftree.kernels.cpu.step import NUM_ROWS, NUM_TOKENS, Step
 from draftree.kernels.cpu.team import Team
 from draftree.kernels.quant.formats import QuantType
@@ -266,17 +265,17 @@ class CpuOps:
         else:
             gated_delta.record_delta_commit(self._recording, self.step, store)
 
-    def snapshot(self, store: Store, length: int) -> tuple[np.ndarray, ...]:
+    def snapshot(self, store: Store, start: int, end: int) -> tuple[np.ndarray, ...]:
         if isinstance(store, KvCache):
-            num_tiles = -(-length // LANES)
-            return store.keys[:, :num_tiles].copy(), store.values[:, :length].copy()
+            return store.copy(start, end)
         return (store.window.copy(),) if isinstance(store, ConvState) else (store.state.copy(),)
 
-    def restore(self, store: Store, parts: tuple[np.ndarray, ...]) -> None:
+    def restore(
+        self, store: Store, parts: tuple[np.ndarray, ...], start: int = 0, end: int = 0
+    ) -> None:
         if isinstance(store, KvCache):
             if parts:
-                store.keys[:, : parts[0].shape[1]] = parts[0]
-                store.values[:, : parts[1].shape[1]] = parts[1]
+                store.put(parts, start, end)
             return
         array = store.window if isinstance(store, ConvState) else store.state
         array[...] = parts[0] if parts else 0.0

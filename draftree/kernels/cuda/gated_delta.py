@@ -1,5 +1,5 @@
-"""The gated delta rule for up to 64 rows: a matrix of state per value head, decayed and corrected by
-every token.
+"""The gated delta rule for up to 64 rows: a matrix of state per value head, decayed and corrected
+by every token.
 
 A certain pass advances the state in place. A tree pass only reads it and keeps kilobytes per node,
 from which one launch commits a path in all layers. Whatever shares a pass, a token's numbers have

@@ -43,14 +43,17 @@ class CudaKv:
     def values(self) -> torch.Tensor:
         return self.halves[1]
 
-    def snapshot(self, length: int) -> tuple[np.ndarray, ...]:
-        """Keys and values [kv_heads, length, head_dim] of the committed positions."""
-        return tuple(part[:, :length].cpu().numpy().copy() for part in (self.keys, self.values))
+    def snapshot(self, end: int, start: int = 0) -> tuple[np.ndarray, ...]:
+        """Keys and values [kv_heads, end - start, head_dim] of committed positions."""
+        return tuple(part[:, start:end].cpu().numpy().copy() for part in (self.keys, self.values))
 
-    def restore(self, parts: tuple[np.ndarray, ...]) -> None:
-        """Put a copy back; no parts: the empty sequence."""
+    def restore(self, parts: tuple[np.ndarray, ...], start: int = 0, end: int = 0) -> None:
+        """Put a copy that began at start back, up to end (0: all of it); no parts: the empty
+        sequence.
+        """
         for part, saved in zip((self.keys, self.values), parts, strict=bool(parts)):
-            part[:, : saved.shape[1]].copy_(torch.from_numpy(saved))
+            length = end - start if end else saved.shape[1]
+            part[:, start : start + length].copy_(torch.from_numpy(saved[:, :length]))
 
 
 class KvArena:

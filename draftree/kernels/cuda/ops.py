@@ -131,7 +131,8 @@ class CudaOps:
         weights: Sequence[LazyMatrix],
         biases: Sequence[torch.Tensor | None],
     ) -> tuple[torch.Tensor, ...]:
-        source, outs = self._input(x), {}
+        source = self._input(x)
+        outs: dict[int, torch.Tensor] = {}
         for group in _stackable(weights):
             parts = [weights[i] for i in group]
             bias = self._weights.bias(parts, [biases[i] for i in group])
@@ -285,11 +286,16 @@ class CudaOps:
         else:
             self._add(lambda n: delta_commit(self._delta, self.step, self.gpu))
 
-    def snapshot(self, store: Store, length: int) -> tuple[np.ndarray, ...]:
-        return store.snapshot(length)
+    def snapshot(self, store: Store, start: int, end: int) -> tuple[np.ndarray, ...]:
+        return store.snapshot(end, start) if isinstance(store, CudaKv) else store.snapshot(end)
 
-    def restore(self, store: Store, parts: tuple[np.ndarray, ...]) -> None:
-        store.restore(parts)
+    def restore(
+        self, store: Store, parts: tuple[np.ndarray, ...], start: int = 0, end: int = 0
+    ) -> None:
+        if isinstance(store, CudaKv):
+            store.restore(parts, start, end)
+        else:
+            store.restore(parts)
 
     def _multiply(
         self,

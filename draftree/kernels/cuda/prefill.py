@@ -32,7 +32,7 @@ def expand(matrix: PackedMatrix, first_tile: int, num_tiles: int, gpu: Gpu) -> t
 
 def prepare_rows(x: torch.Tensor, gpu: Gpu) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 [tokens, cols] -> float16 [tokens, padded columns] and scales, float32 [tokens]."""
-    into = new_half_rows(*x.shape, gpu)
+    into = new_half_rows(x.shape[0], x.shape[1], gpu)
     prepare_plain(x, into, gpu)
     return into.halves, into.token_scale
 

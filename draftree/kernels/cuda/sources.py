@@ -3,11 +3,12 @@
 A new kernel is added here, with the macros that ask the most of a chip.
 """
 
+from draftree.kernels.cuda.accept import accept_source
 from draftree.kernels.cuda.compile import Gpu, KernelSource
 from draftree.kernels.cuda.conv import conv_source
+from draftree.kernels.cuda.embed import embed_source
 from draftree.kernels.cuda.gated_delta import MOST_ROWS, block_cols, delta_source
 from draftree.kernels.cuda.gated_delta_prefill import chunk_source, plan_pass
-from draftree.kernels.cuda.embed import embed_source
 from draftree.kernels.cuda.layout import unit_format
 from draftree.kernels.cuda.linear import plan_linear
 from draftree.kernels.cuda.pack import repack_source
@@ -15,12 +16,14 @@ from draftree.kernels.cuda.prefill import expand_source
 from draftree.kernels.cuda.prepare import RowOp, plan_row, prepare_source
 from draftree.kernels.cuda.rotary import rotary_source
 from draftree.kernels.cuda.rows import COPY_SOURCE
+from draftree.kernels.cuda.sampling import sampling_source
+from draftree.kernels.cuda.tree import plan_source, tree_source
 from draftree.kernels.quant.formats import QuantType
 
 
 def all_sources(gpu: Gpu) -> list[KernelSource]:
     """Another chip may have other macros: room for more stages, more blocks for a row."""
-    return [*_matrix_sources(gpu), *_row_sources(gpu), *_delta_sources(gpu)]
+    return [*_matrix_sources(gpu), *_row_sources(gpu), *_delta_sources(gpu), *_round_sources()]
 
 
 def _matrix_sources(gpu: Gpu) -> list[KernelSource]:
@@ -50,3 +53,15 @@ def _delta_sources(gpu: Gpu) -> list[KernelSource]:
     walk = delta_source("gated_delta_kernel", 128, block_cols(MOST_ROWS, 128, gpu))
     commit = delta_source("delta_commit_kernel", 128, 64)
     return [walk, commit, chunk_source(128), plan_pass(128, gpu).source]
+
+
+def _round_sources() -> list[KernelSource]:
+    """Choosing, the tree, the accept walk: what lies between the passes of a round."""
+    choices = ("choose", "rank", "peak", "bin", "border")
+    plans = ("plan_plain", "plan_block", "plan_context", "advance")
+    return [
+        *(sampling_source(f"{name}_kernel") for name in choices),
+        *(plan_source(f"{name}_kernel") for name in plans),
+        tree_source(),
+        accept_source(),
+    ]

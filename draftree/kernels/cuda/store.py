@@ -14,7 +14,7 @@ from draftree.kernels.cuda.compile import Gpu
 from draftree.kernels.cuda.embed import EmbedTable, new_embed_table
 from draftree.kernels.cuda.layout import PackedMatrix
 from draftree.kernels.cuda.linear import Workspace, new_workspace
-from draftree.kernels.cuda.pack import pack_stack
+from draftree.kernels.cuda.pack import pack
 from draftree.kernels.quant.formats import QuantType
 
 _MOST_MATRIX_ROWS = 2**19  # more than any vocabulary
@@ -46,8 +46,8 @@ class WeightStore:
     def matrix(self, *parts: LazyMatrix) -> PackedMatrix:
         """The parts' rows one after the other; they have one format."""
         if parts not in self._stacks:
-            raws = [(part.raw, part.qtype) for part in parts]
-            self._stacks[parts] = pack_stack(raws, self.gpu)
+            raw = parts[0].raw if len(parts) == 1 else np.concatenate([p.raw for p in parts])
+            self._stacks[parts] = pack(raw, parts[0].qtype, self.gpu)
         return self._stacks[parts]
 
     def table(self, raw: np.ndarray, qtype: QuantType) -> EmbedTable:

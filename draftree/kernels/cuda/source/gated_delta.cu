@@ -11,6 +11,7 @@ constexpr int KEYS = PIECES * LANE_KEYS;
 constexpr int WARP_COLS = 2 * 32 / KEY_LANES;
 constexpr int WARPS = COLS / WARP_COLS;
 constexpr int THREADS = WARPS * 32;
+constexpr int READERS = WARPS > 1 ? WARPS - 1 : 1;  // warps that read keys, while the last one plans the walk
 constexpr int MAX_ROWS = 64;
 constexpr int NUM_TOKENS = 0, IS_TREE = 2, PATH_LEN = 3;  // words of control
 
@@ -79,14 +80,14 @@ DEV void advance(Columns& columns, const float* k, float decay, float2 d) {
 }
 
 struct Layer {
-  const float* qkv;         // [rows][qkv_stride]: queries, keys, values
-  const float *alpha, *beta;  // [rows][.._stride]
+  const float* qkv;                 // [rows][qkv_stride]: queries, keys, values
+  const float *alpha, *beta;        // [rows][value heads], own strides
   const float *decay, *decay_bias;  // [value heads]
-  float* state;             // [value heads][column][key]
-  float* node_keys;         // [max nodes][key heads][HEAD_DIM]
-  float* node_corrections;  // [max nodes][value heads][HEAD_DIM]
-  float* node_decays;       // [max nodes][value heads]
-  float* out;               // [rows][out_stride]
+  float* state;                     // [value heads][column][key]
+  float* node_keys;                 // [max nodes][key heads][HEAD_DIM]
+  float* node_corrections;          // [max nodes][value heads][HEAD_DIM]
+  float* node_decays;               // [max nodes][value heads]
+  float* out;                       // [rows][out_stride]
   int key_heads, value_heads, qkv_stride, alpha_stride, beta_stride, out_stride;
 };
 
@@ -104,15 +105,16 @@ struct Place {
 
 // Rows that are not live are read, too: how many are, is not known yet.
 DEV void read_keys(const Layer& p, const Rows& rows, Place place, int max_rows, int num_kept) {
-  constexpr int BATCH = 4;  // rows that a warp asks for at once
+  constexpr int BATCH = 5;  // rows that a warp asks for at once
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = place.head % p.key_heads;
+  if (warp >= READERS) return;
 #pragma unroll 1
-  for (int first = 0; first < max_rows; first += WARPS * BATCH) {
+  for (int first = 0; first < max_rows; first += READERS * BATCH) {
     float4 q[BATCH], k[BATCH];
     float sums[3 * BATCH];
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
-      const int row = first + b * WARPS + warp;
+      const int row = first + b * READERS + warp;
       const float* from = p.qkv + static_cast<u64>(row) * p.qkv_stride + head * HEAD_DIM;
       q[b] = load_lane(from, lane, row < max_rows);
       k[b] = load_lane(from + p.key_heads * HEAD_DIM, lane, row < max_rows);
@@ -121,7 +123,7 @@ DEV void read_keys(const Layer& p, const Rows& rows, Place place, int max_rows, 
     sum_lanes<32, 3 * BATCH>(sums);
 #pragma unroll
     for (int b = 0; b < BATCH; b++) {
-      const int row = first + b * WARPS + warp;
+      const int row = first + b * READERS + warp;
       const float q_factor = __fmul_rn(query_scale(), unit_factor(sums[3 * b])), k_factor = unit_factor(sums[3 * b + 1]);
       const float4 key = scaled(k[b], k_factor);
       if (row >= max_rows) continue;
@@ -145,7 +147,6 @@ DEV void ask_for_values(const Layer& p, const Rows& rows, Place place, int max_r
 // What a thread asks for of its rows before it is needed.
 struct Early {
   float alpha, beta;
-  int parent;
 };
 constexpr int OWN_ROWS = (MAX_ROWS + THREADS - 1) / THREADS;
 
@@ -166,43 +167,43 @@ constexpr int NODE = 255, KEEPS = 256, SAVES = 512, LOADS = 1024, RELOADS = 2048
 DEV int saved_slot(int visit) { return visit >> 12 & 15; }
 DEV int loaded_slot(int visit) { return visit >> 16; }
 
-// The order of a tree. KEEPS: a leaf, the state stays its parent's. LOADS, RELOADS: starts from a slot or from the
-// committed state instead of the state at hand.
-DEV void plan_tree(const Early* early, int live, int* visits) {
-  __shared__ int parent[MAX_ROWS], size[MAX_ROWS], ahead[MAX_ROWS], waits[MAX_ROWS], flags[MAX_ROWS];
-  const int thread = threadIdx.x;
+// The order of a tree, by one warp. KEEPS: a leaf, the state stays its parent's. LOADS, RELOADS: starts from a slot or
+// from the committed state instead of the state at hand.
+DEV void plan_tree(const int* parents, int live, int* visits) {
+  __shared__ int2 nodes[MAX_ROWS];  // parent, size of the subtree
+  __shared__ int ahead[MAX_ROWS], waits[MAX_ROWS], flags[MAX_ROWS];
+  const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int j = 0; j < OWN_ROWS; j++) {
-    const int n = thread + j * THREADS;
-    if (n < live) parent[n] = early[j].parent, size[n] = 1, flags[n] = 0;
-  }
-  __syncthreads();
-  for (int n = thread; n < live; n += THREADS)
-    for (int a = parent[n]; a >= 0; a = parent[a]) atomicAdd(size + a, 1);
-  __syncthreads();
+  for (int j = 0; j < MAX_ROWS / 32; j++) nodes[lane + j * 32] = make_int2(parents[j], 1), flags[lane + j * 32] = 0;
+  __syncwarp();
 #pragma unroll 1
-  for (int n = thread; n < live; n += THREADS) {
-    const bool is_leaf = size[n] == 1;
-    bool is_first = true, is_last = true;  // among the siblings with children
-    int nodes = 1;                         // between the parent and this node
+  for (int n = lane; n < live; n += 32)
+    for (int a = nodes[n].x; a >= 0; a = nodes[a].x) atomicAdd(&nodes[a].y, 1);
+  __syncwarp();
+#pragma unroll 1
+  for (int n = lane; n < live; n += 32) {
+    const int2 own = nodes[n];
+    int before = 0, inner_before = 0, inner_after = 0;  // nodes of siblings' trees; those with more than one, in two parts
+#pragma unroll 4
     for (int i = 0; i < live; i++) {
-      if (parent[i] != parent[n] || i == n) continue;
-      const bool is_earlier = size[i] < size[n] || (size[i] == size[n] && i < n);
-      if (is_earlier) nodes += size[i];
-      if (size[i] > 1) (is_earlier ? is_first : is_last) = false;
+      const int2 other = nodes[i];
+      const bool is_sibling = other.x == own.x, is_before = other.y < own.y || (other.y == own.y && i < n);
+      before += is_sibling && is_before ? other.y : 0;
+      inner_before += is_sibling && is_before && other.y > 1;
+      inner_after += is_sibling && !is_before && i != n && other.y > 1;
     }
-    ahead[n] = nodes;
-    waits[n] = !is_leaf && !is_last && parent[n] >= 0;  // the parent's state is needed again after this subtree
-    if (waits[n]) atomicOr(flags + parent[n], SAVES);
+    const bool is_leaf = own.y == 1;
+    ahead[n] = before + 1;
+    waits[n] = !is_leaf && inner_after && own.x >= 0;  // the parent's state is needed again after this subtree
+    if (waits[n]) atomicOr(flags + own.x, SAVES);
     if (is_leaf) atomicOr(flags + n, KEEPS);
-    if (!is_leaf && !is_first) atomicOr(flags + n, parent[n] < 0 ? RELOADS : LOADS);
+    if (!is_leaf && inner_before) atomicOr(flags + n, own.x < 0 ? RELOADS : LOADS);
   }
-  __syncthreads();
+  __syncwarp();
 #pragma unroll 1
-  for (int n = thread; n < live; n += THREADS) {
+  for (int n = lane; n < live; n += 32) {
     int at = -1, slot = 0;
-    for (int a = n; a >= 0; a = parent[a]) at += ahead[a], slot += waits[a];
-    // Earlier trees of a forest lie ahead of the root, too; `ahead` of the root counts them.
+    for (int a = n; a >= 0; a = nodes[a].x) at += ahead[a], slot += waits[a];
     visits[at] = n | flags[n] | slot << 12 | (slot - waits[n]) << 16;
   }
 }
@@ -254,7 +255,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const Place place = {static_cast<int>(blockIdx.x) / (HEAD_DIM / COLS), static_cast<int>(blockIdx.x) % (HEAD_DIM / COLS) * COLS};
   float* block_state = state + (static_cast<u64>(place.head) * HEAD_DIM + place.column) * HEAD_DIM;
   let_later_grids_start();
-  for (int i = threadIdx.x * 32; i < COLS * HEAD_DIM; i += THREADS * 32) prefetch_line(block_state + i);
+#pragma unroll
+  for (int line = 0; line < COLS * HEAD_DIM / 32; line += THREADS)
+    if (line + threadIdx.x < COLS * HEAD_DIM / 32) prefetch_line(block_state + (line + threadIdx.x) * 32);
   wait_for_earlier_grids();
   const int live = min(control[NUM_TOKENS], max_rows);
   const bool is_tree = control[IS_TREE] != 0;
@@ -267,8 +270,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int row = min(static_cast<int>(threadIdx.x) + j * THREADS, max_rows - 1);
     early[j].alpha = alpha[static_cast<u64>(row) * alpha_stride + place.head];
     early[j].beta = beta[static_cast<u64>(row) * beta_stride + place.head];
-    early[j].parent = row < max_nodes ? parents[row] : -1;
   }
+  int own_parents[MAX_ROWS / 32];
+#pragma unroll
+  for (int j = 0; j < MAX_ROWS / 32; j++) own_parents[j] = parents[min(static_cast<int>(threadIdx.x) % 32 + j * 32, max_nodes - 1)];
   Rows rows;
   rows.gates = reinterpret_cast<float4*>(memory);
   rows.keys = reinterpret_cast<float*>(rows.gates + max_rows);
@@ -278,12 +283,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   ask_for_values(p, rows, place, max_rows);
   // The first slice of a head keeps its decays, and its keys where no head before it has the same.
   const int num_kept = is_tree && place.column == 0 ? live : 0;
+  if (threadIdx.x / 32 == WARPS - 1) {
+    if (is_tree)
+      plan_tree(own_parents, live, visits);
+    else
+      for (int i = threadIdx.x % 32; i < live; i += 32) visits[i] = i;
+  }
   read_keys(p, rows, place, max_rows, place.head < key_heads ? num_kept : 0);
   compute_gates(p, rows, place, early, max_rows, num_kept);
-  if (is_tree)
-    plan_tree(early, live, visits);
-  else
-    for (int i = threadIdx.x; i < live; i += THREADS) visits[i] = i;
   wait_copies<0>();
   __syncthreads();
   walk(p, rows, place, visits, live, is_tree, columns, own_state);

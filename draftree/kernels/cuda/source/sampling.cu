@@ -3,8 +3,6 @@
 constexpr int VALUES = 32;  // logits a thread
 constexpr int SLICE = THREADS * VALUES;
 
-DEV float minus_infinity() { return __int_as_float(0xFF800000); }
-
 // How logits become scores. Tokens below the border (a key of logit / T) are out.
 struct Scoring {
   const float* logits;
@@ -46,12 +44,21 @@ DEV void load_values(const Scoring& s, int first, float* v) {
     for (int i = 0; i < VALUES; i++) v[place(i)] = __fdiv_rn(v[place(i)], s.temperature);
 }
 
+// A slice's scores. Where impossible tokens are not wanted even as the last choice, they have no key.
+struct SliceKeys {
+  const float* v;
+  int first, vocab;
+  bool keep_infinite;
+  DEV_MEMBER float score(int i) const { return v[place(i)]; }
+  DEV_MEMBER u64 key(int i) const {
+    const int token = first + place(i);
+    return token < vocab && (keep_infinite || score(i) > minus_infinity()) ? key_of(score(i), token) : 0;
+  }
+};
+
 // best->sorted = the `count` best keys of the slice that starts at token `first`; v keeps the scores.
 DEV void select_slice(const Scoring& s, int first, int count, bool keep_infinite, float* v, Best* best) {
-  const auto keys = [&](int i) {
-    const int at = place(i);
-    return first + at < s.vocab && (keep_infinite || v[at] > minus_infinity()) ? key_of(v[at], first + at) : 0ull;
-  };
+  const SliceKeys keys = {v, first, s.vocab, keep_infinite};
   bool is_rough = s.is_noisy;
   int num_keys;
   while (true) {
@@ -71,16 +78,24 @@ DEV void select_slice(const Scoring& s, int first, int count, bool keep_infinite
   sort_listed(num_keys, count, best);
 }
 
+// The best keys of all slices of a row.
+struct RowKeys {
+  const u64* row;
+  int total;
+  DEV_MEMBER u64 key(int i) const {
+    const int at = i * THREADS + threadIdx.x;
+    return at < total ? __ldcg(row + at) : 0;
+  }
+  DEV_MEMBER float score(int i) const { return score_of(key(i)); }
+};
+
 // The last block of a row returns true, with the row's `count` best keys sorted.
 DEV bool merge_slices(u64* slices, int* arrived, int count, Best* best) {
   const int num_slices = gridDim.x, total = num_slices * count;
   u64* row = slices + static_cast<u64>(blockIdx.y) * num_slices * MAX_TOP_K;
   if (threadIdx.x < count) row[blockIdx.x * count + threadIdx.x] = best->sorted[threadIdx.x];
   if (!is_last_block(arrived + blockIdx.y, num_slices, best)) return false;
-  const auto keys = [&](int i) {
-    const int at = i * THREADS + static_cast<int>(threadIdx.x);
-    return at < total ? __ldcg(row + at) : 0ull;
-  };
+  const RowKeys keys = {row, total};
   sort_listed(list_best(keys, (total + THREADS - 1) / THREADS, count, 0.0f, best), count, best);
   return true;
 }

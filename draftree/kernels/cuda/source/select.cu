@@ -6,6 +6,8 @@ constexpr int GROUPS = THREADS / GROUP;
 constexpr int ROOM = 1024;  // keys that can be listed
 static_assert(MAX_TOP_K <= GROUPS, "the floor is found among the groups");
 
+DEV float minus_infinity() { return __int_as_float(0xFF800000); }
+
 DEV u32 ordered(float score) {
   const u32 bits = __float_as_uint(__fadd_rn(score, 0.0f));  // no negative zero
   return bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -29,14 +31,18 @@ struct Best {
   int is_last;
 };
 
-// Lists the keys of all threads from floor on, num a thread; returns how many there are, in the list or beyond it.
+// Keys is what threads bring, `num` each: score(i), which is cheap, and key(i), which is 0 where there is none.
+
+// Lists the keys from floor on; returns how many there are, in the list or beyond it.
 template <class Keys>
-DEV int list_keys(Keys keys, int num, u64 floor, Best* best) {
+DEV int list_keys(const Keys& keys, int num, u64 floor, Best* best) {
+  const float lowest = score_of(floor);  // not a number if everything counts
   if (threadIdx.x == 0) best->num_keys = 0;
   __syncthreads();
 #pragma unroll 2
   for (int i = 0; i < num; i++) {
-    const u64 key = keys(i);
+    if (keys.score(i) < lowest) continue;
+    const u64 key = keys.key(i);
     if (key < floor) continue;
     const int at = atomicAdd(&best->num_keys, 1);
     if (at < ROOM) best->keys[at] = key;
@@ -49,10 +55,15 @@ DEV int list_keys(Keys keys, int num, u64 floor, Best* best) {
 
 // A floor that `count` groups of threads reach: few keys more than that are above it.
 template <class Keys>
-DEV u64 guess_floor(Keys keys, int num, int count, Best* best) {
-  u64 largest = 0;
-#pragma unroll 4
-  for (int i = 0; i < num; i++) largest = max(largest, keys(i));
+DEV u64 guess_floor(const Keys& keys, int num, int count, Best* best) {
+  float top = minus_infinity();
+  int place_of_top = -1;
+#pragma unroll 8
+  for (int i = 0; i < num; i++) {
+    const float score = keys.score(i);
+    if (score > top) top = score, place_of_top = i;
+  }
+  u64 largest = place_of_top < 0 ? 0 : keys.key(place_of_top);
   for (int d = 1; d < GROUP; d *= 2) largest = max(largest, __shfl_xor_sync(~0u, largest, d));
   const int part = threadIdx.x % GROUP;
   if (part == 0) best->groups[threadIdx.x / GROUP] = largest;
@@ -69,7 +80,7 @@ DEV u64 guess_floor(Keys keys, int num, int count, Best* best) {
 // Lists at least the `count` best keys, or all if there are fewer, and all whose score is at most slack below the last
 // of those. Returns how many, or more than ROOM if these did not fit, which without slack cannot be.
 template <class Keys>
-DEV int list_best(Keys keys, int num, int count, float slack, Best* best) {
+DEV int list_best(const Keys& keys, int num, int count, float slack, Best* best) {
   u64 floor = guess_floor(keys, num, count, best), low = floor, high = ~0ull;
   int num_keys = list_keys(keys, num, floor, best);
   while (num_keys > ROOM) {  // many large ones in few groups

@@ -1,0 +1,90 @@
+"""The accept walk on the device, and the records from which the host learns what a round brought.
+
+The records form a ring in pinned memory: the device writes a record's number last, so the host
+may look at any time without waiting for the device.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
+from draftree.kernels.cuda.request import WORD_MACROS, End, RequestWords
+from draftree.kernels.cuda.step import CudaStep
+from draftree.kernels.cuda.tree import MAX_NODES
+
+_HEADER_LEN = 8  # number, num_nodes, path_len, bonus, end; then tokens, parents, path
+_RECORD_LEN = _HEADER_LEN + 3 * MAX_NODES
+_MACROS = (("MAX_NODES", MAX_NODES), ("HEADER_LEN", _HEADER_LEN), ("RECORD_LEN", _RECORD_LEN))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """One finished round. A node of the path whose number is its depth is the draft's first choice
+    at every depth so far; another one is a sibling of such a node or below one.
+    """
+
+    number: int  # from 1
+    tokens: tuple[int, ...]  # of all nodes
+    parents: tuple[int, ...]
+    path: tuple[int, ...]
+    bonus: int
+    end: End
+
+    @property
+    def emitted(self) -> tuple[int, ...]:
+        return (*(self.tokens[node] for node in self.path[1:]), self.bonus)
+
+
+class RoundRing:
+    """The latest records. One request at a time: `clear` before the next one starts."""
+
+    def __init__(self, num_records: int, gpu: Gpu) -> None:
+        shape = (num_records, _RECORD_LEN)
+        self.records = torch.zeros(shape, dtype=torch.int32, pin_memory=gpu.is_real)
+        self._words: np.ndarray = self.records.numpy()
+
+    def clear(self) -> None:
+        """No round is under way."""
+        self._words[:, 0] = 0
+
+    def read(self, number: int) -> RoundRecord | None:
+        """The record of a round, or None if it is not finished yet."""
+        words = self._words[(number - 1) % len(self._words)]
+        if words[0] != number:
+            return None
+        _, num_nodes, path_len, bonus, end = words[:5].tolist()
+        tokens, parents, path = words[_HEADER_LEN:].reshape(3, MAX_NODES).tolist()
+        return RoundRecord(
+            number,
+            tuple(tokens[:num_nodes]),
+            tuple(parents[:num_nodes]),
+            tuple(path[:path_len]),
+            bonus,
+            End(end),
+        )
+
+
+def accept_source() -> KernelSource:
+    return KernelSource("accept_kernel", ("bits", "request", "accept"), (*WORD_MACROS, *_MACROS))
+
+
+def accept(
+    chosen: torch.Tensor,  # int32 [nodes]
+    words: RequestWords,
+    step: CudaStep,
+    ring: RoundRing,
+    gpu: Gpu,
+) -> None:
+    """The path into step.path; anchor, tokens left and end into the words; a record into the ring.
+
+    A pass over nothing has an empty path and leaves no record.
+    """
+    load_kernel(accept_source(), gpu).launch(
+        (1,),
+        MAX_NODES,
+        *(chosen, words.device, step.control, step.tokens, step.parents, step.depths),
+        *(step.path, ring.records, len(ring.records)),
+        is_chained=True,
+    )

@@ -1,0 +1,51 @@
+// The accept walk of decode/accept.py: all nodes at once, since a node is on the path exactly if every step to it is the
+// target's choice. Leaves the path, the next anchor, what is left of the request, and a record for the host.
+constexpr int THREADS = 64;
+static_assert(MAX_NODES <= THREADS, "a thread has one node");
+
+DEV bool is_stop(const int* words, int token) {
+  for (int i = 0; i < words[NUM_STOPS]; i++)
+    if (words[STOPS + i] == token) return true;
+  return false;
+}
+
+// One block. records: [num_records][RECORD_LEN], see kernels/cuda/accept.py; they may lie in the host's memory.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    accept_kernel(const int* chosen, int* words, int* control, const int* tokens, const int* parents, const int* depths,
+                  int* path, int* records, int num_records) {
+  __shared__ int from[MAX_NODES], follows[MAX_NODES], on_path[MAX_NODES], path_len;
+  let_later_grids_start();
+  wait_for_earlier_grids();
+  const int num_nodes = control[NUM_TOKENS], node = threadIdx.x;
+  if (node == 0) path_len = 1, on_path[0] = 0;
+  if (num_nodes == 0) {
+    if (node == 0) control[PATH_LEN] = 0;
+    return;
+  }
+  const bool is_node = node < num_nodes;
+  const int token = is_node ? tokens[node] : -1, parent = is_node && node ? parents[node] : -1;
+  const int depth = parent >= 0 ? depths[node] : 0;
+  if (is_node) {
+    from[node] = parent;
+    follows[node] = parent < 0 || (chosen[parent] == token && !is_stop(words, token) && depth < words[TOKENS_LEFT]);
+  }
+  __syncthreads();
+  bool is_accepted = is_node;
+  for (int a = node; is_accepted && a > 0; a = from[a]) is_accepted = follows[a];
+  if (is_accepted && node) on_path[depth] = node, atomicMax(&path_len, depth + 1);
+  __syncthreads();
+  const int length = path_len, bonus = chosen[on_path[length - 1]];
+  const int number = words[NUM_ROUNDS] + 1, left = words[TOKENS_LEFT] - length;
+  const int ended = is_stop(words, bonus) ? ENDED_BY_STOP : left <= 0 ? ENDED_BY_LENGTH : ENDED_BY_RUNNING;
+  int* record = records + (number - 1) % num_records * RECORD_LEN;
+  if (node < length) path[node] = record[HEADER_LEN + 2 * MAX_NODES + node] = on_path[node];
+  if (is_node) record[HEADER_LEN + node] = token, record[HEADER_LEN + MAX_NODES + node] = parent;
+  __threadfence_system();
+  __syncthreads();
+  if (node) return;
+  control[PATH_LEN] = length;
+  words[ANCHOR] = bonus, words[TOKENS_LEFT] = left, words[ENDED] = ended, words[NUM_ROUNDS] = number;
+  record[1] = num_nodes, record[2] = length, record[3] = bonus, record[4] = ended;
+  __threadfence_system();
+  *static_cast<volatile int*>(record) = number;  // last: the host takes it as a sign that the rest is there
+}

@@ -1,0 +1,149 @@
+// The draft tree of decode/tree.py, node for node: the first choices as a chain, then always the most probable node that
+// is not there yet. One warp grows it; costs are sums in the same order and precision as on the host.
+constexpr int THREADS = 64;  // a thread a node when the arrays are written
+static_assert(MAX_NODES <= THREADS, "a thread has one node");
+
+struct Growth {
+  float log_probs[MAX_NODES * MAX_CANDIDATES];
+  // Nodes; the root is 0.
+  int parents[MAX_NODES], depths[MAX_NODES], ranks[MAX_NODES];
+  int sizes[MAX_NODES], before[MAX_NODES];
+  int num_nodes;
+  // Candidates for the next node, at most one more than nodes have been taken: where and which, and costs of the paths.
+  int places[MAX_NODES], depth[MAX_NODES], rank[MAX_NODES];
+  double costs[MAX_NODES], place_costs[MAX_NODES];
+};
+
+// Smaller costs are smaller words; all ones stands for no candidate.
+DEV u64 ordered_cost(double cost) {
+  const u64 bits = __double_as_longlong(__dadd_rn(cost, 0.0));  // no negative zero
+  return bits >> 63 ? ~bits : bits | 1ull << 63;
+}
+
+// The rank that a candidate's path has at a depth.
+DEV int rank_at(const Growth& g, int slot, int depth) {
+  if (depth == g.depth[slot]) return g.rank[slot];
+  int node = g.places[slot];
+  while (g.depths[node] > depth + 1) node = g.parents[node];
+  return g.ranks[node];
+}
+
+// Whether the ranks on the way to a come before those of b; a path comes before its continuations.
+DEV bool comes_first(const Growth& g, int a, int b) {
+  for (int depth = 0; depth <= g.depth[a] && depth <= g.depth[b]; depth++) {
+    const int rank_a = rank_at(g, a, depth), rank_b = rank_at(g, b, depth);
+    if (rank_a != rank_b) return rank_a < rank_b;
+  }
+  return g.depth[a] < g.depth[b];
+}
+
+// The slot with the least cost; a lane looks after slots lane and lane + 32. -1 if there is none.
+DEV int least_slot(const Growth& g, u64 low, u64 high) {
+  const u64 own = min(low, high);
+  const u32 upper = __reduce_min_sync(~0u, static_cast<u32>(own >> 32));
+  const u32 lower = __reduce_min_sync(~0u, own >> 32 == upper ? static_cast<u32>(own) : ~0u);
+  const u64 least = static_cast<u64>(upper) << 32 | lower;
+  if (least == ~0ull) return -1;
+  const u32 low_slots = __ballot_sync(~0u, low == least), high_slots = __ballot_sync(~0u, high == least);
+  u64 slots = static_cast<u64>(high_slots) << 32 | low_slots;
+  int slot = __ffsll(slots) - 1;
+  for (slots &= slots - 1; slots; slots &= slots - 1)
+    if (comes_first(g, __ffsll(slots) - 1, slot)) slot = __ffsll(slots) - 1;
+  return slot;
+}
+
+// By one warp, with the chain of first choices in place.
+DEV void grow(Growth& g, int num_chain, int num_positions, int num_candidates, int stride, int budget) {
+  const int lane = threadIdx.x;
+  int num_nodes = num_chain + 1, num_slots = 1;
+  u64 low = ~0ull, high = ~0ull;
+  if (lane == 0) {
+    g.places[0] = g.depth[0] = g.rank[0] = 0;
+    g.place_costs[0] = 0.0, g.costs[0] = -static_cast<double>(g.log_probs[0]);
+    low = ordered_cost(g.costs[0]);
+  }
+  __syncwarp();
+  while (num_nodes <= budget) {
+    const int slot = least_slot(g, low, high);
+    if (slot < 0) break;
+    const int place = g.places[slot], depth = g.depth[slot], rank = g.rank[slot];
+    const double cost = g.costs[slot], place_cost = g.place_costs[slot];
+    // Below a chain's node the first choice is the chain's next.
+    const bool is_known = rank == 0 && place == depth && depth < num_chain;
+    const int node = is_known ? depth + 1 : num_nodes++;
+    const bool has_sibling = rank + 1 < num_candidates, has_child = depth + 1 < num_positions;
+    const double beside = has_sibling ? __dadd_rn(place_cost, -static_cast<double>(g.log_probs[depth * stride + rank + 1])) : 0.0;
+    const double below = has_child ? __dadd_rn(cost, -static_cast<double>(g.log_probs[(depth + 1) * stride])) : 0.0;
+    __syncwarp();
+    if (lane == 0) {
+      if (!is_known) g.parents[node] = place, g.depths[node] = depth + 1, g.ranks[node] = rank;
+      g.rank[slot] = rank + 1, g.costs[slot] = beside;  // the sibling takes the slot over
+      if (has_child) {
+        g.places[num_slots] = node, g.depth[num_slots] = depth + 1, g.rank[num_slots] = 0;
+        g.place_costs[num_slots] = cost, g.costs[num_slots] = below;
+      }
+    }
+    const u64 beside_word = has_sibling ? ordered_cost(beside) : ~0ull, below_word = ordered_cost(below);
+    if (lane == slot) low = beside_word;
+    if (lane + 32 == slot) high = beside_word;
+    if (has_child) {
+      if (lane == num_slots) low = below_word;
+      if (lane + 32 == num_slots) high = below_word;
+      num_slots++;
+    }
+    __syncwarp();
+  }
+  if (lane == 0) g.num_nodes = num_nodes;
+}
+
+// Where a node stands when the tree is walked depth first, children in the order of their numbers.
+DEV int find_place(Growth& g, int node) {
+  const bool is_node = node < g.num_nodes;
+  g.sizes[node] = 0;
+  __syncthreads();
+  if (is_node)
+    for (int a = node; a >= 0; a = g.parents[a]) atomicAdd(&g.sizes[a], 1);
+  __syncthreads();
+  int before = 0;
+  for (int other = 1; is_node && other < node; other++)
+    if (g.parents[other] == g.parents[node]) before += g.sizes[other];
+  g.before[node] = before;
+  __syncthreads();
+  int place = is_node ? g.depths[node] : 0;
+  for (int a = node; is_node && a > 0; a = g.parents[a]) place += g.before[a];
+  return place;
+}
+
+// One block. The step becomes a tentative pass over the tree, or over nothing when the request has ended.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    tree_kernel(const int* ids, const float* log_probs, const int* words, int* control, int* tokens, int* positions,
+                int* parents, int* depths, int* order, int* rows, int* ancestors, int block_positions, int num_candidates,
+                int max_nodes) {
+  __shared__ Growth g;
+  let_later_grids_start();
+  wait_for_earlier_grids();
+  const int node = threadIdx.x, committed = control[COMMITTED];
+  const bool is_live = is_running(words);
+  const int budget = min(words[BUDGET], max_nodes - 1);
+  const int room = min(min(words[TOKENS_LEFT] - 1, words[MAX_CTX] - committed - 1), budget);
+  const int num_positions = max(0, min(room, block_positions)), num_chain = min(num_positions, budget);
+  for (int i = node; i < num_positions * num_candidates; i += THREADS) g.log_probs[i] = log_probs[i];
+  if (node < MAX_NODES) g.parents[node] = node - 1, g.depths[node] = node, g.ranks[node] = 0;
+  if (node == 0) g.num_nodes = num_chain + 1;
+  __syncthreads();
+  if (node < 32 && num_positions > 0 && is_live)
+    grow(g, num_chain, num_positions, min(budget, num_candidates), num_candidates, budget);
+  __syncthreads();
+  const int place = find_place(g, node), num_nodes = is_live ? g.num_nodes : 0;
+  if (node == 0) {
+    control[NUM_TOKENS] = control[NUM_ROWS] = num_nodes;
+    control[IS_TREE] = 1, control[PATH_LEN] = 0;
+  }
+  if (node >= num_nodes) return;
+  const int depth = g.depths[node];
+  tokens[node] = node ? ids[(depth - 1) * num_candidates + g.ranks[node]] : words[ANCHOR];
+  positions[node] = committed + depth;
+  parents[node] = g.parents[node], depths[node] = depth;
+  order[place] = node, rows[node] = node;
+  for (int a = node; a >= 0; a = g.parents[a]) ancestors[node * max_nodes + g.depths[a]] = a;
+}

@@ -1,0 +1,161 @@
+"""What is kept of earlier sequences, in host memory: token prefixes in, snapshots out.
+
+A tree of spans: conversations with a common beginning hold it once. Bounded in bytes; what was used
+longest ago goes first, ends before beginnings. A recurrent model can only return to positions that
+were marked with a copy of its recurrent state, others to any. Knows neither models nor devices.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from draftree.state.sequence import common_len
+from draftree.state.span import Parts, Span, count_bytes
+
+_SPAN_LEN = 512  # positions that are kept or given up together
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What is kept of a sequence: its first `length` tokens, keys and values in spans."""
+
+    length: int = 0
+    spans: tuple[Span, ...] = ()
+    recurrent: Parts = ()
+    shared: int = 0  # tokens that anything kept begins with; at least length
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    """Tokens that follow a prefix of the parent's, up to its end or a fork before that."""
+
+    parent: "_Node | None"
+    span: Span
+    tokens: np.ndarray  # int32
+    children: "dict[tuple[int, int], _Node]" = field(default_factory=dict)  # by start, first token
+    marks: dict[int, Parts] = field(default_factory=dict)  # by position in (start, end]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.span.start, int(self.tokens[0])
+
+    @property
+    def is_kept(self) -> bool:
+        return self.parent is None or self.parent.children.get(self.key) is self
+
+    @property
+    def num_bytes(self) -> int:
+        """Without the marks."""
+        return count_bytes(self.span.parts) + self.tokens.nbytes
+
+
+class PrefixStore:
+    """Holds at most max_bytes less those reserved, and one span or mark more while it is added."""
+
+    def __init__(self, max_bytes: int, *, is_recurrent: bool) -> None:
+        self.max_bytes = max_bytes
+        self.reserved_bytes = 0  # what its owner keeps elsewhere, out of the same bound
+        self.num_bytes = 0
+        self._least_bytes = 0.0  # of a position, in any span so far
+        self._is_recurrent = is_recurrent
+        self._root = _Node(None, Span(0, 0, ()), np.empty(0, np.int32))
+        # Oldest first. Where no recurrent state is needed, every node has one mark, at its end,
+        # and using it uses those before it: the oldest is always the end of a branch.
+        self._marks: OrderedDict[tuple[_Node, int], None] = OrderedDict()
+
+    def find(self, tokens: Sequence[int]) -> Match:
+        """The longest prefix of the tokens that can be restored."""
+        path = list(self._walk(np.asarray(tokens, np.int32)))
+        shared = path[-1][1]
+        if not self._is_recurrent:
+            self._use(path[-1][0])
+            return Match(shared, tuple(node.span for node, _ in path[1:]), (), shared)
+        for i in range(len(path) - 1, 0, -1):
+            node, end = path[i]
+            position = max((at for at in node.marks if at <= end), default=0)
+            if position:
+                self._marks.move_to_end((node, position))
+                spans = tuple(node.span for node, _ in path[1 : i + 1])
+                return Match(position, spans, node.marks[position], shared)
+        return Match(shared=shared)
+
+    def insert(
+        self,
+        tokens: Sequence[int],
+        copy: Callable[[int, int], Parts],
+        copy_recurrent: Callable[[], Parts],
+    ) -> None:
+        """Keep a sequence: only what is not here yet is copied, and nothing that does not fit."""
+        ids = np.asarray(tokens, np.int32)
+        # The beginning of a recurrent sequence is worth nothing without its end.
+        least = len(ids) * self._least_bytes if self._is_recurrent else 0.0
+        if self._excess_bytes - self.num_bytes + least >= 0:
+            return
+        node, at = list(self._walk(ids))[-1]
+        try:
+            while at < len(ids):
+                end = min(at + _SPAN_LEN, len(ids))
+                node, at = self._add(node, Span(at, end, copy(at, end)), ids[at:end]), end
+                if not self._make_room(node):
+                    return
+            if self._is_recurrent and at > 0:
+                if at not in node.marks:
+                    node.marks[at] = copy_recurrent()
+                    self.num_bytes += count_bytes(node.marks[at])
+                self._marks[node, at] = None
+                self._marks.move_to_end((node, at))
+                self._make_room(node)
+        finally:
+            self._prune(node)
+
+    def _add(self, parent: _Node, span: Span, tokens: np.ndarray) -> _Node:
+        node = _Node(parent, span, tokens.copy())
+        parent.children[node.key] = node
+        self.num_bytes += node.num_bytes
+        position_bytes = node.num_bytes / len(tokens)
+        self._least_bytes = min(self._least_bytes or position_bytes, position_bytes)
+        if not self._is_recurrent:
+            self._marks[node, span.end] = None
+            node.marks[span.end] = ()
+            self._use(node)
+        return node
+
+    @property
+    def _excess_bytes(self) -> int:
+        return self.num_bytes + self.reserved_bytes - self.max_bytes
+
+    def _walk(self, ids: np.ndarray) -> Iterator[tuple[_Node, int]]:
+        """The nodes along the tokens, from the root, each with the position up to which it agrees.
+
+        A child differs from its parent in its first token, so only one can go on.
+        """
+        node: _Node | None = self._root
+        at = 0
+        while node is not None:
+            at += common_len(node.tokens, ids[at:])
+            yield node, at
+            node = node.children.get((at, int(ids[at]))) if at < len(ids) else None
+
+    def _use(self, node: _Node) -> None:
+        while node.parent is not None:
+            self._marks.move_to_end((node, node.span.end))
+            node = node.parent
+
+    def _make_room(self, added: _Node) -> bool:
+        """Give up the oldest until all fits; whether what was added last is still here."""
+        while self._excess_bytes > 0 and self._marks:
+            (node, position), _ = self._marks.popitem(last=False)
+            self.num_bytes -= count_bytes(node.marks.pop(position))
+            self._prune(node)
+        if self._excess_bytes > 0:
+            self._prune(added)
+        return added.is_kept
+
+    def _prune(self, node: _Node) -> None:
+        """Remove nodes that lead nowhere."""
+        while node.parent is not None and node.is_kept and not node.children and not node.marks:
+            del node.parent.children[node.key]
+            self.num_bytes -= node.num_bytes
+            node = node.parent

@@ -1,0 +1,30 @@
+"""Speculation on a GPU never changes text or state; every round's parts run on the host here."""
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from draftree.core import SamplingParams  # noqa: E402
+from draftree.decode.speculative import SpeculationOptions  # noqa: E402
+from draftree.kernels.cuda.compile import Gpu  # noqa: E402
+from tests.cuda import CudaPlace  # noqa: E402
+from tests.decode.oracle import OracleDrafter, check_lossless, count_kinds, run_plain  # noqa: E402
+from tests.tiny import tiny_path  # noqa: E402
+
+NUM_TOKENS = {"emulated": 12, "card": 200}
+BUDGETS = (8, 22, 40)
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.8, seed=3)])
+@pytest.mark.parametrize("name", ["llama", "qwen35-mtp"])
+def test_an_oracle_changes_nothing(name: str, sampling: SamplingParams, any_gpu: Gpu) -> None:
+    target = CudaPlace(any_gpu).open_target(tiny_path(name))
+    count = NUM_TOKENS["card" if any_gpu.is_real else "emulated"]
+    plain, kinds = run_plain(target, (5, 9, 200, 31), sampling, count), Counter[str]()
+    for budget in BUDGETS if any_gpu.is_real else (22,):
+        oracle = OracleDrafter(target.state, plain.text, target.model.vocab_size, budget)
+        options = SpeculationOptions(budget, is_auto=False, use_ngram=False)
+        kinds += count_kinds(check_lossless(target, plain, oracle, options))
+    assert kinds["partial"] > 0 or kinds["whole"] > 0, kinds

@@ -1,0 +1,137 @@
+"""Bias, log-probabilities and grammars: what they do to one choice, against plain numpy."""
+
+import numpy as np
+import pytest
+
+from draftree.core import Request, SamplingParams
+from draftree.decode.sample import Sampler
+from draftree.kernels.cpu.sampling import Filters, SamplingScratch, choose
+from tests.decode.rule import RuleGrammar
+
+VOCAB = 300
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "warm": SamplingParams(temperature=0.8, seed=3),
+    "top k": SamplingParams(temperature=1.2, top_k=20, seed=3),
+    "top p": SamplingParams(temperature=1.2, top_p=0.8, seed=3),
+    "min p": SamplingParams(temperature=1.2, min_p=0.05, seed=3),
+    "penalised": SamplingParams(
+        temperature=1.0, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.2
+    ),
+}
+
+
+def rows(count: int, seed: int = 1) -> np.ndarray:
+    return (3 * np.random.default_rng(seed).standard_normal((count, VOCAB))).astype(np.float32)
+
+
+def choose_again(row: np.ndarray, params: SamplingParams, position: int) -> int:
+    """The kernel's choice where penalties have been dealt with."""
+    filters = Filters(params.temperature, params.top_k, params.top_p, params.min_p)
+    return choose(row, filters, params.seed, position, SamplingScratch(len(row)))
+
+
+def penalise(row: np.ndarray, params: SamplingParams, prompt: list[int], said: list[int]) -> None:
+    for token in {*prompt, *said}:
+        factor = np.float32(params.repetition_penalty)
+        row[token] = row[token] / factor if row[token] > 0 else row[token] * factor
+        if token in said:
+            count = np.float32(said.count(token))
+            row[token] -= np.float32(params.presence_penalty) + count * np.float32(
+                params.frequency_penalty
+            )
+
+
+@pytest.mark.parametrize("wants_scores", [False, True])
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_bias_then_penalties_then_grammar_then_filters(name: str, wants_scores: bool) -> None:
+    params, grammar = SAMPLINGS[name], RuleGrammar(VOCAB, seed=5)
+    bias = ((7, 4.0), (9, -100.0), (250, 2.5))
+    prompt, said = [1, 2, 7], []
+    sampler = Sampler(
+        params,
+        VOCAB,
+        prompt,
+        logit_bias=bias,
+        num_logprobs=2 if wants_scores else None,
+        matcher=grammar.new_matcher(),
+    )
+    oracle = grammar.new_matcher()
+    for position, row in enumerate(rows(60), start=3):
+        expected = row.copy()
+        for token, value in bias:
+            expected[token] += np.float32(value)
+        if params.has_penalties:
+            penalise(expected, params, prompt, said)
+        bits = np.zeros((VOCAB + 31) // 32, dtype=np.uint32)
+        oracle.fill_mask(bits)
+        allowed = np.unpackbits(bits.view(np.uint8), bitorder="little", count=VOCAB)
+        expected[allowed == 0] = -np.inf
+        untouched = row.copy()
+        token = sampler.choose(row, position)
+        assert np.array_equal(row, untouched)
+        assert token == choose_again(expected, params, position)
+        assert (sampler.scores is not None) == wants_scores
+        sampler.accept(token)
+        oracle.advance(token)
+        said.append(token)
+    assert grammar.follows(said)
+
+
+def test_scores_are_log_probabilities_before_temperature() -> None:
+    params = SamplingParams(temperature=1.7, top_k=4, seed=2)
+    sampler = Sampler(params, VOCAB, (1,), logit_bias=((3, 5.0),), num_logprobs=4)
+    for position, row in enumerate(rows(20)):
+        token = sampler.choose(row, position)
+        biased = row.astype(np.float64)
+        biased[3] += 5.0
+        expected = biased - np.log(np.exp(biased - biased.max()).sum()) - biased.max()
+        best = np.argsort(-expected, kind="stable")[:4]
+        assert sampler.scores is not None
+        assert [i for i, _ in sampler.scores.top] == best.tolist()
+        assert [v for _, v in sampler.scores.top] == pytest.approx(expected[best], abs=1e-5)
+        assert sampler.scores.logprob == pytest.approx(expected[token], abs=1e-5)
+        assert dict(sampler.scores.top).get(token, sampler.scores.logprob) == sampler.scores.logprob
+
+
+def test_scores_without_alternatives_and_of_forbidden_tokens() -> None:
+    row = rows(1)[0]
+    sampler = Sampler(SamplingParams(), VOCAB, num_logprobs=0)
+    sampler.choose(row, 0)
+    assert sampler.scores is not None and sampler.scores.top == () and sampler.scores.logprob < 0
+    grammar = RuleGrammar(VOCAB, seed=5)  # its first state allows one token
+    sampler = Sampler(SamplingParams(), VOCAB, num_logprobs=5, matcher=grammar.new_matcher())
+    token = sampler.choose(row, 0)
+    assert sampler.scores is not None
+    assert sampler.scores.top == ((token, 0.0),) and sampler.scores.logprob == 0.0
+
+
+def test_a_small_vocabulary_has_few_alternatives() -> None:
+    sampler = Sampler(SamplingParams(), 3, num_logprobs=20)
+    sampler.choose(np.array([1, 2, 0], dtype=np.float32), 0)
+    assert sampler.scores is not None and [i for i, _ in sampler.scores.top] == [1, 0, 2]
+
+
+def test_a_draft_is_ranked_with_bias_and_with_the_grammar_where_it_is_known() -> None:
+    grammar, logits = RuleGrammar(VOCAB, seed=5, share=0.05), rows(3)
+    before = logits.copy()
+    sampler = Sampler(
+        SamplingParams(), VOCAB, (1, 2), logit_bias=((8, 50.0),), matcher=grammar.new_matcher()
+    )
+    block = sampler.rank(logits, 2, 4)
+    assert np.array_equal(logits, before)
+    assert block.tokens[0, 0] == grammar.new_matcher().propose_forced()[0]
+    assert block.tokens[1, 0] == block.tokens[2, 0] == 8
+    assert sampler.rank(logits, 3, 4).tokens[0, 0] == 8  # not the next position: nothing is known
+
+
+def test_a_request_that_asks_for_nothing_takes_the_short_way() -> None:
+    plain = Sampler.for_request(Request((1, 2), 5), VOCAB)
+    assert plain._shaping is None and plain.matcher is None and not plain.is_complete
+    shaped = Sampler.for_request(
+        Request((1, 2), 5, logit_bias=((1, 1.0),), logprobs=1, grammar=RuleGrammar(VOCAB, 1)), VOCAB
+    )
+    assert shaped._shaping is not None and shaped.matcher is not None
+    for position, row in enumerate(rows(10)):
+        neutral = Sampler(SamplingParams(), VOCAB, num_logprobs=1)
+        assert plain.choose(row, position) == neutral.choose(row, position)

@@ -1,0 +1,206 @@
+// What source/bits.cu and source/ring.cu write in assembly, for emulator.h: halves, matrices, copies, barriers.
+namespace emulator {
+static inline float widen(u32 half) {
+  const u32 exponent = half & 0x7C00, sign = (half & 0x8000) << 16;
+  if (!exponent) return bit_cast<float>(bit_cast<u32>((half & 0x3FF) * 0x1p-24f) | sign);
+  return bit_cast<float>((sign | (half & 0x7FFF) << 13) + (exponent == 0x7C00 ? 0x70000000 : 0x38000000));
+}
+
+static inline u32 round_to_half(float value) {
+  u32 bits = bit_cast<u32>(value);
+  const u32 sign = bits >> 16 & 0x8000;
+  bits &= 0x7FFFFFFF;
+  if (bits > 0x7F800000) return 0x7FFF;
+  if (bits >= 0x477FF000) return sign | 0x7C00;
+  // Below 2^-14 halves have steps of 2^-24, which are those of floats next to 0.5.
+  if (bits < 0x38800000) return sign | (bit_cast<u32>(bit_cast<float>(bits) + 0.5f) - 0x3F000000);
+  return sign | (bits + 0xFFF + (bits >> 13 & 1) - 0x38000000) >> 13;
+}
+
+// Rounded to odd on the way, so that the two roundings are one.
+static inline u32 round_to_half(double value) {
+  const float near = static_cast<float>(value);
+  u32 bits = bit_cast<u32>(near);
+  if (near != value && !(bits & 1) && std::isfinite(near)) bits += std::fabs(near) < std::fabs(value) ? 1 : -1;
+  return round_to_half(bit_cast<float>(bits));
+}
+
+template <class F>
+u32 on_halves(u32 a, u32 b, F f) {
+  const u32 low = round_to_half(f(double(widen(a & 0xFFFF)), double(widen(b & 0xFFFF))));
+  return low | round_to_half(f(double(widen(a >> 16)), double(widen(b >> 16)))) << 16;
+}
+
+// in: a (K / 4 words), b (K / 8 words), c (4 floats). Sums run along k, in float32; products are exact.
+template <int K>
+void multiply_tiles(u32 lanes, Fiber* warp) {
+  if (lanes != ~0u) fail("a matrix instruction needs all 32 lanes, not %08x", lanes);
+  typedef float Row __attribute__((vector_size(32)));
+  float a[16][K];
+  Row b[K], c[16];
+  for (int lane = 0; lane < 32; lane++) {
+    const u32* in = warp[lane].in;
+    const int g = lane / 4, t = lane % 4;
+    for (int i = 0; i < K / 4; i++)
+      for (int side = 0; side < 2; side++)
+        a[g + i % 2 * 8][i / 2 * 8 + t * 2 + side] = widen(in[i] >> side * 16 & 0xFFFF);
+    for (int i = 0; i < K / 8; i++)
+      for (int side = 0; side < 2; side++) b[i * 8 + t * 2 + side][g] = widen(in[K / 4 + i] >> side * 16 & 0xFFFF);
+    for (int i = 0; i < 4; i++) c[g + i / 2 * 8][t * 2 + i % 2] = bit_cast<float>(in[K / 4 + K / 8 + i]);
+  }
+  for (int row = 0; row < 16; row++)
+    for (int k = 0; k < K; k++) c[row] += a[row][k] * b[k];
+  for (int lane = 0; lane < 32; lane++)
+    for (int i = 0; i < 4; i++) {
+      const float value = c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+      warp[lane].out[i] = bit_cast<u32>(value);
+    }
+}
+
+template <int K>
+void multiply(float* c, const u32* a, const u32* b, const float* from) {
+  u32 in[K / 4 + K / 8 + 4];
+  memcpy(in, a, K), memcpy(in + K / 4, b, K / 2), memcpy(in + K / 4 + K / 8, from, 16);
+  memcpy(c, operate(~0u, multiply_tiles<K>, in, sizeof in), 16);
+}
+
+// Matrices of 8 rows of 16 bytes; lane 8 i + r names row r of matrix i.
+template <int COUNT, bool IS_TRANSPOSED>
+void load_matrices(u32 lanes, Fiber* warp) {
+  if (lanes != ~0u) fail("loading matrices needs all 32 lanes, not %08x", lanes);
+  for (u32 lane = 0; lane < 32; lane++)
+    for (u32 i = 0; i < COUNT; i++) {
+      u32 word = 0;
+      for (u32 side = 0; side < 2; side++) {
+        const u32 pair = lane % 4 * 2 + side;
+        const u32 row = IS_TRANSPOSED ? pair : lane / 4, column = IS_TRANSPOSED ? lane / 4 : pair;
+        const char* from;
+        memcpy(&from, warp[i * 8 + row].in, sizeof from);
+        if (reinterpret_cast<u64>(from) % 16) fail("row %u of matrix %u is not aligned to 16 bytes", row, i);
+        unsigned short half;
+        memcpy(&half, from + column * 2, 2);
+        word |= static_cast<u32>(half) << side * 16;
+      }
+      warp[lane].out[i] = word;
+    }
+}
+
+template <int COUNT, bool IS_TRANSPOSED>
+void load(u32* r, const void* row) {
+  memcpy(r, operate(~0u, load_matrices<COUNT, IS_TRANSPOSED>, &row, sizeof row), COUNT * 4);
+}
+
+static inline void copy_later(void* to, const void* from, u32 bytes) {
+  if ((reinterpret_cast<u64>(to) | reinterpret_cast<u64>(from)) % bytes) fail("a copy of %u bytes is not aligned", bytes);
+  Fiber& f = fibers[current];
+  f.copies.push_back({to, from, bytes, f.copy_group});
+}
+
+static inline void finish_copies(u32 num_pending) {
+  Fiber& f = fibers[current];
+  size_t done = 0;
+  while (done < f.copies.size() && f.copies[done].group + num_pending < f.copy_group) {
+    memcpy(f.copies[done].to, f.copies[done].from, f.copies[done].bytes);
+    done++;
+  }
+  f.copies.erase(f.copies.begin(), f.copies.begin() + done);
+}
+
+// A barrier in shared memory: arrivals still missing, arrivals of a phase, bytes still missing, parity.
+struct Mbarrier {
+  signed int bytes : 24;
+  unsigned parity : 1, missing : 16, count : 16;
+};
+static_assert(sizeof(Mbarrier) == 8);
+
+static inline void settle(Mbarrier& b) {
+  if (b.missing == 0 && b.bytes == 0) b.missing = b.count, b.parity ^= 1u;
+}
+}  // namespace emulator
+
+// The twins of source/bits.cu.
+static inline unsigned hmul2(unsigned a, unsigned b) { return emulator::on_halves(a, b, [](double x, double y) { return x * y; }); }
+static inline unsigned hsub2(unsigned a, unsigned b) { return emulator::on_halves(a, b, [](double x, double y) { return x - y; }); }
+static inline unsigned short to_half(float v) { return emulator::round_to_half(v); }
+static inline float from_half(unsigned short v) { return emulator::widen(v); }
+static inline float lower_half(unsigned v) { return emulator::widen(v & 0xFFFF); }
+static inline float upper_half(unsigned v) { return emulator::widen(v >> 16); }
+static inline void mma(float* c, const unsigned* a, unsigned b0, unsigned b1) {
+  const unsigned b[2] = {b0, b1};
+  emulator::multiply<16>(c, a, b, c);
+}
+static inline void mma_new(float* c, const unsigned* a, unsigned b0, unsigned b1) {
+  const unsigned b[2] = {b0, b1};
+  const float zero[4] = {};
+  emulator::multiply<16>(c, a, b, zero);
+}
+static inline void mma_new_short(float* c, const unsigned* a, unsigned b0) {
+  const float zero[4] = {};
+  emulator::multiply<8>(c, a, &b0, zero);
+}
+static inline void load_matrix_x2(unsigned* r, const void* row) { emulator::load<2, false>(r, row); }
+static inline void load_matrix_x4(unsigned* r, const void* row) { emulator::load<4, false>(r, row); }
+static inline void load_matrix_x2_trans(unsigned* r, const void* row) { emulator::load<2, true>(r, row); }
+static inline void load_matrix_x4_trans(unsigned* r, const void* row) { emulator::load<4, true>(r, row); }
+static inline void copy16_async(void* to, const void* from) { emulator::copy_later(to, from, 16); }
+static inline void commit_copies() { emulator::fibers[emulator::current].copy_group++; }
+template <int PENDING>
+void wait_copies() { emulator::finish_copies(PENDING); }
+static inline void meet_some(int barrier, int num_threads) { emulator::meet(barrier, num_threads, emulator::SYNC, false); }
+
+// The twins of source/ring.cu.
+static inline emulator::Mbarrier& emulator_barrier(unsigned long long* b) { return *reinterpret_cast<emulator::Mbarrier*>(b); }
+static inline void init_barrier(unsigned long long* at, int count) {
+  emulator_barrier(at) = {0, 0, static_cast<unsigned>(count), static_cast<unsigned>(count)};
+}
+static inline void publish_barriers() {}
+static inline void arrive(unsigned long long* at) {
+  emulator::Mbarrier& b = emulator_barrier(at);
+  if (!b.missing) emulator::fail("more arrivals than a barrier in shared memory expects");
+  b.missing--;
+  emulator::settle(b);
+}
+static inline void expect_bytes(unsigned long long* at, int bytes) {
+  emulator_barrier(at).bytes += bytes;
+  arrive(at);
+}
+static inline bool has_ended(unsigned long long* at, int parity) { return emulator_barrier(at).parity != parity; }
+static inline void wait_barrier(unsigned long long* at, int parity) {
+  while (!has_ended(at, parity)) emulator::spin();
+}
+static inline void copy_bulk(void* to, const void* from, int bytes, unsigned long long* at) {
+  if ((reinterpret_cast<unsigned long long>(to) | reinterpret_cast<unsigned long long>(from) | bytes) % 16)
+    emulator::fail("a bulk copy of %d bytes is not aligned", bytes);
+  memcpy(to, from, bytes);
+  emulator::Mbarrier& b = emulator_barrier(at);
+  b.bytes -= bytes;
+  emulator::settle(b);
+}
+static inline void release_stores() {}
+
+// The twins of source/gated_delta_bits.cu.
+static inline void prefetch_line(const void*) {}
+namespace emulator {
+// in: a (4 words), b (2 words), c (4 floats). The chip ignores the 13 low bits of a and b.
+static void multiply_tf32(u32 lanes, Fiber* warp) {
+  if (lanes != ~0u) fail("a matrix instruction needs all 32 lanes, not %08x", lanes);
+  float a[16][8], b[8][8];
+  for (int lane = 0; lane < 32; lane++) {
+    const u32* in = warp[lane].in;
+    const int g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; i++) a[g + i % 2 * 8][t + i / 2 * 4] = bit_cast<float>(in[i] & ~0x1FFFu);
+    for (int i = 0; i < 2; i++) b[t + i * 4][g] = bit_cast<float>(in[4 + i] & ~0x1FFFu);
+  }
+  for (int lane = 0; lane < 32; lane++)
+    for (int i = 0; i < 4; i++) {
+      float sum = bit_cast<float>(warp[lane].in[6 + i]);
+      for (int k = 0; k < 8; k++) sum += a[lane / 4 + i / 2 * 8][k] * b[k][lane % 4 * 2 + i % 2];
+      warp[lane].out[i] = bit_cast<u32>(sum);
+    }
+}
+}  // namespace emulator
+static inline void mma_tf32(float* c, const unsigned* a, unsigned b0, unsigned b1) {
+  unsigned in[10] = {a[0], a[1], a[2], a[3], b0, b1};
+  memcpy(in + 6, c, 16);
+  memcpy(c, emulator::operate(~0u, emulator::multiply_tf32, in, sizeof in), 16);
+}

@@ -1,0 +1,136 @@
+"""The accept walk on the device against decode/accept.py, and the records that the host reads."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from draftree.core import DraftTree, SamplingParams  # noqa: E402
+from draftree.decode.accept import accept as accept_on_host  # noqa: E402
+from draftree.decode.sample import Sampler  # noqa: E402
+from draftree.kernels.cpu.sampling import Filters  # noqa: E402
+from draftree.kernels.cuda.accept import RoundRecord, RoundRing, accept  # noqa: E402
+from draftree.kernels.cuda.compile import Gpu  # noqa: E402
+from draftree.kernels.cuda.request import End, RequestWords, Word  # noqa: E402
+from draftree.kernels.cuda.step import CudaStep  # noqa: E402
+from draftree.kernels.cuda.tree import advance, plan_plain  # noqa: E402
+
+VOCAB = 12
+
+
+def made_tree(rng: np.random.Generator, num_nodes: int) -> DraftTree:
+    tokens, parents, depths = [int(rng.integers(VOCAB))], [-1], [0]
+    children: dict[int, set[int]] = {0: set()}
+    while len(tokens) < num_nodes:
+        parent = int(rng.integers(max(0, len(tokens) - 6), len(tokens)))
+        token = int(rng.integers(VOCAB))
+        if token not in children[parent]:
+            children[parent].add(token)
+            children[len(tokens)] = set()
+            tokens.append(token), parents.append(parent), depths.append(depths[parent] + 1)
+    return DraftTree(tuple(tokens), tuple(parents), tuple(depths))
+
+
+def made_choices(rng: np.random.Generator, tree: DraftTree) -> list[int]:
+    """Mostly the token of a child, where there is one."""
+    chosen = rng.integers(VOCAB, size=tree.num_nodes).tolist()
+    for node, parent in enumerate(tree.parents):
+        if parent >= 0 and rng.random() < 0.8:
+            chosen[parent] = tree.tokens[node]
+    return chosen
+
+
+def start(gpu: Gpu, tokens_left: int, stop_ids: frozenset[int] = frozenset()) -> RequestWords:
+    words = RequestWords(gpu)
+    limits = {"tokens_left": tokens_left, "max_ctx": 1000}
+    words.start(Filters(temperature=0.0), 0, anchor=3, **limits, stop_ids=stop_ids)
+    return words
+
+
+def set_tree(step: CudaStep, tree: DraftTree, committed: int) -> None:
+    step.set_tree(*(np.array(part) for part in (tree.tokens, tree.parents, tree.depths)), committed)
+
+
+def finished(gpu: Gpu, ring: RoundRing, number: int) -> RoundRecord | None:
+    """A record once nothing is under way any more."""
+    if gpu.is_real:
+        torch.cuda.synchronize()
+    return ring.read(number)
+
+
+def device_ints(gpu: Gpu, values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=gpu.place)
+
+
+def test_paths_are_those_of_the_host(any_gpu: Gpu) -> None:
+    rng = np.random.default_rng(0)
+    sampler = Sampler(SamplingParams(), VOCAB)
+    step, ring, lengths, ends = CudaStep(64, 64, any_gpu), RoundRing(4, any_gpu), [], set()
+    for case in range(250):
+        tree = made_tree(rng, case % 64 + 1)
+        chosen, stops = (
+            made_choices(rng, tree),
+            frozenset(rng.integers(VOCAB, size=case % 3).tolist()),
+        )
+        tokens_left = int(rng.integers(1, 12))
+        words = start(any_gpu, tokens_left, stops)
+        set_tree(step, tree, 50)
+        ring.clear()  # what the last case has launched is done
+        accept(device_ints(any_gpu, chosen), words, step, ring, any_gpu)
+        logits = np.eye(VOCAB, dtype=np.float32)[chosen]
+        accepted = accept_on_host(tree, logits, sampler, 50, tokens_left, stops)
+        path, bonus = accepted.path, accepted.bonus
+        assert step.control[:5].tolist() == [tree.num_nodes, 50, 1, len(path), 0]
+        assert tuple(step.path[: len(path)].tolist()) == path
+        left = tokens_left - len(path)
+        end = End.STOP if bonus in stops else End.LENGTH if left == 0 else End.RUNNING
+        device = words.device.tolist()
+        state = [device[w] for w in (Word.ANCHOR, Word.TOKENS_LEFT, Word.ENDED, Word.NUM_ROUNDS)]
+        assert state == [bonus, left, end, 1]
+        record = finished(any_gpu, ring, 1)
+        assert record is not None
+        assert (record.tokens, record.parents) == (tree.tokens, tree.parents)
+        assert (record.path, record.bonus, record.end) == (path, bonus, end)
+        lengths.append(len(path))
+        ends.add(end)
+    assert ends == {End.RUNNING, End.STOP, End.LENGTH}
+    assert max(lengths) >= 6 and min(lengths) == 1
+
+
+def test_plain_steps_until_the_end(any_gpu: Gpu) -> None:
+    """What an earlier tree left in the step's arrays does not matter."""
+    step, ring, words = CudaStep(8, 8, any_gpu), RoundRing(2, any_gpu), start(any_gpu, 3)
+    set_tree(step, DraftTree((1, 2), (-1, 0), (0, 1)), 50)
+    for number, token in enumerate((7, 8, 9, 10), start=1):
+        plan_plain(words, step, any_gpu)
+        accept(device_ints(any_gpu, [token]), words, step, ring, any_gpu)
+        advance(step, any_gpu)
+        record = finished(any_gpu, ring, number)
+        if number == 4:
+            assert record is None
+            continue
+        assert record is not None
+        assert (record.path, record.emitted) == ((0,), (token,))
+        assert record.end is (End.LENGTH if number == 3 else End.RUNNING)
+    assert step.control[:5].tolist() == [0, 53, 0, 0, 0]
+    assert words.device[Word.ANCHOR] == 9
+    assert ring.read(1) is None  # overwritten by the third
+
+
+def test_a_pass_over_nothing_leaves_everything(any_gpu: Gpu) -> None:
+    step, ring, words = CudaStep(8, 8, any_gpu), RoundRing(2, any_gpu), start(any_gpu, 5)
+    step.set_idle(30)
+    step.set_path(np.array([0, 1]))
+    before = words.device.tolist()
+    accept(device_ints(any_gpu, [1, 2]), words, step, ring, any_gpu)
+    assert step.control[:5].tolist() == [0, 30, 0, 0, 0]
+    assert words.device.tolist() == before
+    assert not ring.records.any()
+
+
+def test_emitted_tokens_of_a_record(any_gpu: Gpu) -> None:
+    step, ring, words = CudaStep(8, 8, any_gpu), RoundRing(2, any_gpu), start(any_gpu, 100)
+    set_tree(step, DraftTree((1, 2, 3, 4), (-1, 0, 0, 2), (0, 1, 1, 2)), 0)
+    accept(device_ints(any_gpu, [3, 0, 4, 11]), words, step, ring, any_gpu)
+    record = finished(any_gpu, ring, 1)
+    assert record is not None and record.emitted == (3, 4, 11)

@@ -1,0 +1,194 @@
+"""Passes set up on the device: trees node for node those of decode/tree.py, and the small plans."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from draftree.core import TokenSource  # noqa: E402
+from draftree.decode.tree import DraftBlock, RankedTree  # noqa: E402
+from draftree.decode.tree import build_tree as build_on_host  # noqa: E402
+from draftree.kernels.cpu.sampling import Filters  # noqa: E402
+from draftree.kernels.cuda.compile import Gpu  # noqa: E402
+from draftree.kernels.cuda.request import RequestWords  # noqa: E402
+from draftree.kernels.cuda.step import (  # noqa: E402
+    COMMITTED,
+    IS_TREE,
+    NUM_ROWS,
+    NUM_TOKENS,
+    PATH_LEN,
+    CudaStep,
+)
+from draftree.kernels.cuda.tree import (  # noqa: E402
+    advance,
+    build_tree,
+    plan_block,
+    plan_context,
+    plan_plain,
+)
+
+ANCHOR, VOCAB = 77, 5000
+PER_NODE = ("tokens", "positions", "parents", "depths", "order", "rows")
+
+
+def request(
+    gpu: Gpu, budget: int = 0, tokens_left: int = 1000, max_ctx: int = 10_000
+) -> RequestWords:
+    words = RequestWords(gpu)
+    limits = {"tokens_left": tokens_left, "max_ctx": max_ctx, "budget": budget}
+    words.start(Filters(temperature=0.0), 0, anchor=ANCHOR, **limits)
+    return words
+
+
+def made_block(
+    rng: np.random.Generator, num_positions: int, num_candidates: int, steps: int = 0
+) -> DraftBlock:
+    """steps: log-probabilities are multiples of 1 / steps, so that many paths cost the same."""
+    rows = [rng.choice(VOCAB, num_candidates, replace=False) for _ in range(num_positions)]
+    logits = rng.standard_normal((num_positions, num_candidates)) * rng.uniform(0.5, 5)
+    log_probs = -np.sort(np.logaddexp(0, -logits), axis=1)
+    if steps:
+        log_probs = np.round(log_probs * steps) / steps
+    return DraftBlock(np.stack(rows), log_probs.astype(np.float32))
+
+
+def build_on(
+    gpu: Gpu,
+    block: DraftBlock,
+    words: RequestWords,
+    committed: int = 0,
+    step: CudaStep | None = None,
+) -> CudaStep:
+    step = step or CudaStep(64, 64, gpu)
+    step.set_idle(committed)
+    ids = torch.tensor(block.tokens, dtype=torch.int32, device=gpu.place)
+    log_probs = torch.tensor(block.log_probs, device=gpu.place)
+    build_tree(ids, log_probs, words, step, gpu)
+    return step
+
+
+def same_tree(gpu: Gpu, step: CudaStep, ranked: RankedTree, committed: int) -> None:
+    """All words of the step are those that the host would have uploaded."""
+    tree, wanted = ranked.tree, CudaStep(64, 64, gpu)
+    arrays = (np.array(part) for part in (tree.tokens, tree.parents, tree.depths))
+    wanted.set_tree(*arrays, committed)
+    wanted.set_rows(np.arange(tree.num_nodes))
+    assert step.control.tolist() == wanted.control.tolist()
+    for name in PER_NODE:
+        ours, theirs = getattr(step, name), getattr(wanted, name)
+        assert ours[: tree.num_nodes].tolist() == theirs[: tree.num_nodes].tolist(), name
+    for node, depth in enumerate(tree.depths):
+        assert torch.equal(step.ancestors[node, : depth + 1], wanted.ancestors[node, : depth + 1])
+    for node in range(1, tree.num_nodes):  # what RoundRecord says of sources
+        assert (tree.sources[node] is TokenSource.CHAIN) == (tree.depths[node] == node)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_trees_are_those_of_the_host(any_gpu: Gpu, steps: int) -> None:
+    rng = np.random.default_rng(steps)
+    step = CudaStep(64, 64, any_gpu)
+    for case in range(150):
+        budget = case % 63 + 1
+        num_positions, num_candidates = rng.integers(1, 20), rng.integers(1, 33)
+        block = made_block(rng, num_positions, num_candidates, steps)
+        words, committed = request(any_gpu, budget), int(rng.integers(0, 500))
+        build_on(any_gpu, block, words, committed, step)
+        room = DraftBlock(block.tokens[:budget], block.log_probs[:budget])
+        same_tree(any_gpu, step, build_on_host(ANCHOR, room, budget), committed)
+
+
+def test_a_block_as_large_as_can_be(any_gpu: Gpu) -> None:
+    block = made_block(np.random.default_rng(1), 63, 64)
+    step = build_on(any_gpu, block, request(any_gpu, 63))
+    same_tree(any_gpu, step, build_on_host(ANCHOR, block, 63), 0)
+
+
+@pytest.mark.parametrize(
+    ("tokens_left", "committed", "num_positions"),
+    [(1000, 0, 12), (6, 0, 5), (2, 0, 1), (1, 0, 0), (1000, 995, 4), (1000, 999, 0), (3, 998, 1)],
+)
+def test_depth_ends_with_the_request_and_the_context(
+    any_gpu: Gpu, tokens_left: int, committed: int, num_positions: int
+) -> None:
+    block = made_block(np.random.default_rng(2), 12, 8)
+    words = request(any_gpu, 22, tokens_left, max_ctx=1000)
+    step = build_on(any_gpu, block, words, committed)
+    room = DraftBlock(block.tokens[:num_positions], block.log_probs[:num_positions])
+    ranked = build_on_host(ANCHOR, room if num_positions else None, 22)
+    same_tree(any_gpu, step, ranked, committed)
+
+
+def test_a_tree_is_not_larger_than_the_step(any_gpu: Gpu) -> None:
+    block = made_block(np.random.default_rng(3), 12, 8)
+    step = build_on(any_gpu, block, request(any_gpu, 63), step=CudaStep(8, 8, any_gpu))
+    tree = build_on_host(ANCHOR, DraftBlock(block.tokens[:7], block.log_probs[:7]), 7).tree
+    assert step.tokens.tolist() == list(tree.tokens)
+    assert step.parents.tolist() == list(tree.parents)
+
+
+def test_a_block_too_large_is_refused(any_gpu: Gpu) -> None:
+    step, words = CudaStep(64, 64, any_gpu), request(any_gpu, 4)
+    for shape in [(64, 4), (4, 65)]:
+        ids = torch.zeros(shape, dtype=torch.int32, device=any_gpu.place)
+        with pytest.raises(ValueError, match="too large"):
+            build_tree(ids, ids.float(), words, step, any_gpu)
+
+
+def test_plain_step(any_gpu: Gpu) -> None:
+    step = CudaStep(8, 8, any_gpu)
+    step.set_idle(committed=40)
+    plan_plain(request(any_gpu), step, any_gpu)
+    control = step.control.tolist()
+    assert [control[i] for i in (NUM_TOKENS, COMMITTED, IS_TREE, NUM_ROWS)] == [1, 40, 0, 1]
+    assert (step.tokens[0], step.positions[0], step.rows[0]) == (ANCHOR, 40, 0)
+
+
+def test_draft_block(any_gpu: Gpu) -> None:
+    step = CudaStep(100, 80, any_gpu)
+    step.set_idle(committed=31)
+    plan_block(request(any_gpu), step, 999, 70, any_gpu)
+    control = step.control.tolist()
+    assert [control[i] for i in (NUM_TOKENS, COMMITTED, IS_TREE, NUM_ROWS)] == [70, 31, 0, 69]
+    assert step.tokens[:71].tolist() == [ANCHOR, *[999] * 69, 0]
+    assert step.positions[:70].tolist() == list(range(31, 101))
+    assert step.rows[:70].tolist() == [*range(1, 70), 0]
+    with pytest.raises(ValueError, match="does not fit"):
+        plan_block(request(any_gpu), step, 999, 82, any_gpu)
+
+
+def test_draft_context_and_advance(any_gpu: Gpu) -> None:
+    step, draft_step = CudaStep(8, 8, any_gpu), CudaStep(16, 8, any_gpu)
+    step.set_tree(np.array([5, 6, 7, 8]), np.array([-1, 0, 0, 2]), np.array([0, 1, 1, 2]), 20)
+    step.set_path(np.array([0, 2, 3]))
+    draft_step.set_idle(committed=12)
+    plan_context(step, draft_step, any_gpu)
+    control = draft_step.control.tolist()
+    words = [control[i] for i in (NUM_TOKENS, COMMITTED, IS_TREE, NUM_ROWS)]
+    assert words == [3, 12, 0, 0]
+    assert draft_step.tokens[:4].tolist() == [5, 7, 8, 0]
+    assert draft_step.positions[:3].tolist() == [12, 13, 14]
+    for advanced, committed in ((step, 23), (draft_step, 15)):
+        for _ in range(2):  # the second time there is nothing to add
+            advance(advanced, any_gpu)
+            assert advanced.control[COMMITTED] == committed
+            assert advanced.control[PATH_LEN] == 0
+
+
+def test_after_the_end_passes_are_empty(any_gpu: Gpu) -> None:
+    words = request(any_gpu, 22)
+    words.stop()
+    block = made_block(np.random.default_rng(4), 12, 8)
+    step = build_on(any_gpu, block, words, committed=9)
+    assert step.control[:5].tolist() == [0, 9, 1, 0, 0]
+    step.set_path(np.array([0]))
+    plan_plain(words, step, any_gpu)
+    assert step.control[:5].tolist() == [0, 9, 0, 0, 0]
+    step.set_path(np.array([0]))
+    plan_block(words, step, 999, 16, any_gpu)
+    assert step.control[:5].tolist() == [0, 9, 0, 0, 0]
+
+
+def test_nothing_runs_before_a_request(any_gpu: Gpu) -> None:
+    step = CudaStep(8, 8, any_gpu)
+    plan_plain(RequestWords(any_gpu), step, any_gpu)
+    assert step.control[NUM_TOKENS] == 0
