@@ -13,6 +13,7 @@ import platform
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
@@ -44,6 +45,16 @@ extern "C" const char* emulator_launch(const unsigned long long* words, const un
                           shared_bytes, stacks, stack_bytes);
 }}
 """
+
+
+@dataclass(frozen=True)
+class Snippet(KernelSource):
+    """A kernel written in a test, behind some files of the package."""
+
+    code: str = ""
+
+    def text(self) -> str:
+        return super().text() + self.code
 
 
 class EmulationError(RuntimeError):

@@ -12,8 +12,19 @@ from draftree.kernels.cpu.sampling import Filters  # noqa: E402
 from draftree.kernels.cuda.accept import RoundRecord, RoundRing, accept  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.request import End, RequestWords, Word  # noqa: E402
-from draftree.kernels.cuda.step import CudaStep  # noqa: E402
-from draftree.kernels.cuda.tree import advance, plan_plain  # noqa: E402
+from draftree.kernels.cuda.sampling import (  # noqa: E402
+    choose,
+    new_sampling_workspace,
+    rank,
+)
+from draftree.kernels.cuda.step import COMMITTED, CudaStep  # noqa: E402
+from draftree.kernels.cuda.tree import (  # noqa: E402
+    advance,
+    build_tree,
+    plan_block,
+    plan_context,
+    plan_plain,
+)
 
 VOCAB = 12
 
@@ -134,3 +145,48 @@ def test_emitted_tokens_of_a_record(any_gpu: Gpu) -> None:
     accept(device_ints(any_gpu, [3, 0, 4, 11]), words, step, ring, any_gpu)
     record = finished(any_gpu, ring, 1)
     assert record is not None and record.emitted == (3, 4, 11)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_rounds_write_the_text_of_plain_decoding(any_gpu: Gpu, temperature: float) -> None:
+    """A model whose logits depend on the last token alone, and a draft that knows it roughly."""
+    rng = np.random.default_rng(5)
+    table = (3 * rng.standard_normal((40, 40))).astype(np.float32)
+    params = SamplingParams(temperature=temperature, seed=11)
+    text, sampler = [3], Sampler(params, 40)
+    while len(text) <= 60 and text[-1] != 17:
+        text.append(sampler.choose(table[text[-1]], 20 + len(text)))
+    words = RequestWords(any_gpu)
+    limits = {"tokens_left": 60, "max_ctx": 1000, "budget": 9, "stop_ids": {17}}
+    words.start(Filters(temperature=temperature), params.seed, anchor=3, **limits)
+    step, draft_step = (CudaStep(16, 16, any_gpu) for _ in range(2))
+    ring = RoundRing(99, any_gpu)
+    step.set_idle(committed=20)
+    workspace = new_sampling_workspace(16, 40, any_gpu)
+    chosen = torch.zeros(16, dtype=torch.int32, device=any_gpu.place)
+    ids = torch.zeros((6, 4), dtype=torch.int32, device=any_gpu.place)
+    log_probs = torch.zeros((6, 4), device=any_gpu.place)
+    written = []
+    for number in range(1, 62):
+        plan_block(words, draft_step, 39, 7, any_gpu)
+        guess = table[text[len(written) : len(written) + 6]]
+        guess = np.resize(guess, (6, 40)) + rng.standard_normal((6, 40))
+        draft_logits = torch.tensor(guess, dtype=torch.float32, device=any_gpu.place)
+        rank(draft_logits, step, draft_step, words, ids, log_probs, workspace, any_gpu)
+        build_tree(ids, log_probs, words, step, any_gpu)
+        logits = torch.tensor(table, device=any_gpu.place)[step.tokens[:16].long()]
+        choose(logits, step, words, chosen, workspace, any_gpu)
+        accept(chosen, words, step, ring, any_gpu)
+        plan_context(step, draft_step, any_gpu)
+        advance(step, any_gpu)
+        advance(draft_step, any_gpu)
+        record = finished(any_gpu, ring, number)
+        if record is None:
+            break
+        written += record.emitted
+        assert step.control[COMMITTED] == 20 + len(written)
+        assert draft_step.control[COMMITTED] == len(written)
+    assert written == text[1:]
+    assert number < len(text) / 2  # the draft was of use
+    last = finished(any_gpu, ring, number - 1)
+    assert last is not None and last.end is (End.STOP if text[-1] == 17 else End.LENGTH)

@@ -65,7 +65,9 @@ class Layer:
     def rows(self, seed: int, count: int) -> Rows:
         """Keys and values that half floats hold exactly."""
         heads, kv_heads, dim = self.shape
-        q, k, v = (randn(seed + i, count, n, dim) for i, n in enumerate((heads, kv_heads, kv_heads)))
+        q, k, v = (
+            randn(seed + i, count, n, dim) for i, n in enumerate((heads, kv_heads, kv_heads))
+        )
         return 3 * q, k.half().float(), v.half().float()
 
     def fill(self, rows: Rows) -> None:
@@ -225,7 +227,7 @@ def test_rows_have_the_same_bits_in_any_company_and_on_any_number_of_blocks(
 
 def test_a_pass_of_no_rows_changes_nothing(any_gpu: Gpu) -> None:
     layer = Layer(any_gpu, 6, 1, 16)
-    layer.fill(layer.rows(1, 70))
+    layer.fill(layer.rows(1, 80))
     layer.step.set_idle(70)
     layer.step.set_path(np.array([0, 2]))
     before = layer.cache.halves.clone()

@@ -15,6 +15,7 @@ from draftree.kernels.cuda.prefill import expand_source
 from draftree.kernels.cuda.prepare import RowOp, RowPlan, prepare_source
 from draftree.kernels.cuda.sources import all_sources
 from draftree.kernels.quant.formats import QuantType
+from tests.kernels.emulator import Snippet
 
 # Shared memory a block and a multiprocessor has, in bytes, on each kind of chip.
 CHIPS = {
@@ -81,6 +82,16 @@ def test_every_format_compiles(qtype: QuantType) -> None:
 def test_both_ways_to_copy_compile_for_many_tokens(use_bulk: bool) -> None:
     plan = plan_linear(unit_format(QuantType.Q6_K), 64, device(90))
     assert compile_cubin(replace(plan, use_bulk=use_bulk).source, 90)[:4] == b"\x7fELF"
+
+
+@pytest.mark.parametrize("arch", [80, 120])
+def test_instructions_that_no_kernel_uses_yet_compile(arch: int) -> None:
+    calls = [f"load_matrix_{kind}(r, shared);" for kind in ("x2", "x4", "x2_trans", "x4_trans")]
+    calls += ["meet_some(1, 32);", "copy16_async(shared, out);", "commit_copies();"]
+    body = "".join([*calls, "wait_copies<1>(); out[threadIdx.x] = r[threadIdx.x & 3];"])
+    head = 'extern "C" __global__ void kernel(u32* out) { __shared__ __align__(16) u8 shared[512];'
+    source = Snippet("kernel", ("bits",), code=f"{head} u32 r[4]; {body} }}")
+    assert compile_cubin(source, arch)[:4] == b"\x7fELF"
 
 
 def test_machine_code_is_made_once(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

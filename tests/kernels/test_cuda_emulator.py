@@ -1,24 +1,12 @@
 """The emulator itself: what CUDA promises holds, and what a chip would not forgive is refused."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel  # noqa: E402
-from tests.kernels.emulator import EmulationError, emulated_gpu  # noqa: E402
-
-
-@dataclass(frozen=True)
-class Snippet(KernelSource):
-    """A kernel written in the test: the body of `kernel`, after bits.cu."""
-
-    code: str = ""
-
-    def text(self) -> str:
-        return super().text() + self.code
+from draftree.kernels.cuda.compile import Gpu, load_kernel  # noqa: E402
+from tests.kernels.emulator import EmulationError, Snippet, emulated_gpu  # noqa: E402
 
 
 def launch(

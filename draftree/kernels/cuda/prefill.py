@@ -8,7 +8,7 @@ import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.layout import ROWS, PackedMatrix, UnitFormat
-from draftree.kernels.cuda.prepare import new_half_rows, prepare_plain
+from draftree.kernels.cuda.prepare import HalfRows, new_half_rows, prepare_plain
 
 SLAB_BYTES = 128 * 1024 * 1024
 
@@ -46,7 +46,7 @@ def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def prefill_linear(
     matrix: PackedMatrix,
-    x: torch.Tensor,
+    x: torch.Tensor | HalfRows,
     out: torch.Tensor,
     gpu: Gpu,
     *,
@@ -55,7 +55,10 @@ def prefill_linear(
     slab_bytes: int = SLAB_BYTES,
 ) -> torch.Tensor:
     """out = x @ matrix.T (+ bias), float32 [tokens, num_rows], for any number of tokens."""
-    halves, token_scale = prepare_rows(x, gpu)
+    if isinstance(x, HalfRows):
+        halves, token_scale = x.halves[: len(out)], x.token_scale[: len(out)]
+    else:
+        halves, token_scale = prepare_rows(x, gpu)
     cols = matrix.num_chunks * matrix.format.cols
     slab_tiles = max(1, slab_bytes // (2 * cols * ROWS))
     rescale = load_kernel(expand_source("rescale_kernel", matrix.format), gpu)
@@ -67,7 +70,7 @@ def prefill_linear(
         row = tile * ROWS
         num_rows = min(matrix.num_rows - row, num_tiles * ROWS)
         rescale.launch(
-            (-(-num_rows // 256), x.shape[0]),
+            (-(-num_rows // 256), len(out)),
             256,
             *(product, matrix.row_scale[row:], token_scale, None if bias is None else bias[row:]),
             *(out[:, row:], num_tiles * ROWS, num_rows, out.stride(0), int(add_to)),

@@ -132,27 +132,38 @@ DEV void load_queries(const Pass& pass, const Plan& plan, const Shape& shape, co
   }
 }
 
-// One warp: scores of 16 keys of a tile for the columns in `mask`, from its own first group on. Hidden keys get none.
+// Operands of 32 dimensions: 16 keys, and 8 columns of each group in the mask. Steps are apart by 64 bytes, which the
+// swizzle turns around within 128.
+struct ScoreOperands {
+  u32 a[2][4], b[SCORE_COLS][4];
+
+  DEV_MEMBER void load(const u8* keys, const u8* queries, int key_place, int query_place, u32 mask, int step) {
+#pragma unroll
+    for (int k = 0; k < 2; k++) load_matrix_x4(a[k], keys + (key_place ^ ((step & 1) * 64 + k * 32)) + (step >> 1) * 128);
+#pragma unroll
+    for (int n = 0; n < SCORE_COLS; n++)
+      if (mask >> n & 1) load_matrix_x4(b[n], queries + (query_place ^ (step & 1) * 64) + (step >> 1) * 128 + n * 8 * CHUNKS * 16);
+  }
+};
+
+// One warp: scores of 16 keys of a tile for its groups of columns, those in `mask`.
 DEV void score(const u8* keys, const u8* queries, int strip, int first, u32 mask, float (*s)[4]) {
+  constexpr int STEPS = DIM / 32;
   const int lane = threadIdx.x & 31;
+  const int key_place = swizzled(strip * 16 + (lane & 15), lane >> 4), query_place = swizzled(first * 8 + (lane & 7), lane >> 3);
   float odd[SCORE_COLS][4] = {};  // two sums, so that fewer steps wait for each other
 #pragma unroll
   for (int n = 0; n < SCORE_COLS; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
-  if (!(mask >> first & ((1 << SCORE_COLS) - 1))) return;
-#pragma unroll 4
-  for (int step = 0; step < DIM / 32; step++) {
-    u32 a[2][4];
+  if (!mask) return;
+  ScoreOperands operands[2];
+  operands[0].load(keys, queries, key_place, query_place, mask, 0);
 #pragma unroll
-    for (int k = 0; k < 2; k++)
-      load_matrix_x4(a[k], keys + swizzled(strip * 16 + (lane & 15), step * 4 + k * 2 + (lane >> 4)));
+  for (int step = 0; step < STEPS; step++) {
+    if (step + 1 < STEPS) operands[(step + 1) & 1].load(keys, queries, key_place, query_place, mask, step + 1);
+    const ScoreOperands& now = operands[step & 1];
 #pragma unroll
     for (int n = 0; n < SCORE_COLS; n++)
-      if (mask >> (first + n) & 1) {
-        u32 b[4];
-        load_matrix_x4(b, queries + swizzled((first + n) * 8 + (lane & 7), step * 4 + (lane >> 3)));
-        mma(s[n], a[0], b[0], b[1]);
-        mma(odd[n], a[1], b[2], b[3]);
-      }
+      if (mask >> n & 1) mma(s[n], now.a[0], now.b[n][0], now.b[n][1]), mma(odd[n], now.a[1], now.b[n][2], now.b[n][3]);
   }
 #pragma unroll
   for (int n = 0; n < SCORE_COLS; n++)
@@ -185,7 +196,7 @@ DEV void weigh(float (*s)[4], u8* weights, int strip, int first, u32 mask, Runni
   const int lane = threadIdx.x & 31, key = lane >> 2;
 #pragma unroll
   for (int n = 0; n < SCORE_COLS; n++)
-    if (mask >> (first + n) & 1) {
+    if (mask >> n & 1) {
 #pragma unroll
       for (int j = 0; j < 2; j++) {
         const float top = over_keys(fmaxf(s[n][j], s[n][j + 2]), Larger());
@@ -195,7 +206,7 @@ DEV void weigh(float (*s)[4], u8* weights, int strip, int first, u32 mask, Runni
   __syncthreads();
 #pragma unroll
   for (int n = 0; n < SCORE_COLS; n++)
-    if (mask >> (first + n) & 1) {
+    if (mask >> n & 1) {
 #pragma unroll
       for (int j = 0; j < 2; j++) {
         const int col = (first + n) * 8 + (lane & 3) * 2 + j;
@@ -218,31 +229,37 @@ DEV void weigh(float (*s)[4], u8* weights, int strip, int first, u32 mask, Runni
 DEV void add_values(const u8* values, const u8* weights, u32 mask, const Board& board, float (*acc)[OUT_COLS][4]) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int first_dim = SHARES_COLS ? warp % DIM_TILES : warp * OUT_TILES, first_col = SHARES_COLS ? warp / DIM_TILES * OUT_COLS : 0;
+  mask >>= first_col;
 #pragma unroll
   for (int n = 0; n < OUT_COLS; n++)
-    if (mask >> (first_col + n) & 1) {
+    if (mask >> n & 1) {
       const float2 by = *reinterpret_cast<const float2*>(board.shrink + (first_col + n) * 8 + (lane & 3) * 2);
 #pragma unroll
       for (int m = 0; m < OUT_TILES; m++)
 #pragma unroll
         for (int i = 0; i < 4; i++) acc[m][n][i] = __fmul_rn(acc[m][n][i], i & 1 ? by.y : by.x);
     }
+  const int weight_row = weight_place(first_col * 8 + (lane & 7), lane >> 3);
+  const int value_row = swizzled((lane & 7) + (lane >> 4) * 8, first_dim * 2 + (lane >> 3 & 1));
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    u32 b[OUT_COLS][4];
+  for (int half = 0; half < 2; half++) {  // 32 keys
+    u32 a[2][OUT_TILES][4], b[OUT_COLS][4];
 #pragma unroll
     for (int n = 0; n < OUT_COLS; n++)
-      if (mask >> (first_col + n) & 1) load_matrix_x4(b[n], weights + weight_place((first_col + n) * 8 + (lane & 7), half * 4 + (lane >> 3)));
+      if (mask >> n & 1) load_matrix_x4(b[n], weights + (weight_row ^ half * 64) + n * 1024);
 #pragma unroll
     for (int k = 0; k < 2; k++)
 #pragma unroll
-      for (int m = 0; m < OUT_TILES; m++) {
-        u32 a[4];
-        load_matrix_x4_trans(a, values + swizzled(half * 32 + k * 16 + (lane & 7) + (lane >> 4) * 8, (first_dim + m) * 2 + (lane >> 3 & 1)));
+      for (int m = 0; m < OUT_TILES; m++)
+        load_matrix_x4_trans(a[k][m], values + (value_row ^ m * 32) + (half * 2 + k) * 16 * CHUNKS * 16);
 #pragma unroll
-        for (int n = 0; n < OUT_COLS; n++)
-          if (mask >> (first_col + n) & 1) mma(acc[m][n], a, b[n][2 * k], b[n][2 * k + 1]);
-      }
+    for (int k = 0; k < 2; k++)
+#pragma unroll
+      for (int n = 0; n < OUT_COLS; n++)
+        if (mask >> n & 1) {
+#pragma unroll
+          for (int m = 0; m < OUT_TILES; m++) mma(acc[m][n], a[k][m], b[n][2 * k], b[n][2 * k + 1]);
+        }
   }
 }
 
@@ -287,18 +304,19 @@ struct Worker {
   // One tile of keys at `base` for the groups of columns in mask, which see nothing from `limit` on.
   DEV_MEMBER void attend(int base, int limit, u32 mask) {
     const int lane = threadIdx.x & 31, strip = threadIdx.x / 32 % 4, first = threadIdx.x / 128 * SCORE_COLS;
+    const u32 own_mask = mask >> first & ((1 << SCORE_COLS) - 1);
     float s[SCORE_COLS][4];
-    score(next_stage(false), queries, strip, first, mask, s);
+    score(next_stage(false), queries, strip, first, own_mask, s);
     if (shape.window || base + TILE > limit)
 #pragma unroll
       for (int n = 0; n < SCORE_COLS; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
           const int position = base + strip * 16 + (lane >> 2) + (i >> 1) * 8, col = (first + n) * 8 + (lane & 3) * 2 + (i & 1);
-          const bool is_hidden = position >= limit || (mask >> (first + n) & 1 && position < board.low[col]);
+          const bool is_hidden = position >= limit || (own_mask >> n & 1 && position < board.low[col]);
           if (is_hidden) s[n][i] = __int_as_float(0xff800000);
         }
-    weigh(s, weights, strip, first, mask, now, board);
+    weigh(s, weights, strip, first, own_mask, now, board);
     add_values(next_stage(true), weights, mask, board, acc);
   }
 

@@ -38,7 +38,7 @@ DEV State merge_span(const Plan& plan, const float4* partial, const float2* stat
 }
 
 // A block a row and head; the threads are groups of QUADS, which share out the spans.
-extern "C" __global__ void attention_merge_kernel(const int* control, const int* positions, const float4* partial,
+extern "C" __global__ void __launch_bounds__(1024) attention_merge_kernel(const int* control, const int* positions, const float4* partial,
                                                   const float2* stats, float* out, int out_row, int out_head, int first_row,
                                                   int num_rows, int kv_heads, int group, int head_dim, int window,
                                                   int is_bidirectional, int num_blocks) {
