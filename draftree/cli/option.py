@@ -1,4 +1,4 @@
-"""The options that `run` and `chat` share, and what is made of them.
+"""The options that `run`, `chat` and `serve` share, and what is made of them.
 
 In: what the user typed. Out: SamplingParams, EngineConfig, an open Engine. A value out of range
 becomes a usage error; what "auto" means is not decided here.
@@ -16,6 +16,7 @@ from draftree.core import SamplingParams
 
 if TYPE_CHECKING:
     from draftree.chat import Engine
+    from draftree.config import EngineConfig
 
 DEFAULT_MODEL: Final = "smollm2-135m"
 MAX_TOKENS: Final = 512
@@ -98,6 +99,17 @@ class Settings:
         Literal["f32", "f16"] | None, _engine("Number format of the KV cache.", "--kv")
     ] = None
     threads: Annotated[int | None, _engine("CPU threads.")] = None
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"] | None,
+        _engine("Where to run; `auto` takes a GPU where there is one."),
+    ] = None
+    gpu_memory: Annotated[
+        float | None, _engine("GiB of the GPU's memory that may be used; all of it by default.")
+    ] = None
+    prefix_cache: Annotated[
+        int | None,
+        _engine("MiB of main memory to keep earlier conversations in; 0 keeps none."),
+    ] = None
 
     def choose_model(self, argument: str | None) -> str:
         if argument and self.model_option and argument != self.model_option:
@@ -113,29 +125,42 @@ class Settings:
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
-    def open_engine(self, model: str) -> "Engine":
-        """Load a model; what was not given is left to the engine."""
+    def read_config(self) -> "EngineConfig":
+        """What was not given is left to the engine."""
         from draftree.config import EngineConfig
 
-        names = ("draft", "ngram", "block", "max_ctx", "math", "kv_type", "threads")
+        names = (
+            *("draft", "ngram", "block", "max_ctx", "math", "kv_type"),
+            *("threads", "device", "gpu_memory"),
+        )
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         given["budget"] = _read_budget(self.budget)
+        if self.prefix_cache is not None:
+            given["prefix_bytes"] = self.prefix_cache * 2**20
         try:
-            config = EngineConfig(**{name: v for name, v in given.items() if v is not None})
+            return EngineConfig(**{name: v for name, v in given.items() if v is not None})
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
+
+    def open_engine(self, model: str) -> "Engine":
+        config = self.read_config()
         from draftree.chat import Engine
 
         return Engine.open(model, config)
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, which takes `settings`, an option for every field of Settings."""
+def with_settings(
+    command: Callable[..., None], *, is_engine_only: bool = False
+) -> Callable[..., None]:
+    """Give a command, which takes `settings`, an option for every field of Settings, or for those
+    alone that a model is opened with.
+    """
     hints = get_type_hints(Settings, include_extras=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
     shared = [
         inspect.Parameter(field.name, keyword, default=field.default, annotation=hints[field.name])
         for field in fields(Settings)
+        if not is_engine_only or field.name == "model_option" or _is_engine(hints[field.name])
     ]
     own = [
         parameter.replace(kind=keyword)
@@ -155,6 +180,10 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         parameter.name: parameter.annotation for parameter in (*own, *shared)
     }
     return wrapper
+
+
+def _is_engine(hint: Any) -> bool:
+    return bool(hint.__metadata__[0].rich_help_panel == "Engine")
 
 
 def _read_budget(text: str | None) -> int | str | None:
