@@ -202,7 +202,7 @@ def test_trees_equal_token_by_token(
     check_tree(Layer(any_gpu, *shape), TREE, committed)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(tree=trees(20), committed=st.integers(0, 300), window=st.sampled_from([0, 5, 90]))
 def test_any_tree_equals_token_by_token(tree: Tree, committed: int, window: int) -> None:
     check_tree(Layer(emulated_gpu(), 6, 1, 16, window=window), tree, committed)

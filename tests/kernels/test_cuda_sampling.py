@@ -230,6 +230,19 @@ def test_the_noise_has_the_bits_of_the_cpu(any_gpu: Gpu) -> None:
         assert ids[row].tolist() == np.lexsort((np.arange(9000), -noise))[:64].tolist()
 
 
+@pytest.mark.parametrize("num_close", [500, 9000])
+def test_scores_that_are_almost_alike(any_gpu: Gpu, num_close: int) -> None:
+    """Logits that cancel the noise: only its exact value tells who is first."""
+    rng, position = np.random.default_rng(12), COMMITTED + 1
+    logits = np.full((1, 9000), -40.0, np.float32)
+    for token in rng.permutation(9000)[:num_close].tolist():
+        logits[0, token] = 1e-4 * rng.random() - gumbel(6, position, token)
+    params = replace(FREE, seed=6)
+    assert chosen_on(any_gpu, logits, params) == expected(logits, params)
+    ids, _ = ranked_on(any_gpu, logits, params, 32)
+    assert ids[0].tolist() == Sampler(params, 9000).rank(logits, position, 32).tokens[0].tolist()
+
+
 def ranked_on(
     gpu: Gpu, logits: np.ndarray, params: SamplingParams, num_candidates: int
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -42,21 +42,25 @@ class AttentionPlan:
     @property
     def source(self) -> KernelSource:
         macros = (("STAGES", self.num_stages), ("BLOCKS_AN_SM", self.blocks_an_sm))
-        return self._source("attention_kernel", "attention", macros)
+        return self._source("attention_kernel", ("attention_feed", "attention"), macros)
 
     @property
     def merge_source(self) -> KernelSource:
-        return self._source("attention_merge_kernel", "attention_merge", ())
+        return self._source("attention_merge_kernel", ("attention_merge",), ())
 
-    def _source(self, name: str, file: str, macros: tuple[tuple[str, int], ...]) -> KernelSource:
+    def _source(
+        self, name: str, files: tuple[str, ...], macros: tuple[tuple[str, int], ...]
+    ) -> KernelSource:
         macros = (("DIM", self.dim), ("SEGMENT", self.segment_len), *macros)
-        return KernelSource(name, ("bits", "attention_plan", file), macros)
+        return KernelSource(name, ("bits", "attention_plan", *files), macros)
 
     def most_entries(self, num_rows: int, num_heads: int, capacity: int) -> int:
         """Partial results of a row and head that a launch can leave."""
         columns = num_rows * num_heads
         segments = -(-capacity // self.segment_len) + 1
-        unfolded = min(segments * columns, _SPAN * _COLS * _FOLD_WAVES * self.num_blocks + 8 * columns)
+        unfolded = min(
+            segments * columns, _SPAN * _COLS * _FOLD_WAVES * self.num_blocks + 8 * columns
+        )
         return max(unfolded, (segments // _SPAN + 8) * columns)
 
 

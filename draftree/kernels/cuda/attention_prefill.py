@@ -12,7 +12,7 @@ from draftree.kernels.cuda.kv_cache import CudaKv, head_strides
 from draftree.kernels.cuda.step import CudaStep
 
 _LARGEST_HALF = 65504.0
-_MASK_ROWS = 1024  # of one call, where a mask has to be written out
+_MASK_ROWS = 256  # of one call, where a mask has to be written out
 
 
 def prefill_attention(
@@ -31,7 +31,7 @@ def prefill_attention(
     result = out[:num_rows].view(num_rows, heads, head_dim).transpose(0, 1)
     # Half floats on a CPU are slow, and there only tests run this.
     kind = torch.float16 if q.is_cuda else torch.float32
-    queries = queries.clamp(-_LARGEST_HALF, _LARGEST_HALF).to(kind)
+    queries = queries.to(kind).clamp(-_LARGEST_HALF, _LARGEST_HALF)
     keys, values = (part[:, : committed + num_rows].to(kind) for part in (cache.keys, cache.values))
     if not window:
         bias = None if bidirectional else causal_lower_right(num_rows, committed + num_rows)

@@ -4,11 +4,13 @@ A new kernel is added here, with the macros that ask the most of a chip.
 """
 
 from draftree.kernels.cuda.accept import accept_source
+from draftree.kernels.cuda.attention import plan_attention
 from draftree.kernels.cuda.compile import Gpu, KernelSource
 from draftree.kernels.cuda.conv import conv_source
 from draftree.kernels.cuda.embed import embed_source
 from draftree.kernels.cuda.gated_delta import MOST_ROWS, block_cols, delta_source
 from draftree.kernels.cuda.gated_delta_prefill import chunk_source, plan_pass
+from draftree.kernels.cuda.kv_cache import COMMIT_SOURCE, WRITE_SOURCE
 from draftree.kernels.cuda.layout import unit_format
 from draftree.kernels.cuda.linear import plan_linear
 from draftree.kernels.cuda.pack import repack_source
@@ -23,7 +25,8 @@ from draftree.kernels.quant.formats import QuantType
 
 def all_sources(gpu: Gpu) -> list[KernelSource]:
     """Another chip may have other macros: room for more stages, more blocks for a row."""
-    return [*_matrix_sources(gpu), *_row_sources(gpu), *_delta_sources(gpu), *_round_sources()]
+    states = (*_attention_sources(gpu), *_delta_sources(gpu))
+    return [*_matrix_sources(gpu), *_row_sources(gpu), *states, *_round_sources()]
 
 
 def _matrix_sources(gpu: Gpu) -> list[KernelSource]:
@@ -47,6 +50,11 @@ def _row_sources(gpu: Gpu) -> list[KernelSource]:
     convs = [conv_source("conv_kernel", 4, is_long=is_long) for is_long in (False, True)]
     commit = conv_source("conv_commit_kernel", 4)
     return [*prepares, *convs, commit, rotary_source(256), COPY_SOURCE]
+
+
+def _attention_sources(gpu: Gpu) -> list[KernelSource]:
+    plan = plan_attention(256, gpu)
+    return [WRITE_SOURCE, COMMIT_SOURCE, plan.source, plan.merge_source]
 
 
 def _delta_sources(gpu: Gpu) -> list[KernelSource]:

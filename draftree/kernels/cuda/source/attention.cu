@@ -4,26 +4,11 @@
 // the ends of items. Scores are keys times queries and results are values times weights, both by the matrix
 // instruction: a tile has 16 keys by 8 columns for a warp, then 16 dimensions by 8 columns. Every column goes through
 // the same instructions with the same neighbours along the sums, whoever computes it.
-constexpr int WARPS = 8, THREADS = WARPS * 32;
-constexpr int CHUNKS = DIM / 8;                      // of 16 bytes, in a row of DIM halves
-constexpr int STAGE_BYTES = TILE * DIM * 2;
 constexpr int SCORE_COLS = COL_TILES / 2;            // groups of 8 columns whose scores a warp computes
 constexpr int DIM_TILES = DIM / 16;
 constexpr bool SHARES_COLS = DIM_TILES < WARPS;      // few dimensions: two warps share them, half the columns each
 constexpr int OUT_TILES = SHARES_COLS ? 1 : DIM_TILES / WARPS;
 constexpr int OUT_COLS = SHARES_COLS ? COL_TILES / 2 : COL_TILES;
-
-struct Pass {
-  const int *control, *positions, *ancestors;  // of this launch's rows
-  int ancestor_stride;
-  const float* q;
-  int q_row, q_head;
-  float scale;
-  const u16 *keys, *values;  // [kv_heads][capacity][head_dim]
-  int capacity;
-  float* partial;  // [slot][row][head][DIM]
-  float2* stats;   // maximum and sum of the weights
-};
 
 struct Board {  // what the warps tell each other
   float top[4][COLS];          // of 16 keys each
@@ -33,79 +18,9 @@ struct Board {  // what the warps tell each other
   int entry[COLS], low[COLS];  // where the column's result goes, -1: nowhere; the first position that it sees
 };
 
-DEV int swizzled(int row, int chunk) { return (row * CHUNKS + (chunk ^ (row & 7))) * 16; }
 DEV int weight_place(int col, int chunk) { return (col * 8 + (chunk ^ (col & 7))) * 16; }
 DEV u32 pack_halves(float even, float odd) { return to_half(even) | static_cast<u32>(to_half(odd)) << 16; }
 DEV float clamp_half(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); }
-
-// Walks over the tiles of the block's items, ahead of the worker, and copies them into the ring.
-struct Feeder {
-  const Pass& pass;
-  const Plan& plan;
-  const Shape& shape;
-  u8* ring;
-  int index, segment, row, stage;
-  Item item;
-  Run run;  // what is left of it
-
-  DEV_MEMBER void begin() {
-    if (index >= plan.num_items) return;
-    item = item_at(plan, shape, index);
-    segment = item.segment, row = item.first_row - 1;
-    run = run_of(plan, item, segment, row, pass.positions);
-  }
-
-  // Goes on to a run that has tiles.
-  DEV_MEMBER void seek() {
-    while (index < plan.num_items && run.begin >= run.end) {
-      if (++row >= item.end_row) {
-        if (++segment == item.segment + item.num_segments) {
-          index += gridDim.x;
-          begin();
-          continue;
-        }
-        row = item.first_row - 1;
-      }
-      run = run_of(plan, item, segment, row, pass.positions);
-    }
-  }
-
-  // Asks for the next half tile. The values of a tile follow its keys.
-  DEV_MEMBER void feed(bool is_value) {
-    if (index < plan.num_items) {
-      copy_tile((is_value ? pass.values : pass.keys) + static_cast<u64>(item.kv_head) * pass.capacity * shape.head_dim);
-      if (is_value) run.begin += TILE, seek();
-    }
-    commit_copies();
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
-  }
-
-  DEV_MEMBER void copy_tile(const u16* plane) {
-    constexpr int ROUNDS = TILE * CHUNKS / THREADS, KEYS = THREADS / CHUNKS;  // keys a round, a multiple of 8
-    const int key = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS, head_dim = shape.head_dim;
-    u8* to = ring + stage * STAGE_BYTES + swizzled(key, chunk);
-    plane += chunk * 8;
-    const bool is_looked_up = row >= item.first_row && pass.control[IS_TREE];
-    if (!is_looked_up && run.begin + TILE <= run.limit && head_dim == DIM) {
-      const u16* from = plane + static_cast<u64>(run.begin + key) * DIM;
-#pragma unroll
-      for (int i = 0; i < ROUNDS; i++) copy16_async(to + i * KEYS * CHUNKS * 16, from + i * KEYS * DIM);
-      return;
-    }
-    const int* ancestors = pass.ancestors + row * pass.ancestor_stride - plan.committed;
-#pragma unroll 2
-    for (int i = 0; i < ROUNDS; i++) {
-      const int position = run.begin + key + i * KEYS;
-      int slot = position;
-      if (is_looked_up && position >= plan.committed && position < run.limit) slot = plan.committed + ancestors[position];
-      // Keys that nobody sees are zeros: what else lies there must not even touch the rounding.
-      if (position < run.limit && chunk * 8 < head_dim)
-        copy16_async(to + i * KEYS * CHUNKS * 16, plane + static_cast<u64>(slot) * head_dim);
-      else
-        *reinterpret_cast<uint4*>(to + i * KEYS * CHUNKS * 16) = make_uint4(0, 0, 0, 0);
-    }
-  }
-};
 
 // Scaled queries of an item's columns as halves, and what is known of the columns.
 DEV void load_queries(const Pass& pass, const Plan& plan, const Shape& shape, const Item& item, u8* queries, Board& board) {
@@ -116,8 +31,8 @@ DEV void load_queries(const Pass& pass, const Plan& plan, const Shape& shape, co
     const bool is_live = row < plan.live && part < shape.group;
     float v[8] = {};
     if (is_live && chunk * 8 < shape.head_dim) {
-      const float4* from = reinterpret_cast<const float4*>(pass.q + static_cast<u64>(row) * pass.q_row + head * pass.q_head + chunk * 8);
-      const float4 a = from[0], b = from[1];
+      const float* source = pass.q + static_cast<u64>(row) * pass.q_row + head * pass.q_head + chunk * 8;
+      const float4 a = reinterpret_cast<const float4*>(source)[0], b = reinterpret_cast<const float4*>(source)[1];
       v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
     }
 #pragma unroll
@@ -142,7 +57,8 @@ struct ScoreOperands {
     for (int k = 0; k < 2; k++) load_matrix_x4(a[k], keys + (key_place ^ ((step & 1) * 64 + k * 32)) + (step >> 1) * 128);
 #pragma unroll
     for (int n = 0; n < SCORE_COLS; n++)
-      if (mask >> n & 1) load_matrix_x4(b[n], queries + (query_place ^ (step & 1) * 64) + (step >> 1) * 128 + n * 8 * CHUNKS * 16);
+      if (mask >> n & 1)
+        load_matrix_x4(b[n], queries + (query_place ^ (step & 1) * 64) + (step >> 1) * 128 + n * 8 * CHUNKS * 16);
   }
 };
 
@@ -150,7 +66,8 @@ struct ScoreOperands {
 DEV void score(const u8* keys, const u8* queries, int strip, int first, u32 mask, float (*s)[4]) {
   constexpr int STEPS = DIM / 32;
   const int lane = threadIdx.x & 31;
-  const int key_place = swizzled(strip * 16 + (lane & 15), lane >> 4), query_place = swizzled(first * 8 + (lane & 7), lane >> 3);
+  const int key_place = swizzled(strip * 16 + (lane & 15), lane >> 4);
+  const int query_place = swizzled(first * 8 + (lane & 7), lane >> 3);
   float odd[SCORE_COLS][4] = {};  // two sums, so that fewer steps wait for each other
 #pragma unroll
   for (int n = 0; n < SCORE_COLS; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
@@ -228,7 +145,8 @@ DEV void weigh(float (*s)[4], u8* weights, int strip, int first, u32 mask, Runni
 // One warp: adds weights times values to the sums of its dimensions.
 DEV void add_values(const u8* values, const u8* weights, u32 mask, const Board& board, float (*acc)[OUT_COLS][4]) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const int first_dim = SHARES_COLS ? warp % DIM_TILES : warp * OUT_TILES, first_col = SHARES_COLS ? warp / DIM_TILES * OUT_COLS : 0;
+  const int first_dim = SHARES_COLS ? warp % DIM_TILES : warp * OUT_TILES;
+  const int first_col = SHARES_COLS ? warp / DIM_TILES * OUT_COLS : 0;
   mask >>= first_col;
 #pragma unroll
   for (int n = 0; n < OUT_COLS; n++)
@@ -312,7 +230,8 @@ struct Worker {
       for (int n = 0; n < SCORE_COLS; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-          const int position = base + strip * 16 + (lane >> 2) + (i >> 1) * 8, col = (first + n) * 8 + (lane & 3) * 2 + (i & 1);
+          const int position = base + strip * 16 + (lane >> 2) + (i >> 1) * 8;
+          const int col = (first + n) * 8 + (lane & 3) * 2 + (i & 1);
           const bool is_hidden = position >= limit || (own_mask >> n & 1 && position < board.low[col]);
           if (is_hidden) s[n][i] = __int_as_float(0xff800000);
         }
@@ -354,7 +273,8 @@ struct Worker {
   }
 
   DEV_MEMBER void store_item(const Pass& pass, u32 mask) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, first_dim = SHARES_COLS ? warp % DIM_TILES : warp * OUT_TILES;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int first_dim = SHARES_COLS ? warp % DIM_TILES : warp * OUT_TILES;
     each_column(mask, [&](int n, int col, int j) {
       const int entry = board.entry[col];
       if (entry < 0) return;
@@ -381,9 +301,9 @@ struct Worker {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM)
     attention_kernel(const int* control, const int* positions, const int* ancestors, const float* q, const u16* keys,
-                     const u16* values, float* partial, float2* stats, float scale, int ancestor_stride, int q_row, int q_head,
-                     int capacity, int first_row, int num_rows, int kv_heads, int group, int head_dim, int window,
-                     int is_bidirectional) {
+                     const u16* values, float* partial, float2* stats, float scale, int ancestor_stride, int q_row,
+                     int q_head, int capacity, int first_row, int num_rows, int kv_heads, int group, int head_dim,
+                     int window, int is_bidirectional) {
   extern __shared__ __align__(128) u8 shared[];
   __shared__ Board board;
   __shared__ Plan plan;
@@ -391,7 +311,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM)
   let_later_grids_start();
   wait_for_earlier_grids();
   const Shape shape = {kv_heads, group, head_dim, window, is_bidirectional};
-  const Pass pass = {control, positions, ancestors, ancestor_stride, q, q_row, q_head, scale, keys, values, capacity, partial, stats};
+  const Pass pass = {control, positions, ancestors, ancestor_stride, q,       q_row, q_head,
+                     scale,   keys,      values,    capacity,        partial, stats};
   if (threadIdx.x == 0) plan = make_plan(control, first_row, num_rows, shape, gridDim.x);
   __syncthreads();
   if (blockIdx.x >= plan.num_items) return;

@@ -4,13 +4,15 @@
 constexpr int NUM_TOKENS = 0, COMMITTED = 1, IS_TREE = 2, PATH_LEN = 3;  // words of control
 constexpr int BATCH = 8;  // rows under way at once
 
+DEV float clamp_half(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); }
 DEV u32 pack_halves(float even, float odd) {
-  return to_half(fminf(fmaxf(even, -65504.0f), 65504.0f)) | static_cast<u32>(to_half(fminf(fmaxf(odd, -65504.0f), 65504.0f))) << 16;
+  return to_half(clamp_half(even)) | static_cast<u32>(to_half(clamp_half(odd))) << 16;
 }
 
 // A block a row; a thread eight numbers of a key or value.
-extern "C" __global__ void kv_write_kernel(const int* control, const int* positions, const float* k, const float* v, uint4* cache,
-                                           int k_row, int k_head, int v_row, int v_head, int kv_heads, int head_dim, int capacity) {
+extern "C" __global__ void kv_write_kernel(const int* control, const int* positions, const float* k, const float* v,
+                                           uint4* cache, int k_row, int k_head, int v_row, int v_head, int kv_heads,
+                                           int head_dim, int capacity) {
   let_later_grids_start();
   wait_for_earlier_grids();
   const int row = blockIdx.x, chunks = head_dim / 8;
@@ -18,8 +20,10 @@ extern "C" __global__ void kv_write_kernel(const int* control, const int* positi
   const int slot = control[IS_TREE] ? control[COMMITTED] + row : positions[row];
   for (int at = threadIdx.x; at < 2 * kv_heads * chunks; at += blockDim.x) {
     const int plane = at / chunks, chunk = at % chunks, head = plane % kv_heads;
-    const float* source = plane < kv_heads ? k + static_cast<u64>(row) * k_row + head * k_head : v + static_cast<u64>(row) * v_row + head * v_head;
-    const float4 a = reinterpret_cast<const float4*>(source)[chunk * 2], b = reinterpret_cast<const float4*>(source)[chunk * 2 + 1];
+    const bool is_key = plane < kv_heads;
+    const float* source = (is_key ? k : v) + static_cast<u64>(row) * (is_key ? k_row : v_row) + head * (is_key ? k_head : v_head);
+    const float4* from = reinterpret_cast<const float4*>(source) + chunk * 2;
+    const float4 a = from[0], b = from[1];
     cache[(static_cast<u64>(plane) * capacity + slot) * chunks + chunk] =
         make_uint4(pack_halves(a.x, a.y), pack_halves(a.z, a.w), pack_halves(b.x, b.y), pack_halves(b.z, b.w));
   }
@@ -38,14 +42,15 @@ extern "C" __global__ void kv_commit_kernel(const int* control, const int* path,
   const CacheEntry entry = table[blockIdx.y];
   const int at = blockIdx.x * blockDim.x + threadIdx.x, count = control[NUM_TOKENS] ? control[PATH_LEN] : 0;
   if (at >= entry.planes * entry.chunks) return;
-  uint4* first = entry.cache + (static_cast<u64>(at / entry.chunks) * capacity + control[COMMITTED]) * entry.chunks + at % entry.chunks;
+  const u64 slot = static_cast<u64>(at / entry.chunks) * capacity + control[COMMITTED];
+  uint4* first = entry.cache + slot * entry.chunks + at % entry.chunks;
   for (int begin = 0; begin < count; begin += BATCH) {
     uint4 found[BATCH];
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
-      if (begin + i < count) found[i] = first[static_cast<u64>(path[begin + i]) * entry.chunks];
+      if (begin + i < count) found[i] = first[path[begin + i] * entry.chunks];
 #pragma unroll
     for (int i = 0; i < BATCH; i++)
-      if (begin + i < count && path[begin + i] != begin + i) first[static_cast<u64>(begin + i) * entry.chunks] = found[i];
+      if (begin + i < count && path[begin + i] != begin + i) first[(begin + i) * entry.chunks] = found[i];
   }
 }

@@ -38,10 +38,10 @@ DEV State merge_span(const Plan& plan, const float4* partial, const float2* stat
 }
 
 // A block a row and head; the threads are groups of QUADS, which share out the spans.
-extern "C" __global__ void __launch_bounds__(1024) attention_merge_kernel(const int* control, const int* positions, const float4* partial,
-                                                  const float2* stats, float* out, int out_row, int out_head, int first_row,
-                                                  int num_rows, int kv_heads, int group, int head_dim, int window,
-                                                  int is_bidirectional, int num_blocks) {
+extern "C" __global__ void __launch_bounds__(1024)
+    attention_merge_kernel(const int* control, const int* positions, const float4* partial, const float2* stats, float* out,
+                           int out_row, int out_head, int first_row, int num_rows, int kv_heads, int group, int head_dim,
+                           int window, int is_bidirectional, int num_blocks) {
   __shared__ float4 sums[ROUND][QUADS];
   __shared__ float2 span_stats[ROUND];
   let_later_grids_start();
@@ -69,6 +69,7 @@ extern "C" __global__ void __launch_bounds__(1024) attention_merge_kernel(const 
   }
   if (helper || quad * 4 >= head_dim) return;
   const float sum = state.stats.y;
+  const float4 v = state.sums;
   *reinterpret_cast<float4*>(out + static_cast<u64>(row) * out_row + head * out_head + quad * 4) =
-      make_float4(__fdiv_rn(state.sums.x, sum), __fdiv_rn(state.sums.y, sum), __fdiv_rn(state.sums.z, sum), __fdiv_rn(state.sums.w, sum));
+      make_float4(__fdiv_rn(v.x, sum), __fdiv_rn(v.y, sum), __fdiv_rn(v.z, sum), __fdiv_rn(v.w, sum));
 }

@@ -10,7 +10,7 @@ constexpr int TILE = 64;
 constexpr int SPAN = 4;          // segments
 constexpr int COL_TILES = 6;     // most groups of 8 columns in an item
 constexpr int COLS = 8 * COL_TILES;
-constexpr int FOLD_WAVES = 3;    // blocks fold spans themselves when there are that many items for each, or almost evenly many
+constexpr int FOLD_WAVES = 3;    // blocks fold spans themselves when there are that many items for each, or it is even
 constexpr float LOWEST = -1e30f;  // the maximum of nothing
 constexpr int NUM_TOKENS = 0, COMMITTED = 1, IS_TREE = 2;  // words of control
 
@@ -59,7 +59,8 @@ DEV Plan make_plan(const int* control, int first_row, int num_rows, const Shape&
   p.tiles_an_item = max(1, min(COL_TILES, p.tiles_an_item));
   p.dense_groups = ceil_div(p.col_tiles, p.tiles_an_item);
   p.fold_begin = (p.first_segment + SPAN - 1) / SPAN, p.fold_end = max(p.fold_begin, p.dense_end / SPAN);
-  const int folded_items = (p.fold_end - p.fold_begin) * shape.kv_heads * p.dense_groups, waves = ceil_div(folded_items, num_blocks);
+  const int folded_items = (p.fold_end - p.fold_begin) * shape.kv_heads * p.dense_groups;
+  const int waves = ceil_div(folded_items, num_blocks);
   const bool fits = waves >= 2 && folded_items * 10 >= waves * num_blocks * 9;
   if (!fits && folded_items < FOLD_WAVES * num_blocks) p.fold_end = p.fold_begin;
   const int num_slots = num_dense - (SPAN - 1) * (p.fold_end - p.fold_begin);

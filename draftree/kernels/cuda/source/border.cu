@@ -4,6 +4,7 @@ constexpr int NUM_BINS = 1024;
 constexpr float BINS_PER_UNIT = 32.0f;
 constexpr int MEMBERS = 4096;  // of a bin, that a row's list can hold
 constexpr int BINS_A_THREAD = NUM_BINS / THREADS;
+static_assert(MEMBERS * sizeof(u64) <= SLICE * sizeof(float), "members take the place of the values");
 
 struct Search {
   float top;
@@ -34,15 +35,14 @@ DEV bool is_searched(const int* words, int vocab, bool is_mass) {
 // The largest value of each slice.
 extern "C" __global__ void __launch_bounds__(THREADS)
     peak_kernel(const float* logits, const int* control, const int* words, float* peaks, int stride, int vocab) {
-  __shared__ float parts[THREADS / 32];
+  __shared__ float v[SLICE], parts[THREADS / 32];
   let_later_grids_start();
   wait_for_earlier_grids();
   if (blockIdx.y >= control[NUM_ROWS]) return;
   const Scoring s = {logits + static_cast<u64>(blockIdx.y) * stride, 0, 0, temperature_of(words), vocab, false};
-  __shared__ __align__(16) float v[SLICE];
   load_values(s, blockIdx.x * SLICE, v);
   float top = minus_infinity();
-  for (int i = 0; i < VALUES; i++) top = fmaxf(top, v[place(i)]);
+  for (int i = 0; i < VALUES; i++) top = fmaxf(top, v[slot(i)]);
   for (int d = 16; d; d >>= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, d));
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = top;
   __syncthreads();
@@ -55,6 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     bin_kernel(const float* logits, const int* control, const int* words, const float* peaks, const u64* borders, u64* bins,
                int stride, int vocab, int is_mass) {
   __shared__ u64 own[NUM_BINS];
+  __shared__ float v[SLICE];
   let_later_grids_start();
   wait_for_earlier_grids();
   if (blockIdx.y >= control[NUM_ROWS] || !is_searched(words, vocab, is_mass)) return;
@@ -62,10 +63,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const Search search = {row_top(peaks), is_mass ? borders[blockIdx.y] : 0, is_mass != 0};
   for (int i = threadIdx.x; i < NUM_BINS; i += THREADS) own[i] = 0;
   __syncthreads();
-  __shared__ __align__(16) float v[SLICE];
   load_values(s, blockIdx.x * SLICE, v);
   for (int i = 0; i < VALUES; i++) {
-    const float value = v[place(i)];
+    const float value = v[slot(i)];
     const int bin = bin_of(value, search.top);
     if (bin == NUM_BINS - 1 || key_of(value, blockIdx.x * SLICE + place(i)) < search.inside) continue;
     const u64 weight = weight_of(value, search);
@@ -121,7 +121,7 @@ DEV u64 find_border(const Scoring& s, const Search& search, const u64* members, 
     const u64 tried = border | 1ull << bit;
     u64 sum = 0;
     for (int i = threadIdx.x; i < total; i += THREADS) {
-      const u64 key = is_listed ? __ldcg(members + i) : key_of(scaled(s.logits[i], s.temperature), i);
+      const u64 key = is_listed ? members[i] : key_of(scaled(s.logits[i], s.temperature), i);
       const float value = score_of(key);
       if (key >= tried && key >= search.inside && bin_of(value, search.top) == bin) sum += weight_of(value, search);
     }
@@ -137,6 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                   u64* members, int* num_members, int* arrived, int stride, int vocab, int is_mass) {
   __shared__ Found found;
   __shared__ Best best;
+  __shared__ __align__(8) float v[SLICE];  // then the members
   let_later_grids_start();
   wait_for_earlier_grids();
   const int row = blockIdx.y;
@@ -148,12 +149,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   bins += row * NUM_BINS, members += static_cast<u64>(row) * MEMBERS;
   if (is_active) {
     wanted = find_bin(bins, words, is_mass, &found);
-    __shared__ __align__(16) float v[SLICE];
     load_values(s, blockIdx.x * SLICE, v);
     for (int i = 0; i < VALUES; i++) {
       const int token = blockIdx.x * SLICE + place(i);
-      const u64 key = key_of(v[place(i)], token);
-      if (token >= vocab || key < search.inside || bin_of(v[place(i)], search.top) != found.bin) continue;
+      const u64 key = key_of(v[slot(i)], token);
+      if (token >= vocab || key < search.inside || bin_of(v[slot(i)], search.top) != found.bin) continue;
       const int at = atomicAdd(num_members + row, 1);
       if (at < MEMBERS) members[at] = key;
     }
@@ -162,7 +162,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   u64 border = search.inside;
   if (is_active) {
     const int count = __ldcg(num_members + row);
-    border = find_border(s, search, members, count, wanted, &found);
+    u64* listed = reinterpret_cast<u64*>(v);
+    for (int i = threadIdx.x; i < min(count, MEMBERS); i += THREADS) listed[i] = __ldcg(members + i);
+    __syncthreads();
+    border = find_border(s, search, listed, count, wanted, &found);
     for (int i = threadIdx.x; i < NUM_BINS; i += THREADS) bins[i] = 0;
   }
   if (threadIdx.x) return;

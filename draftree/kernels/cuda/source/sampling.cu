@@ -1,5 +1,5 @@
-// Choosing a token for each row of logits, and ranking a draft's candidates: the largest logit / T + noise. Blocks share
-// out a row in slices; each leaves the best of its slice, and the last one to finish picks from those.
+// Choosing a token for each row of logits, and ranking a draft's candidates: the largest logit / T + noise. Blocks
+// share out a row in slices; each leaves the best of its slice, and the last one to finish picks from those.
 constexpr int VALUES = 32;  // logits a thread
 constexpr int SLICE = THREADS * VALUES;
 
@@ -24,7 +24,10 @@ DEV float noisy(float value, const Scoring& s, int token, bool is_rough) {
 // The token of a thread's value i, counted from the start of the slice: four neighbours come with one load.
 DEV int place(int i) { return (i / 4 * THREADS + threadIdx.x) * 4 + i % 4; }
 
-// v[place(i)] = the values of the slice that starts at token `first`; each thread reads only what it wrote.
+// Where a thread keeps its value i in shared memory: neighbours in neighbouring banks.
+DEV int slot(int i) { return i * THREADS + threadIdx.x; }
+
+// v[slot(i)] = the values of the slice that starts at token `first`; each thread reads only what it wrote.
 DEV void load_values(const Scoring& s, int first, float* v) {
 #pragma unroll
   for (int i = 0; i < VALUES; i += 4) {
@@ -37,11 +40,11 @@ DEV void load_values(const Scoring& s, int first, float* v) {
       if (token + 1 < s.vocab) four.y = s.logits[token + 1];
       if (token + 2 < s.vocab) four.z = s.logits[token + 2];
     }
-    *reinterpret_cast<float4*>(v + place(i)) = four;
+    v[slot(i)] = four.x, v[slot(i + 1)] = four.y, v[slot(i + 2)] = four.z, v[slot(i + 3)] = four.w;
   }
   if (s.temperature > 0.0f)
 #pragma unroll 2
-    for (int i = 0; i < VALUES; i++) v[place(i)] = __fdiv_rn(v[place(i)], s.temperature);
+    for (int i = 0; i < VALUES; i++) v[slot(i)] = __fdiv_rn(v[slot(i)], s.temperature);
 }
 
 // A slice's scores. Where impossible tokens are not wanted even as the last choice, they have no key.
@@ -49,7 +52,7 @@ struct SliceKeys {
   const float* v;
   int first, vocab;
   bool keep_infinite;
-  DEV_MEMBER float score(int i) const { return v[place(i)]; }
+  DEV_MEMBER float score(int i) const { return v[slot(i)]; }
   DEV_MEMBER u64 key(int i) const {
     const int token = first + place(i);
     return token < vocab && (keep_infinite || score(i) > minus_infinity()) ? key_of(score(i), token) : 0;
@@ -65,7 +68,7 @@ DEV void select_slice(const Scoring& s, int first, int count, bool keep_infinite
     load_values(s, first, v);
     if (s.is_noisy)
 #pragma unroll 2
-      for (int i = 0; i < VALUES; i++) v[place(i)] = noisy(v[place(i)], s, first + place(i), is_rough);
+      for (int i = 0; i < VALUES; i++) v[slot(i)] = noisy(v[slot(i)], s, first + place(i), is_rough);
     num_keys = list_best(keys, VALUES, count, is_rough ? 2.0f * ROUGH_ERROR : 0.0f, best);
     if (num_keys <= ROOM) break;
     is_rough = false;  // scores so large that the noise is lost in their rounding
@@ -129,6 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     choose_kernel(const float* logits, const int* control, const int* rows, const int* positions, const int* words,
                   const u64* borders, u64* slices, int* arrived, int* chosen, int stride, int vocab) {
   __shared__ Best best;
+  __shared__ float v[SLICE];
   __shared__ double weights[MAX_TOP_K];
   let_later_grids_start();
   wait_for_earlier_grids();
@@ -144,7 +148,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                      temperature,
                      vocab,
                      temperature > 0.0f && !is_short};
-  __shared__ __align__(16) float v[SLICE];
   select_slice(s, blockIdx.x * SLICE, count, temperature == 0.0f, v, &best);
   if (!merge_slices(slices, arrived, count, &best)) return;
   if (is_short) choose_sorted(s, words, count, weights, &best);
@@ -155,18 +158,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 DEV void weigh_slice(const float* v, float top, float2* weights, float* parts) {
   float sum = 0.0f;
   if (top > minus_infinity())
-    for (int i = 0; i < VALUES; i++) sum += expf(v[place(i)] - top);
+    for (int i = 0; i < VALUES; i++) sum += expf(v[slot(i)] - top);
   sum = block_sum(sum, parts);
   if (threadIdx.x == 0) weights[blockIdx.y * gridDim.x + blockIdx.x] = make_float2(top, sum);
 }
 
-DEV double log_total(const float2* weights, float top) {
-  double total = 0.0;
-  for (int i = 0; i < gridDim.x; i++) {
-    const float2 slice = __ldcg(weights + blockIdx.y * gridDim.x + i);
-    if (slice.y > 0.0f) total += slice.y * exp(static_cast<double>(slice.x) - top);
+// The logarithm of the sum of e^value over a row.
+DEV double log_total(const float2* weights, float top, double* parts) {
+  double term = 0.0;
+  if (threadIdx.x < gridDim.x) {
+    const float2 slice = __ldcg(weights + blockIdx.y * gridDim.x + threadIdx.x);
+    if (slice.y > 0.0f) term = slice.y * exp(static_cast<double>(slice.x) - top);
   }
-  return top + log(total);
+  return top + log(block_sum(term, parts));
 }
 
 // Blocks [slices, rows]. Row i stands for the position i + 1 after the root of `target`; control counts the rows.
@@ -174,8 +178,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     rank_kernel(const float* logits, const int* control, const int* target, const int* words, u64* slices, float2* weights,
                 int* arrived, int* ids, float* log_probs, int stride, int vocab, int count) {
   __shared__ Best best;
-  __shared__ float parts[THREADS / 32];
-  __shared__ float shift;
+  __shared__ float v[SLICE], parts[THREADS / 32];
+  __shared__ double double_parts[THREADS / 32];
   let_later_grids_start();
   wait_for_earlier_grids();
   const int row = blockIdx.y;
@@ -183,7 +187,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const float temperature = temperature_of(words);
   const Scoring s = {logits + static_cast<u64>(row) * stride, noise_key(word_pair(words, SEED), target[COMMITTED] + 1 + row),
                      0, temperature, vocab, temperature > 0.0f};
-  __shared__ __align__(16) float v[SLICE];
   select_slice(s, blockIdx.x * SLICE, count, true, v, &best);
   if (!s.is_noisy) weigh_slice(v, best.sorted[0] ? score_of(best.sorted[0]) : minus_infinity(), weights, parts);
   if (!merge_slices(slices, arrived, count, &best)) return;
@@ -193,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float total = block_sum(threadIdx.x < count ? expf(score - top) : 0.0f, parts);
     if (threadIdx.x < count) log_probs[row * count + threadIdx.x] = score - top - logf(total);
   } else {
-    const double log_sum = log_total(weights, top);
+    const double log_sum = log_total(weights, top, double_parts);
     if (threadIdx.x < count) log_probs[row * count + threadIdx.x] = static_cast<float>(score - log_sum);
   }
   if (threadIdx.x < count) ids[row * count + threadIdx.x] = token_of(key);

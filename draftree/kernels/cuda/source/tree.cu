@@ -28,13 +28,13 @@ DEV int rank_at(const Growth& g, int slot, int depth) {
   return g.ranks[node];
 }
 
-// Whether the ranks on the way to a come before those of b; a path comes before its continuations.
+// Whether the ranks on the way to a come before those of b. Neither is a continuation of the other.
 DEV bool comes_first(const Growth& g, int a, int b) {
   for (int depth = 0; depth <= g.depth[a] && depth <= g.depth[b]; depth++) {
     const int rank_a = rank_at(g, a, depth), rank_b = rank_at(g, b, depth);
     if (rank_a != rank_b) return rank_a < rank_b;
   }
-  return g.depth[a] < g.depth[b];
+  return false;
 }
 
 // The slot with the least cost; a lane looks after slots lane and lane + 32. -1 if there is none.
