@@ -1,44 +1,78 @@
-"""The one place where text meets the engine: prompts or messages in, a stream of text out.
+"""The one place where text meets the engine: prompts or messages in, a stream of deltas out.
 
-`Engine` is the public Python API. It resolves names to files, renders chat templates, turns
-token events into text that never splits a character, and applies stop strings.
+`Engine` is the public Python API. It resolves names to files, renders conversations, states what a
+reply must look like as a grammar, and reads token events as text, reasoning and tool calls.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from draftree.config import EngineConfig, Plan
-from draftree.core import FinishReason, Request, SamplingParams, TokenSource, Usage
-from draftree.engine.engine import TokenEngine, TokenStream
+from draftree.core import (
+    FinishReason,
+    Request,
+    SamplingParams,
+    TokenEvent,
+    TokenSource,
+    Usage,
+)
+from draftree.engine.engine import Round, TokenEngine, TokenStream
 from draftree.engine.locate import locate
-from draftree.errors import TokenizerError
-from draftree.text.detokenize import Detokenizer, StopStrings
-from draftree.text.template import ChatTemplate
+from draftree.text.detokenize import Detokenizer
+from draftree.text.grammar import FormatKind, ResponseFormat
+from draftree.text.reply import DeltaKind, ReplyPiece, ReplyReader
 from draftree.text.tokenizer import Tokenizer
+from draftree.text.tools.dialect import Message, ToolCallDelta
+from draftree.text.turn import ReplyOptions, TurnPlanner
 
-Message = Mapping[str, Any]
+__all__ = [
+    "Delta",
+    "DeltaKind",
+    "Engine",
+    "FormatKind",
+    "Generation",
+    "Message",
+    "ResponseFormat",
+    "Round",
+    "TokenLogprob",
+    "ToolCallDelta",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of the reply's text with its log-probability; top: alternatives, best first."""
+
+    token_id: int
+    text: bytes
+    logprob: float
+    top: "tuple[TokenLogprob, ...]" = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of text that can be shown; source tells who proposed the token that completed it."""
+    """A piece that can be shown; source tells who proposed the token that completed it."""
 
     text: str
     source: TokenSource
     round_index: int
+    kind: DeltaKind = DeltaKind.TEXT
+    tool_call: ToolCallDelta | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()  # of tokens whose text is complete with this piece
 
 
 class Generation:
     """An iterator of Delta. Closing it cancels the request; afterwards usage and finish_reason
-    are final.
+    are final. text holds what was said so far, without reasoning and calls.
     """
 
-    def __init__(
-        self, stream: TokenStream, detokenizer: Detokenizer, stop: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, stream: TokenStream, detokenizer: Detokenizer, reader: ReplyReader) -> None:
         self._stream = stream
-        self._pieces = self._run(detokenizer, StopStrings(tuple(stop)))
+        self._detokenizer, self._reader = detokenizer, reader
+        self._logprobs: list[TokenLogprob] = []
+        self._has_calls = False
+        self._deltas = self._run()
         self.text = ""
         self.finish_reason: FinishReason | None = None
 
@@ -47,37 +81,82 @@ class Generation:
         return self._stream.usage
 
     def __iter__(self) -> Iterator[Delta]:
-        return self._pieces
+        return self._deltas
 
     def __next__(self) -> Delta:
-        return next(self._pieces)
+        return next(self._deltas)
+
+    def cancel(self) -> None:
+        """End after the round that is being computed; any thread may ask for it."""
+        self._stream.cancel()
+
+    def watch_rounds(self, on_round: Callable[[], None]) -> None:
+        """Have a function called each time that all deltas of a round have been read."""
+        self._stream.on_round = on_round
+
+    def watch_trees(self, watch: Callable[[Round], None]) -> None:
+        """Have a function called with the tree of every round, before its deltas come. To be asked
+        for before the first one; plain decoding has no trees.
+        """
+        self._stream.watch = watch
 
     def close(self) -> None:
-        self._pieces.close()  # type: ignore[attr-defined]
+        self._deltas.close()  # type: ignore[attr-defined]
         self._stream.close()
         self.finish_reason = self.finish_reason or self._stream.finish_reason
 
-    def _run(self, detokenizer: Detokenizer, stops: StopStrings) -> Iterator[Delta]:
+    def _run(self) -> Iterator[Delta]:
         event = None
         for event in self._stream:
-            text, is_stopped = stops.push(detokenizer.push(event.token))
-            if text:
-                self.text += text
-                yield Delta(text, event.source, event.round_index)
-            if is_stopped:
+            was_reasoning = self._reader.is_reasoning
+            pieces = self._reader.push(self._detokenizer.push(event.token))
+            if event.scores is not None:
+                self._note(event)
+            yield from self._show(pieces, event)
+            if was_reasoning:
+                self._logprobs.clear()
+            if self._reader.is_stopped:
                 self._stream.close()
-                self.finish_reason = FinishReason.STOP
+                self.finish_reason = self._reason(FinishReason.STOP)
                 return
-        text, is_stopped = stops.push(detokenizer.finish())
-        text += "" if is_stopped else stops.finish()
-        if text and event is not None:
-            self.text += text
-            yield Delta(text, event.source, event.round_index)
-        self.finish_reason = FinishReason.STOP if is_stopped else self._stream.finish_reason
+        rest = self._reader.push(self._detokenizer.finish()) + self._reader.finish()
+        if event is not None:
+            yield from self._show(rest, event)
+        is_stopped = self._reader.is_stopped
+        reason = FinishReason.STOP if is_stopped else self._stream.finish_reason
+        self.finish_reason = self._reason(reason)
+
+    def _show(self, pieces: list[ReplyPiece], event: TokenEvent) -> Iterator[Delta]:
+        for piece in pieces:
+            logprobs: tuple[TokenLogprob, ...] = ()
+            if piece.kind is DeltaKind.TEXT:
+                self.text += piece.text
+                logprobs = tuple(self._logprobs)
+            self._logprobs.clear()
+            self._has_calls |= piece.kind is DeltaKind.TOOL_CALL
+            yield Delta(
+                piece.text, event.source, event.round_index, piece.kind, piece.tool_call, logprobs
+            )
+
+    def _note(self, event: TokenEvent) -> None:
+        assert event.scores is not None
+        tokenizer = self._detokenizer.tokenizer
+
+        def text_of(token: int) -> bytes:
+            """Models may have more rows than there are tokens."""
+            return tokenizer.token_bytes(token) if token < tokenizer.vocab_size else b""
+
+        top = tuple(TokenLogprob(i, text_of(i), value) for i, value in event.scores.top)
+        logprob = event.scores.logprob
+        self._logprobs.append(TokenLogprob(event.token, text_of(event.token), logprob, top))
+
+    def _reason(self, reason: FinishReason | None) -> FinishReason | None:
+        is_call = self._has_calls and reason is FinishReason.STOP
+        return FinishReason.TOOL_CALLS if is_call else reason
 
 
 class Engine:
-    """A model that is ready to write: `for delta in Engine.open(name).generate(prompt):
+    """A model that is ready to write: `for delta in Engine.open(name).complete(prompt):
     print(delta.text)`.
     """
 
@@ -85,7 +164,7 @@ class Engine:
         self.tokens = tokens
         self.tokenizer = tokenizer
         self.name = name
-        self._template: ChatTemplate | None = None
+        self._planner = TurnPlanner(tokenizer)
 
     @classmethod
     def open(cls, model: str, config: EngineConfig | None = None, **options: Any) -> "Engine":
@@ -106,8 +185,69 @@ class Engine:
     def has_template(self) -> bool:
         return self.tokenizer.chat_template is not None
 
+    @property
+    def can_think(self) -> bool:
+        """Whether the model can be asked to reason before it answers."""
+        return self._planner.can_think
+
     def close(self) -> None:
         self.tokens.close()
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] = "auto",
+        parallel_tool_calls: bool = True,
+        response_format: ResponseFormat | None = None,
+        thinking: bool | None = None,
+        thinking_budget: int | None = None,
+        max_tokens: int = 512,
+        sampling: SamplingParams | None = None,
+        stop: Sequence[str] = (),
+        logit_bias: Mapping[int, float] | None = None,
+        logprobs: int | None = None,
+    ) -> Generation:
+        """Answer a conversation. tool_choice: "auto", "none", "required" or a function's name in
+        {"function": {"name": …}}. thinking: None leaves it to the model's template;
+        thinking_budget: tokens of reasoning, then it is closed.
+        """
+        options = ReplyOptions(
+            tools=tools or (),
+            tool_choice=tool_choice,
+            is_parallel=parallel_tool_calls,
+            response_format=response_format,
+            thinking=thinking,
+            thinking_budget=thinking_budget,
+        )
+        turn = self._planner.plan(messages, options)
+        request = self._request(turn.prompt_ids, max_tokens, sampling, logit_bias, logprobs)
+        request = replace(request, grammar=turn.grammar)
+        return Generation(
+            self.tokens.generate(request), Detokenizer(self.tokenizer), turn.new_reader(stop)
+        )
+
+    def complete(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        response_format: ResponseFormat | None = None,
+        max_tokens: int = 512,
+        sampling: SamplingParams | None = None,
+        stop: Sequence[str] = (),
+        logit_bias: Mapping[int, float] | None = None,
+        logprobs: int | None = None,
+    ) -> Generation:
+        """Continue a text, given as such or as token ids."""
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if not ids and self.tokenizer.bos_id is not None:
+            ids = [self.tokenizer.bos_id]
+        grammar = self._planner.constrain(response_format) if response_format else None
+        request = self._request(ids, max_tokens, sampling, logit_bias, logprobs)
+        detokenizer = Detokenizer(self.tokenizer, is_continuation=True)
+        stream = self.tokens.generate(replace(request, grammar=grammar))
+        return Generation(stream, detokenizer, ReplyReader(stop=stop))
 
     def generate(
         self,
@@ -120,35 +260,43 @@ class Engine:
         chat: bool | None = None,
     ) -> Generation:
         """Continue a text, or answer it. Messages, a system text or chat=True go through the
-        chat template.
+        chat template. All that the model writes is text, reasoning and its tags included.
         """
-        is_raw = isinstance(prompt, str) and not system and not chat
-        if is_raw:
-            ids = self.tokenizer.encode(str(prompt))
-            if not ids and self.tokenizer.bos_id is not None:
-                ids = [self.tokenizer.bos_id]
-        else:
-            ids = self.encode_chat(prompt, system)
-        request = Request(
-            prompt_ids=tuple(ids),
-            max_tokens=max_tokens,
-            sampling=sampling or SamplingParams(),
-            stop_ids=self.tokenizer.stop_ids,
-        )
-        detokenizer = Detokenizer(self.tokenizer, is_continuation=is_raw)
-        return Generation(self.tokens.generate(request), detokenizer, stop)
+        if isinstance(prompt, str) and not system and not chat:
+            return self.complete(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop)
+        ids = self.encode_chat(prompt, system)
+        request = self._request(ids, max_tokens, sampling, None, None)
+        detokenizer = Detokenizer(self.tokenizer)
+        return Generation(self.tokens.generate(request), detokenizer, ReplyReader(stop=stop))
 
-    def encode_chat(self, prompt: str | Sequence[Message], system: str | None = None) -> list[int]:
+    def encode_chat(
+        self,
+        prompt: str | Sequence[Message],
+        system: str | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        thinking: bool | None = None,
+    ) -> list[int]:
         """The token ids of a conversation that the model is to answer."""
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
         if system:
             messages = [{"role": "system", "content": system}, *messages]
-        if not messages:
-            raise TokenizerError("There is no message to answer.")
-        text = self._chat_template().render(messages)
-        return self.tokenizer.encode_chat(text)
+        options = ReplyOptions(tools=tools or (), thinking=thinking)
+        return self._planner.encode(messages, options)
 
-    def _chat_template(self) -> ChatTemplate:
-        if self._template is None:
-            self._template = ChatTemplate.for_tokenizer(self.tokenizer)
-        return self._template
+    def _request(
+        self,
+        ids: Sequence[int],
+        max_tokens: int,
+        sampling: SamplingParams | None,
+        logit_bias: Mapping[int, float] | None,
+        logprobs: int | None,
+    ) -> Request:
+        return Request(
+            prompt_ids=tuple(ids),
+            max_tokens=max_tokens,
+            sampling=sampling or SamplingParams(),
+            stop_ids=self.tokenizer.stop_ids,
+            logit_bias=tuple((logit_bias or {}).items()),
+            logprobs=logprobs,
+        )

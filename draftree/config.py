@@ -20,6 +20,7 @@ _CARD_CHUNKS = (2048, 1024, 512, 256)
 _CARD_RESERVE = 700 * 2**20  # the driver's context, loaded kernels, graphs
 _CARD_SLABS = 320 * 2**20  # weights of one slab in 16 bits, partial sums
 _GIB = 2**30
+_PREFIX_BYTES = 4 * _GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class EngineConfig:
     chunk: int = 0  # tokens of one prefill pass
     features_len: int = 0  # positions whose features are kept for the draft
     gpu_memory: float = 0.0  # GiB of the GPU that may be used; 0: all of it
+    prefix_bytes: int | str = "auto"  # main memory for earlier conversations; 0: none
 
     def __post_init__(self) -> None:
         budget = self.budget
@@ -65,6 +67,11 @@ class EngineConfig:
             (0 <= self.threads <= 512, "threads must be between 1 and 512, or 0 for all cores"),
             (0 <= self.chunk <= 4096, "chunk must be between 1 and 4096, or 0 for the default"),
             (self.features_len >= 0, "features length must be positive, or 0 for the default"),
+            (
+                self.prefix_bytes == "auto"
+                or (isinstance(self.prefix_bytes, int) and self.prefix_bytes >= 0),
+                "prefix bytes must be auto or a number of bytes, 0 for none",
+            ),
         )
         for is_valid, sentence in checks:
             if not is_valid:
@@ -95,8 +102,10 @@ class Plan:
     is_exact: bool
     kv_type: str
     features_len: int
+    prefix_bytes: int  # main memory at most, as conversations fill it
     memory: MemoryPlan
     card: Card | None = None  # None: the CPU
+    memory_limit: int = 0  # bytes of the card that may be used
 
 
 def plan_memory(
@@ -143,6 +152,13 @@ def machine_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def plan_prefix_bytes(config: EngineConfig, free_bytes: int) -> int:
+    """An eighth of what would be left of main memory, unless a number was asked for."""
+    if config.prefix_bytes == "auto":
+        return max(min(_PREFIX_BYTES, free_bytes // 8), 0)
+    return int(config.prefix_bytes)
+
+
 def resolve(
     config: EngineConfig,
     facts: ModelFacts,
@@ -182,6 +198,7 @@ def resolve(
         is_exact=is_exact,
         kv_type=kv_type,
         features_len=config.features_len or 4096,
+        prefix_bytes=plan_prefix_bytes(config, limit - memory.total),
         memory=memory,
     )
 
@@ -222,6 +239,8 @@ def _resolve_card(
         is_exact=False,
         kv_type="f16",
         features_len=chunk,
+        prefix_bytes=plan_prefix_bytes(config, machine_memory()),
         memory=memory,
         card=card,
+        memory_limit=limit,
     )

@@ -114,6 +114,7 @@ class Request:
     logit_bias: tuple[tuple[int, float], ...] = ()  # token, what is added to its logit
     logprobs: int | None = None  # how many alternatives to report with each token; None: off
     grammar: TokenGrammar | None = None
+    cache_points: tuple[int, ...] = ()  # lengths of prefixes that later prompts are likely to share
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,3 +23,9 @@ def hub_token() -> str | None:
 def forced_isa() -> str | None:
     """DRAFTREE_ISA: use this CPU kernel variant instead of the best one (tests, bug reports)."""
     return os.environ.get("DRAFTREE_ISA") or None
+
+
+def api_keys() -> tuple[str, ...]:
+    """DRAFTREE_API_KEY, for servers: unlike an option, other users of the machine cannot see it."""
+    key = os.environ.get("DRAFTREE_API_KEY")
+    return (key,) if key else ()

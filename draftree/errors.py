@@ -30,3 +30,11 @@ class CapacityError(DraftreeError):
 
 class DeviceError(DraftreeError):
     """A GPU that was asked for and cannot be used."""
+
+
+class GrammarError(DraftreeError):
+    """A schema, pattern or grammar that cannot be used, or a reply that cannot go on under one."""
+
+
+class ServeError(DraftreeError):
+    """A server that cannot start, or cannot be stopped."""

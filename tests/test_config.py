@@ -61,6 +61,15 @@ def test_what_does_not_fit_is_refused_before_anything_is_loaded() -> None:
     assert resolve(EngineConfig(max_ctx=64), FACTS, memory_limit=needed - 1).max_ctx == 64
 
 
+def test_earlier_conversations_get_a_share_of_what_is_left() -> None:
+    needed = resolve(EngineConfig(), FACTS).memory.total
+    for left, expected in ((0, 0), (8000, 1000), (1 << 40, 4 << 30)):
+        plan = resolve(EngineConfig(), FACTS, memory_limit=needed + left)
+        assert plan.prefix_bytes == expected
+    for asked in (0, 12345):
+        assert resolve(EngineConfig(prefix_bytes=asked), FACTS).prefix_bytes == asked
+
+
 def test_memory_is_arithmetic() -> None:
     """Keys and values: layers x width x bytes x positions; exact math holds weights in float32."""
     plan = plan_memory(FACTS, 1000, "f16", exact=False, chunk=256, max_nodes=24)
@@ -86,6 +95,8 @@ def test_memory_is_arithmetic() -> None:
         ("threads", 513),
         ("chunk", 4097),
         ("features_len", -1),
+        ("prefix_bytes", -1),
+        ("prefix_bytes", "much"),
     ],
 )
 def test_options_that_mean_nothing_are_refused_by_name(option: str, value: int | str) -> None:

@@ -21,3 +21,10 @@ def test_empty_values_count_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     assert env.hub_token() is None and env.forced_isa() is None
     monkeypatch.setenv("HF_TOKEN", "secret")
     assert env.hub_token() == "secret"
+
+
+def test_key_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTREE_API_KEY", "")
+    assert env.api_keys() == ()
+    monkeypatch.setenv("DRAFTREE_API_KEY", "secret")
+    assert env.api_keys() == ("secret",)

@@ -90,9 +90,7 @@ def load_set(name: str, limit: int, cache: Path) -> list[Prompt]:
 def write_text(engine: Engine, prompt: Prompt, num_tokens: int, temperature: float) -> Text:
     """Always from an empty cache, so that every run does the same work."""
     encode = engine.encode_chat if prompt.is_chat else engine.tokenizer.encode
-    engine.tokens.target.state.reset()
-    if engine.tokens.drafter is not None:
-        engine.tokens.drafter.reset()
+    engine.tokens.forget()
     request = Request(
         tuple(encode(prompt.text)[: _MAX_CTX - num_tokens]),
         num_tokens,

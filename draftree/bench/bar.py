@@ -10,7 +10,12 @@ from draftree.bench.record import Json
 
 SMOLLM2: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CODER: Final = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
-_NAMES: Final = {SMOLLM2: "SmolLM2-135M Q4_1", CODER: "Qwen2.5-Coder-0.5B Q4_K_M"}
+SYNTH: Final = "836bb92eea80c8e62f8f87fa0753af5631bfefb0ff50c6341be3ad46a28fc0f5"
+_NAMES: Final = {
+    SMOLLM2: "SmolLM2-135M Q4_1",
+    CODER: "Qwen2.5-Coder-0.5B Q4_K_M",
+    SYNTH: "27B shapes, Q4_K_M",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,33 @@ def _bars_of(
     )
 
 
+def _card_bars() -> tuple[Bar, ...]:
+    """Of a large card: what the flagship's shapes must reach there."""
+
+    def median(name: str, key: str = "") -> Callable[[Json], float]:
+        return lambda m: float((m[name][key] if key else m[name])["median"])
+
+    def bar(
+        what: str, read: Callable[[Json], float], more: bool, bar: float, aim: float, unit: str
+    ) -> Bar:
+        return Bar(what, "card", SYNTH, read, more, bar, aim, unit)
+
+    def unequal(measures: Json) -> float:
+        return float(sum(e["num_texts"] - e["num_equal"] for e in measures["equality"].values()))
+
+    return (
+        bar("plain decoding", median("plain", "512"), True, 150, 220, "tok/s"),
+        bar("one round, budget 22", median("round_ms", "512"), False, 10, 7, "ms"),
+        bar("pass of 24 tokens", median("forward_ms", "24"), False, 8.5, 5.5, "ms"),
+        bar("prefill of 2048", median("prefill", "2048"), True, 8000, 12000, "tok/s"),
+        bar("prefill of 13312", median("prefill", "13312"), True, 8000, 12000, "tok/s"),
+        bar("plain decoding at depth 65536", median("plain", "65536"), True, 130, 190, "tok/s"),
+        bar("peak memory, draft, 8K", median("peak_gib"), False, 22.35, 21, "GiB"),
+        bar("loading, file cached", median("load_s"), False, 25, 10, "s"),
+        bar("texts that drafting changed", unequal, False, 0, 0, ""),
+    )
+
+
 BARS: Final = (
     *_bars_of(SMOLLM2, (1.2, 1.6), (2.5, 5.0)),
     Bar(
@@ -97,6 +129,7 @@ BARS: Final = (
         *("start", SMOLLM2, lambda m: float(m["first_token_s"]["median"]), False, 2.0, 1.0, "s"),
     ),
     *_bars_of(CODER, (1.0, 1.3), (2.0, 4.0)),
+    *_card_bars(),
 )
 
 

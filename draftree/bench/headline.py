@@ -44,6 +44,25 @@ def _suite(measures: Json) -> dict[str, Any]:
     return {name: {key: item[key] for key in names} for name, item in measures["sets"].items()}
 
 
+def _multiturn(measures: Json) -> dict[str, Any]:
+    ratios = {
+        name: measures[name]["value"] for name in ("second_over_first", "returned_over_fresh")
+    }
+    names = ("num_equal", "num_replies", "acceptance_length")
+    return ratios | {name: measures[name] for name in names}
+
+
+def _card(measures: Json) -> dict[str, Any]:
+    groups = ("plain", "round_ms", "forward_ms", "prefill")
+    equality = measures["equality"].values()
+    return {name: _medians(measures[name]) for name in groups} | {
+        "peak_gib": measures["peak_gib"]["median"],
+        "load_s": measures["load_s"]["median"],
+        "num_equal": sum(item["num_equal"] for item in equality),
+        "num_texts": sum(item["num_texts"] for item in equality),
+    }
+
+
 def _medians(samples: Json) -> dict[str, float]:
     return {name: item["median"] for name, item in samples.items()}
 
@@ -56,4 +75,6 @@ _READERS: Final[dict[str, Callable[[Json], dict[str, Any]]]] = {
     "start": lambda measures: {"first_token_s": measures["first_token_s"]["median"]},
     "parity": _parity,
     "suite": _suite,
+    "multiturn": _multiturn,
+    "card": _card,
 }

@@ -16,7 +16,17 @@ from draftree.bench.fault import BenchError
 from draftree.bench.machine import describe_machine
 
 SCHEMA: Final = 1
-KINDS: Final = ("peers", "decode", "prefill", "memory", "start", "parity", "suite")
+KINDS: Final = (
+    "peers",
+    "decode",
+    "prefill",
+    "memory",
+    "start",
+    "parity",
+    "suite",
+    "multiturn",
+    "card",
+)
 _FIELDS: Final = {
     "schema": int,
     "kind": str,

@@ -24,7 +24,7 @@ writes. Every figure is a median; brackets hold the lowest and highest sample. R
 settings and versions are in the files.
 """
 _NOTHING: Final = "There are no results yet; `draftree bench all` takes them.\n"
-_TIMED: Final = ("peers", "decode", "prefill", "start", "suite")
+_TIMED: Final = ("peers", "decode", "prefill", "start", "suite", "multiturn")
 Section = Callable[[Json], list[str]]
 
 
@@ -92,9 +92,12 @@ def _images(record: Json, plots: set[str]) -> list[str]:
 
 
 def _bars(records: Iterable[Json]) -> list[str]:
-    rows = []
+    records, rows = list(records), []
+    is_card = any(record["kind"] == "card" for record in records)
     for verdict in judge_bars(records):
         bar = verdict.bar
+        if (bar.kind == "card") != is_card:
+            continue
         sign = "≥" if bar.is_at_least else "≤"
         value = "" if verdict.value is None else f"{verdict.value:.4g} {bar.unit}".strip()
         limits = [f"{sign} {limit:g} {bar.unit}".strip() for limit in (bar.bar, bar.aim)]
@@ -248,6 +251,62 @@ def _suite(record: Json) -> list[str]:
     return [*table([*head, "accepted by depth, %"], rows), "", note]
 
 
+def _multiturn(record: Json) -> list[str]:
+    measures = record["measures"]
+    names = {
+        "first_ms": f"first turn, a text of {measures['context']} tokens",
+        "second_ms": "second turn",
+        "returned_ms": "third turn, after another conversation",
+        "fresh_ms": "the third turn's prompt with nothing cached",
+        "save_ms": "copying a conversation away",
+    }
+    rows = [[words, spread(measures[key])] for key, words in names.items()]
+    second, returned = (
+        "{value:.3f} [{low:.3f} to {high:.3f}]".format(**measures[key])
+        for key in ("second_over_first", "returned_over_fresh")
+    )
+    lengths = measures["acceptance_length"]
+    note = (
+        f"Second turn over the first: {second}; third turn over the same prompt uncached: "
+        f"{returned}. {measures['num_equal']} of {measures['num_replies']} replies after a hit "
+        f"have the text and the rounds of one without; AL {lengths['hit']:.2f} and "
+        f"{lengths['fresh']:.2f}. A conversation takes {spread(measures['kept_mib'])} MiB."
+    )
+    return [*table(["to the first token", "ms"], rows), "", note]
+
+
+def _card(record: Json) -> list[str]:
+    measures = record["measures"]
+    passes = [[width, spread(cost)] for width, cost in measures["forward_ms"].items()]
+    lengths = [[length, spread(rate)] for length, rate in measures["prefill"].items()]
+    depths = [
+        [depth, spread(rate), spread(measures["round_ms"][depth])]
+        for depth, rate in measures["plain"].items()
+    ]
+    texts = [
+        [name, f"{e['num_equal']} of {e['num_texts']}", f"{e['acceptance_length']:.2f}"]
+        for name, e in measures["equality"].items()
+    ]
+    note = (
+        f"On one {measures['card']}. Random weights in the shapes and types of a real file, with "
+        "a random 16-bit draft: a draft is right by luck alone, so the rounds' cost is what "
+        f"counts. Planned memory {measures['planned_gib']:.1f} GiB, peak "
+        f"{spread(measures['peak_gib'])} GiB with arrays limited to {measures['memory_gib']:.2f}; "
+        f"loading {spread(measures['load_s'])} s."
+    )
+    return [
+        note,
+        "",
+        *table(["depth", "plain, tok/s", "round of budget 22, ms"], depths),
+        "",
+        *table(["tokens in a pass", "ms"], passes),
+        "",
+        *table(["prompt", "prefill, tok/s"], lengths),
+        "",
+        *table(["sampling", "texts equal to plain decoding's, budgets 8, 22, 40", "AL"], texts),
+    ]
+
+
 SECTIONS: Final[tuple[tuple[str, str, Section], ...]] = (
     ("peers", "Beside llama.cpp", _peers),
     ("decode", "Decoding", _decode),
@@ -256,6 +315,8 @@ SECTIONS: Final[tuple[tuple[str, str, Section], ...]] = (
     ("start", "Start", _start),
     ("parity", "Agreement with llama.cpp", _parity),
     ("suite", "Speculation", _suite),
+    ("multiturn", "Turns of a conversation", _multiturn),
+    ("card", "A GPU with made-up weights", _card),
 )
 
 

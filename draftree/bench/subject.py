@@ -45,7 +45,7 @@ class Subject:
 
     def decode_steps(self, ids: Sequence[int], num_tokens: int) -> list[float]:
         """Milliseconds of each decoded token after the prompt, without the first few."""
-        self.target.state.reset()
+        self.tokens.forget()
         times = []
         last = time.perf_counter()
         for _ in self.tokens.generate(Request(tuple(ids), num_tokens + _WARM_TOKENS)):
@@ -84,7 +84,7 @@ class Subject:
         return scores
 
     def greedy(self, ids: Sequence[int], num_tokens: int) -> list[int]:
-        self.target.state.reset()
+        self.tokens.forget()
         return [event.token for event in self.tokens.generate(Request(tuple(ids), num_tokens))]
 
     def windows(self, num_windows: int, window_len: int) -> list[list[int]]:
@@ -95,7 +95,7 @@ class Subject:
         return self.engine.tokenizer.encode(text, add_special=False, parse_special=False)
 
     def _generate(self, ids: Sequence[int], num_tokens: int) -> Usage:
-        self.target.state.reset()
+        self.tokens.forget()
         stream = self.tokens.generate(Request(tuple(ids), num_tokens))
         for _ in stream:
             pass

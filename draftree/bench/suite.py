@@ -130,9 +130,7 @@ def _encode(engine: Engine, prompt: Prompt) -> list[int]:
 
 def _write(engine: Engine, ids: Sequence[int], num_tokens: int) -> tuple[list[int], Usage]:
     request = Request(tuple(ids), num_tokens, stop_ids=engine.tokenizer.stop_ids)
-    engine.tokens.target.state.reset()
-    if engine.tokens.drafter is not None:
-        engine.tokens.drafter.reset()
+    engine.tokens.forget()
     stream = engine.tokens.generate(request)
     tokens = [event.token for event in stream]
     return tokens, stream.usage

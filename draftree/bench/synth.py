@@ -5,6 +5,7 @@ Q4_K_M file has. Nothing they write means anything: they are for measuring time 
 comparing texts bit for bit.
 """
 
+import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from draftree.bench.record import ModelId
 from draftree.kernels.quant.formats import QuantType, dequantize, row_bytes
 
 _PIECE_BYTES: Final = 64 * 2**20
@@ -72,6 +74,12 @@ class Tensor:
     qtype: QuantType
     low: float = 1.0  # of a float32 tensor, whose values are spread evenly
     high: float = 1.0
+
+
+def identify_pair(shape: str, target: Path, seed: int = 0) -> ModelId:
+    """The bytes follow from shape and seed, so these are hashed instead."""
+    digest = hashlib.sha256(f"made-up {shape} {seed}".encode()).hexdigest()
+    return ModelId(f"synth-{shape}", target.name, target.stat().st_size, digest)
 
 
 def write_pair(shape: str, folder: Path, seed: int = 0) -> tuple[Path, Path]:

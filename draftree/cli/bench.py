@@ -73,6 +73,47 @@ _add_command("decode", 10, "Our decoding: by depth, by tokens in a pass, by oper
 _add_command("prefill", 5, "Our prefill: by length of the prompt, by operation.")
 _add_command("memory", 3, "Resident memory with a full context of 2048, over the file's size.")
 _add_command("start", 5, "Process start to first token, with everything warm.")
+_add_command("multiturn", 5, "First token by turn of a conversation, cached and not.")
+
+
+@app.command()
+def synth(
+    folder: Annotated[Path, typer.Argument(help="Where to write the two files.")],
+    shape: Annotated[str, typer.Option(help="27b, 0.8b or tiny.")] = "27b",
+) -> None:
+    """Write a made-up target and draft of real shapes: for measuring, not for reading."""
+    from draftree.bench.synth import SHAPES, write_pair
+
+    if shape not in SHAPES:
+        raise typer.BadParameter(f"--shape is {shape!r}; it must be one of {', '.join(SHAPES)}.")
+    target, draft = write_pair(shape, folder)
+    _finish({"kind": "synth", "target": str(target), "draft": str(draft)})
+
+
+@app.command()
+def card(
+    folder: Annotated[Path, typer.Argument(help="Where the made-up files are, or will be.")],
+    shape: Annotated[str, typer.Option(help="27b, 0.8b or tiny.")] = "27b",
+    memory: Annotated[
+        float, typer.Option(help="GiB that the arrays may take; 0 is all there is.")
+    ] = 22.35,
+    rounds: Rounds = 5,
+    results: Results = RESULTS / "gpu",
+) -> None:
+    """A GPU with a made-up model: decoding, rounds, passes, prefill, depth, memory, equality."""
+    from draftree.bench.card import measure_card
+    from draftree.bench.headline import headline
+    from draftree.bench.record import make_record, write_record
+    from draftree.bench.synth import identify_pair, write_pair
+
+    with _sentences(), _progress() as say:
+        say("writing the files")
+        pair = write_pair(shape, folder)
+        measures = measure_card(pair, rounds, memory, say)
+        settings = {"rounds": rounds, "memory": memory, "shape": shape}
+        record = make_record("card", identify_pair(shape, pair[0]), settings, measures, None)
+        path = write_record(results, record)
+    _finish({"kind": "card", "file": str(path)} | headline(record))
 
 
 @app.command()
@@ -162,6 +203,7 @@ def run_all(
             attempt(partial(bench.alone, "prefill", min(rounds, 3)))
             attempt(partial(bench.alone, "memory", min(rounds, 3)))
             attempt(partial(bench.alone, "start", rounds))
+            attempt(partial(bench.alone, "multiturn", rounds))
             attempt(partial(bench.suite, (), None, 4, 96, "auto"))
             attempt(partial(bench.parity, tokens, min(4, tokens // 512), python))
     with skipping():
@@ -191,9 +233,10 @@ class Bench:
         )
 
     def alone(self, kind: str, rounds: int) -> dict[str, Any]:
-        """decode, prefill, memory or start: ours, without anybody to compare with."""
+        """decode, prefill, memory, start or multiturn: ours, with nobody to compare with."""
         from draftree.bench.decode import measure_decode
         from draftree.bench.memory import measure_memory
+        from draftree.bench.multiturn import measure_multiturn
         from draftree.bench.prefill import measure_prefill
         from draftree.bench.start import measure_start
 
@@ -202,6 +245,7 @@ class Bench:
             "prefill": measure_prefill,
             "memory": measure_memory,
             "start": measure_start,
+            "multiturn": measure_multiturn,
         }
         return self._record(
             kind,

@@ -18,6 +18,7 @@ SOURCE_STYLES: Final = (
     (TokenSource.CHAIN, "green"),
     (TokenSource.SIBLING, "cyan"),
     (TokenSource.NGRAM, "magenta"),
+    (TokenSource.GRAMMAR, "blue"),
     (TokenSource.BONUS, "yellow"),
 )
 

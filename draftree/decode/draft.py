@@ -2,6 +2,7 @@
 anchor.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from draftree.kernels.ops import Array, Ops, Runnable
 from draftree.models.dflash import Draft
 from draftree.models.model import Model
 from draftree.state.features import FeatureRing
+from draftree.state.span import KvLayers, Parts, Span
 
 
 class Drafter(Protocol):
@@ -54,6 +56,7 @@ class BlockDrafter:
         self._ring = FeatureRing(ops.new_rows(width, features_len))
         self._offset = 0  # absolute position of the first cached one
         states = draft.new_state(ops)
+        self._kv = KvLayers(ops, states)
         self._input = ops.new_rows(width)
         with ops.scope(), ops.capture() as self._context_program:
             draft.record_context(ops, self._input, states)
@@ -74,6 +77,28 @@ class BlockDrafter:
     def reset(self) -> None:
         self._context_len = self._offset = 0
         self._ring.reset()
+
+    @property
+    def position(self) -> int:
+        """How many tokens it has seen the features of."""
+        return self._ring.end
+
+    def copy(self, start: int, end: int) -> Parts:
+        """Keys and values of the context at positions start … end-1."""
+        self._catch_up()
+        assert self._offset == 0, "the context does not begin with the text"
+        return self._kv.copy(start, end)
+
+    def restore(self, spans: Sequence[Span], shared: int, length: int) -> None:
+        """Return to the context of a text of this length, the first `shared` of whose positions are
+        those of the present one.
+        """
+        if shared > self._offset + self._context_len:
+            self._catch_up()
+        assert self._offset == 0 or shared == 0, "the context does not begin with the text"
+        self._kv.put(spans, shared, length)
+        self._offset, self._context_len = 0, length
+        self._ring.reset(length)
 
     def observe(self, features: Array) -> None:
         """Features of tokens that were just committed, in order: float32 [count, width]."""

@@ -73,6 +73,7 @@ class GraphDecoder:
         self._under_way: deque[bool] = deque()  # whether each round drafts
         self._anchor = -1
         self._is_begun = self._is_done = False
+        self.round_ms: list[float] = []
 
     def start(self, anchor: int) -> None:
         self._anchor = anchor
@@ -116,6 +117,7 @@ class GraphDecoder:
         self._choice.observe(was_drafted, len(path), record.ms)
         self.stats.count(tree.num_nodes, max(tree.depths), len(path) - 1)
         self.stats.verify_ms += record.ms
+        self.round_ms.append(record.ms)
         if self._watch is not None:
             self._watch(record.round)
         emitted = [Emitted(tree.tokens[node], tree.sources[node]) for node in path[1:]]

@@ -48,6 +48,7 @@ class Round:
     tree: DraftTree
     path: tuple[int, ...]
     bonus: int
+    path_log_probs: tuple[float, ...] = ()  # the draft's, of every node but the root, if known
 
 
 class SpeculativeDecoder:
@@ -109,7 +110,7 @@ class SpeculativeDecoder:
                 self._cost.observe_draft((end - start) * 1000 - verify_ms)
             self._learn(ranked, [e.token for e in emitted])
         if self._watch:
-            self._watch(Round(tree, accepted.path, accepted.bonus))
+            self._watch(Round(tree, accepted.path, accepted.bonus, chosen.path_log_probs))
         self._ngram.extend(e.token for e in emitted)
         self._anchor = accepted.bonus
         return emitted

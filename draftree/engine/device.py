@@ -22,6 +22,7 @@ class Device(Protocol):
         ops: Ops,
         drafter: BlockDrafter | None,
         draft_ops: Ops | None,
+        budget: int,
     ) -> DeviceRounds | None:
         """Whole rounds on the device, where it can run them."""
         ...
@@ -54,6 +55,7 @@ class CpuDevice:
         ops: Ops,
         drafter: BlockDrafter | None,
         draft_ops: Ops | None,
+        budget: int,
     ) -> None:
         return None
 
@@ -64,9 +66,11 @@ class CpuDevice:
 class CudaDevice:
     def __init__(self, plan: Plan, index: int) -> None:
         from draftree.kernels.cuda.compile import gpu
+        from draftree.kernels.cuda.memory import limit_memory
         from draftree.kernels.cuda.store import WeightStore
 
         self._plan = plan
+        limit_memory(plan.memory_limit, gpu(index))
         self._store = WeightStore(gpu(index), max_rows=plan.max_nodes)
 
     def new_ops(self, min_rows: int = 1) -> Ops:
@@ -86,10 +90,11 @@ class CudaDevice:
         ops: Ops,
         drafter: BlockDrafter | None,
         draft_ops: Ops | None,
+        budget: int,
     ) -> DeviceRounds:
         from draftree.engine.rounds import GraphRounds
 
-        return GraphRounds(target, ops, drafter, draft_ops, self._plan.max_nodes - 1)
+        return GraphRounds(target, ops, drafter, draft_ops, budget)
 
     def close(self) -> None:
         """Memory goes with the arrays."""

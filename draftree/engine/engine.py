@@ -15,13 +15,14 @@ from draftree.config import EngineConfig, Plan, resolve
 from draftree.core import FinishReason, ModelFacts, Request, TokenEvent, Usage
 from draftree.decode.budget import Calibration, CostModel
 from draftree.decode.draft import BlockDrafter
-from draftree.decode.graph import GraphDecoder
+from draftree.decode.graph import DeviceRounds, GraphDecoder
 from draftree.decode.plain import PlainDecoder
 from draftree.decode.sample import Sampler
 from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
 from draftree.decode.step import Decoder
 from draftree.engine.card import find_card
 from draftree.engine.device import Device, open_device
+from draftree.engine.prefix import PrefixCache
 from draftree.errors import CapacityError
 from draftree.models.dflash import check_fit, load_draft, read_draft_facts, read_draft_size
 from draftree.models.facts import read_facts
@@ -44,6 +45,7 @@ class TokenStream:
         self.finish_reason: FinishReason | None = None
         self.is_cancelled = False
         self.on_round: Callable[[], None] = lambda: None  # called when a round's events are read
+        self.watch: Callable[[Round], None] | None = None  # instead of the engine's, if set in time
 
     def __iter__(self) -> "TokenStream":
         return self
@@ -70,6 +72,8 @@ class TokenEngine:
     ) -> None:
         self.facts: ModelFacts = read_facts(checkpoint)
         self.config = config
+        if config.budget == 0:
+            draft_checkpoint = None  # nobody would ask it
         draft_size = read_draft_size(draft_checkpoint) if draft_checkpoint else None
         self.plan: Plan = resolve(
             config, self.facts, card=find_card(config.device), draft=draft_size
@@ -100,7 +104,9 @@ class TokenEngine:
                 block_len=config.block,
                 features_len=self.plan.features_len,
             )
-        self._rounds = self._device.new_rounds(self.target, ops, self.drafter, draft_ops)
+        self._ops, self._draft_ops = ops, draft_ops
+        self._rounds = self.rounds_of(self.plan.max_nodes - 1)
+        self._prefix = PrefixCache(self.target.state, self.drafter, self.plan.prefix_bytes)
         self._cost, self._calibration = CostModel(), Calibration()
 
     @classmethod
@@ -112,6 +118,11 @@ class TokenEngine:
         draft_checkpoint = open_checkpoint(draft) if draft is not None else None
         return cls(checkpoint, config or EngineConfig(), draft_checkpoint)
 
+    def rounds_of(self, budget: int) -> DeviceRounds | None:
+        """Rounds of at most so many nodes besides the root, where the device runs them itself."""
+        parts = self.target, self._ops, self.drafter, self._draft_ops
+        return self._device.new_rounds(*parts, budget)
+
     def close(self) -> None:
         self._device.close()
 
@@ -121,6 +132,30 @@ class TokenEngine:
         stream = TokenStream(iter(()), Usage(prompt_tokens=len(request.prompt_ids)))
         stream._events = self._run(request, stream)
         return stream
+
+    def keep(self) -> None:
+        """Copy what the last request left behind now, if nothing else is to be done: later ones
+        that begin like it need not wait for it to be saved, or read it again.
+        """
+        if self._lock.acquire(blocking=False):
+            try:
+                self._prefix.save()
+            except BaseException:
+                self._prefix.forget()
+                raise
+            finally:
+                self._lock.release()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Main memory that earlier conversations take."""
+        return self._prefix.store.num_bytes + self._prefix.store.reserved_bytes
+
+    def forget(self) -> None:
+        """Begin the next request with nothing, as a new engine would."""
+        with self._lock:
+            self._prefix.forget()
+            self._prefix.store.clear()
 
     def _check(self, request: Request) -> None:
         length, max_ctx = len(request.prompt_ids), self.plan.max_ctx
@@ -148,7 +183,7 @@ class TokenEngine:
         except GeneratorExit:  # closed between two tokens: state and draft are in step
             raise
         except BaseException:  # broken off inside a pass: nobody knows what the state holds
-            self._forget()
+            self._prefix.forget()
             raise
         finally:
             self._lock.release()
@@ -156,9 +191,9 @@ class TokenEngine:
     def _events(self, request: Request, stream: TokenStream) -> Iterator[TokenEvent]:
         usage = stream.usage
         start = time.perf_counter()
-        usage.cached_tokens = self._prefill(request.prompt_ids, stream)
+        usage.cached_tokens = self._prefill(request, stream)
         usage.prefill_ms = (time.perf_counter() - start) * 1000
-        decoder = self._decoder(request)
+        decoder = self._decoder(request, stream.watch or self.watch)
         usage.rounds = decoder.stats
         decoder.start(request.prompt_ids[-1])
         try:
@@ -191,25 +226,20 @@ class TokenEngine:
         is_cancelled = stream.is_cancelled
         stream.finish_reason = FinishReason.CANCELLED if is_cancelled else FinishReason.LENGTH
 
-    def _forget(self) -> None:
-        self.target.state.reset()
-        if self.drafter:
-            self.drafter.reset()
-
-    def _prefill(self, prompt: tuple[int, ...], stream: TokenStream) -> int:
+    def _prefill(self, request: Request, stream: TokenStream) -> int:
         """Run all but the last token, which is the anchor; return how many were there already."""
-        state, body = self.target.state, prompt[:-1]
-        state.rollback()
-        if tuple(state.tokens) != body[: state.committed]:
-            self._forget()
+        state, body = self.target.state, request.prompt_ids[:-1]
+        stops = self._prefix.resume(body, request.cache_points)
         cached = state.committed
         observe = self.drafter.observe if self.drafter else None
-        prefill(
-            self.target, body[cached:], self.plan.chunk, observe, lambda: stream.is_cancelled
-        )
+        for stop in (*stops, len(body)):
+            rest = body[state.committed : stop]
+            prefill(self.target, rest, self.plan.chunk, observe, lambda: stream.is_cancelled)
+            if state.committed in stops:
+                self._prefix.mark()
         return cached
 
-    def _decoder(self, request: Request) -> Decoder:
+    def _decoder(self, request: Request, watch: Callable[[Round], None] | None) -> Decoder:
         budget = self.plan.max_nodes - 1
         is_auto = self.config.budget == "auto"
         rounds = self._rounds
@@ -221,7 +251,7 @@ class TokenEngine:
                 use_draft=use_draft,
                 is_auto=is_auto,
                 off_reason=None if use_draft else reason,
-                watch=self.watch,
+                watch=watch,
             )
         sampler = Sampler.for_request(request, self.facts.vocab_size)
         use_ngram = self.config.ngram == "on" or (self.config.ngram == "auto" and is_auto)
@@ -237,5 +267,5 @@ class TokenEngine:
             options,
             cost=self._cost,
             calibration=self._calibration,
-            watch=self.watch,
+            watch=watch,
         )

@@ -5,7 +5,8 @@ tokens had just been read. Attention layers can go back anywhere; a recurrent st
 positions that were marked while they were passed. Knows token ids, no text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 
 from draftree.decode.draft import BlockDrafter
 from draftree.state.prefix import PrefixStore
@@ -14,6 +15,8 @@ from draftree.state.span import Parts, Span, count_bytes
 
 _MIN_GAP = 16  # tokens between marks; fewer than that are sooner read again than copied
 _NUM_POINTS = 2  # of those that a request names, the last ones
+_OPENING_LEN = 12  # tokens at a prompt's end that open the reply, which a later one may not repeat
+_NUM_MARKS = 4  # of the sequence at hand
 
 
 class PrefixCache:
@@ -22,15 +25,14 @@ class PrefixCache:
     def __init__(self, state: SequenceState, drafter: BlockDrafter | None, max_bytes: int) -> None:
         self.store = PrefixStore(max_bytes, is_recurrent=state.is_recurrent)
         self._state, self._drafter = state, drafter
-        self._marks: dict[int, Parts] = {}  # recurrent states at positions of the sequence at hand
 
     def resume(self, tokens: tuple[int, ...], points: Sequence[int]) -> list[int]:
         """Go to the longest prefix of the tokens that is known; positions further on where `mark`
-        is to be called. points: prefixes that later requests are likely to share.
+        is to be called. points: lengths of prefixes that later requests are likely to share.
         """
         state = self._state
         state.rollback()
-        if self._drafter is not None and self._drafter.position != state.committed:
+        if not self._is_in_step:
             self.forget()
         shared = common_len(state.tokens, tokens)
         found = self.store.find(tokens)
@@ -39,29 +41,27 @@ class PrefixCache:
         if not is_whole:
             self.save()
             if state.is_recurrent:
-                at_hand = max((at for at in self._marks if at <= shared), default=0)
+                at_hand = max((at for at in state.marks if at <= shared), default=0)
         if found.length > at_hand:
             self._restore(tokens[: found.length], found.spans, found.recurrent)
         elif not is_whole:
-            self._restore(tokens[:at_hand], (), self._marks.get(at_hand, ()))
-        self._marks = {at: mark for at, mark in self._marks.items() if at <= shared}
-        return self._plan_marks(len(tokens), (max(shared, found.shared), *points[-_NUM_POINTS:]))
+            self._restore(tokens[:at_hand], (), state.marks.get(at_hand, ()))
+        self._limit_marks()
+        ends = points[-_NUM_POINTS:] or (len(tokens) - _OPENING_LEN,)
+        return self._plan_marks(len(tokens), {max(shared, found.shared), *ends})
 
     def mark(self) -> None:
         """Make this position one that the sequence can come back to."""
-        if not self._state.is_recurrent or self._state.committed in self._marks:
-            return
-        marks = self._marks
-        marks[self._state.committed] = self._state.copy_recurrent()
-        while marks and sum(map(count_bytes, marks.values())) > self.store.max_bytes // 2:
-            del marks[min(marks)]
-        self.store.reserved_bytes = sum(map(count_bytes, marks.values()))
+        self._state.mark()
+        self._limit_marks()
 
     def save(self) -> None:
         """Keep the sequence at hand, and what of it was marked."""
         state = self._state
-        for at, mark in sorted(self._marks.items()):
-            self.store.insert(state.tokens[:at], self._copy, lambda mark=mark: mark)  # type: ignore[misc]
+        if not self._is_in_step:
+            return
+        for at in sorted(state.marks):
+            self.store.insert(state.tokens[:at], self._copy, partial(state.marks.__getitem__, at))
         self.store.insert(state.tokens, self._copy, state.copy_recurrent)
 
     def forget(self) -> None:
@@ -69,17 +69,29 @@ class PrefixCache:
         self._state.reset()
         if self._drafter is not None:
             self._drafter.reset()
-        self._marks = {}
-        self.store.reserved_bytes = 0
+        self._limit_marks()
 
-    def _plan_marks(self, length: int, points: Sequence[int]) -> list[int]:
-        """points and the end of the prompt, but no two that are close together."""
+    @property
+    def _is_in_step(self) -> bool:
+        return self._drafter is None or self._drafter.position == self._state.committed
+
+    def _limit_marks(self) -> None:
+        """The last few, and not so many that nothing else could be kept."""
+        marks = self._state.marks
+        mark_bytes = max(map(count_bytes, marks.values()), default=1)
+        count = min(_NUM_MARKS, self.store.max_bytes // 2 // mark_bytes)
+        for at in sorted(marks)[: max(len(marks) - count, 0)]:
+            del marks[at]
+        self.store.reserve(mark_bytes * len(marks))
+
+    def _plan_marks(self, length: int, points: Collection[int]) -> list[int]:
+        """The points on the way, but no two that are close together."""
         if not self._state.is_recurrent or self.store.max_bytes == 0:
             return []
         planned: list[int] = []
-        last = self._state.committed
-        for point in sorted({*points, length}):
-            if last + _MIN_GAP <= point <= length:
+        last = max(self._state.marks, default=0)
+        for point in sorted(points):
+            if self._state.committed < point <= length and point - last >= _MIN_GAP:
                 planned.append(point)
                 last = point
         return planned
@@ -88,9 +100,7 @@ class PrefixCache:
         parts = self._state.kv.copy(start, end)
         return (*parts, *self._drafter.copy(start, end)) if self._drafter is not None else parts
 
-    def _restore(
-        self, tokens: tuple[int, ...], spans: Sequence[Span], recurrent: Parts
-    ) -> None:
+    def _restore(self, tokens: tuple[int, ...], spans: Sequence[Span], recurrent: Parts) -> None:
         state, num_layers = self._state, len(self._state.kv)
         shared = common_len(state.tokens, tokens)
         own = tuple(Span(s.start, s.end, s.parts[:num_layers]) for s in spans)

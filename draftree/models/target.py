@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftree.kernels.ops import Array, Ops, Runnable
+from draftree.kernels.ops import Array, Ops, Runnable, Step
 from draftree.layers.delta_net import RecurrentState
 from draftree.models.model import Model
 from draftree.state.sequence import SequenceState
@@ -57,6 +57,11 @@ class Target:
                 hidden = model.record_body(ops, layers, feature_layers, self._features)
             with ops.capture() as self._head:
                 self._logits = model.record_head(ops, hidden)
+
+    @property
+    def step(self) -> Step:
+        """What a pass runs over, for those who set it up themselves."""
+        return self._ops.step
 
     def programs(self) -> TargetPrograms:
         """For devices that run whole rounds by themselves."""

@@ -12,11 +12,14 @@ def prefill(
     tokens: Sequence[int],
     chunk_len: int,
     observe: Callable[[Array], None] | None = None,
+    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run the tokens and keep them. observe gets each chunk's features, where the target captures
-    any.
+    any. Nothing more is run once it is cancelled.
     """
     for start in range(0, len(tokens), chunk_len):
+        if is_cancelled():
+            return
         chunk = DraftTree.chain(tuple(tokens[start : start + chunk_len]))
         target.state.begin(chunk, certain=True)
         features = target.forward(rows=()).features

@@ -14,7 +14,7 @@ import numpy as np
 from draftree.state.sequence import common_len
 from draftree.state.span import Parts, Span, count_bytes
 
-_SPAN_LEN = 512  # positions that are kept or given up together
+_SPAN_LEN = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +52,30 @@ class _Node:
 
 
 class PrefixStore:
-    """Holds at most max_bytes less those reserved, and one span or mark more while it is added."""
+    """Holds at most max_bytes less those reserved, and one span or mark more while it is added.
+    span_len: positions that are kept or given up together, at most.
+    """
 
-    def __init__(self, max_bytes: int, *, is_recurrent: bool) -> None:
+    def __init__(self, max_bytes: int, *, is_recurrent: bool, span_len: int = _SPAN_LEN) -> None:
         self.max_bytes = max_bytes
-        self.reserved_bytes = 0  # what its owner keeps elsewhere, out of the same bound
+        self.reserved_bytes = 0
         self.num_bytes = 0
         self._least_bytes = 0.0  # of a position, in any span so far
-        self._is_recurrent = is_recurrent
+        self._is_recurrent, self._span_len = is_recurrent, span_len
         self._root = _Node(None, Span(0, 0, ()), np.empty(0, np.int32))
         # Oldest first. Where no recurrent state is needed, every node has one mark, at its end,
         # and using it uses those before it: the oldest is always the end of a branch.
         self._marks: OrderedDict[tuple[_Node, int], None] = OrderedDict()
+
+    def clear(self) -> None:
+        self._root.children.clear()
+        self._marks.clear()
+        self.num_bytes = 0
+
+    def reserve(self, num_bytes: int) -> None:
+        """Leave so much of the bound to the owner, who keeps it elsewhere."""
+        self.reserved_bytes = num_bytes
+        self._make_room()
 
     def find(self, tokens: Sequence[int]) -> Match:
         """The longest prefix of the tokens that can be restored."""
@@ -96,9 +108,10 @@ class PrefixStore:
         node, at = list(self._walk(ids))[-1]
         try:
             while at < len(ids):
-                end = min(at + _SPAN_LEN, len(ids))
+                end = min(at + self._span_len, len(ids))
                 node, at = self._add(node, Span(at, end, copy(at, end)), ids[at:end]), end
-                if not self._make_room(node):
+                self._make_room()
+                if self._excess_bytes > 0 or not node.is_kept:
                     return
             if self._is_recurrent and at > 0:
                 if at not in node.marks:
@@ -106,7 +119,7 @@ class PrefixStore:
                     self.num_bytes += count_bytes(node.marks[at])
                 self._marks[node, at] = None
                 self._marks.move_to_end((node, at))
-                self._make_room(node)
+                self._make_room()
         finally:
             self._prune(node)
 
@@ -143,15 +156,12 @@ class PrefixStore:
             self._marks.move_to_end((node, node.span.end))
             node = node.parent
 
-    def _make_room(self, added: _Node) -> bool:
-        """Give up the oldest until all fits; whether what was added last is still here."""
+    def _make_room(self) -> None:
+        """Give up the oldest until all fits, or nothing is left but what is being added."""
         while self._excess_bytes > 0 and self._marks:
             (node, position), _ = self._marks.popitem(last=False)
             self.num_bytes -= count_bytes(node.marks.pop(position))
             self._prune(node)
-        if self._excess_bytes > 0:
-            self._prune(added)
-        return added.is_kept
 
     def _prune(self, node: _Node) -> None:
         """Remove nodes that lead nowhere."""

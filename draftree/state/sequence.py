@@ -46,6 +46,7 @@ class SequenceState:
     ) -> None:
         self.tokens: list[int] = []
         self.max_ctx = max_ctx
+        self.marks: dict[int, Parts] = {}  # recurrent states at positions that were passed
         self.kv = KvLayers(ops, kv)
         self._ops = ops
         self._stores = (*kv, *recurrent)
@@ -119,6 +120,11 @@ class SequenceState:
         length = self.committed
         return tuple(self._ops.snapshot(store, 0, length) for store in self._recurrent)
 
+    def mark(self) -> None:
+        """Make this position one that the sequence can come back to."""
+        if self._recurrent and self.committed not in self.marks:
+            self.marks[self.committed] = self.copy_recurrent()
+
     def restore(self, snapshot: Snapshot) -> None:
         """Return to a snapshot of this same sequence kind, whatever happened since. Keys and values
         of tokens that both begin with are here already: they are neither needed nor copied.
@@ -127,6 +133,7 @@ class SequenceState:
         shared = common_len(self.tokens, snapshot.tokens)
         self._tree = None
         del self.tokens[shared:]
+        self.marks = {at: mark for at, mark in self.marks.items() if at <= shared}
         self.kv.put(snapshot.spans, shared, length)
         if length == 0:
             for store in self._recurrent:
@@ -134,6 +141,8 @@ class SequenceState:
         else:
             for store, parts in zip(self._recurrent, snapshot.recurrent, strict=True):
                 self._ops.restore(store, parts)
+            if self._recurrent:
+                self.marks[length] = snapshot.recurrent
         self.tokens = list(snapshot.tokens)
 
     def commit_program(self) -> Runnable:
@@ -152,7 +161,7 @@ def _is_path(tree: DraftTree, path: Sequence[int]) -> bool:
     )
 
 
-def common_len(a: Sequence[int], b: Sequence[int]) -> int:
+def common_len(a: Sequence[int] | np.ndarray, b: Sequence[int] | np.ndarray) -> int:
     """How many tokens both begin with."""
     length = min(len(a), len(b))
     differs = np.asarray(a[:length]) != np.asarray(b[:length])

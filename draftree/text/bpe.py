@@ -36,7 +36,9 @@ class ByteLevelBpe:
         self._merger = _build_merger(vocabulary, merges, pretokenizer)
 
     def encode(self, text: str, starts_text: bool) -> list[int]:
-        ids: list[int] = self._merger.encode(text, add_special_tokens=False).ids
+        # Unlike `encode`, this lets other threads run meanwhile; a long text takes seconds.
+        (encoding,) = self._merger.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:

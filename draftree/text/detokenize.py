@@ -19,17 +19,17 @@ class Detokenizer:
     def __init__(
         self, tokenizer: Tokenizer, skip_special: bool = True, *, is_continuation: bool = False
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._skip_special = skip_special
         self._starts_text = not is_continuation
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """Text that is complete with this token; never half a character."""
-        piece = self._tokenizer.piece(
+        piece = self.tokenizer.piece(
             token_id, starts_text=self._starts_text, skip_special=self._skip_special
         )
-        self._starts_text = self._tokenizer.is_marked(token_id)
+        self._starts_text = self.tokenizer.is_marked(token_id)
         return self._decoder.decode(piece)
 
     def finish(self) -> str:

@@ -32,6 +32,10 @@ class Segments:
         self._is_fresh = is_reasoning  # right after a tag
         self._held = ""
 
+    @property
+    def is_reasoning(self) -> bool:
+        return self._closing is not None
+
     def push(self, text: str) -> list[Segment]:
         return self._split(self._held + text, is_last=False)
 

@@ -33,7 +33,7 @@ class ChatTemplate:
     ) -> None:
         from draftree.text.sandbox import compile_template
 
-        source = source or CHATML
+        self.source = source = source or CHATML
         if len(source) > _MAX_SOURCE_LENGTH:
             raise TokenizerError("The chat template is longer than 100,000 characters.")
         self._time_limit_s = time_limit_s

@@ -107,16 +107,21 @@ class Tokenizer:
         )
 
     def encode(
-        self, text: str, *, add_special: bool = True, parse_special: bool = True
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+        starts_text: bool = True,
     ) -> list[int]:
         """add_special: begin and end as the model wants it. parse_special: control tokens that are
-        spelled out in the text become those tokens (user-defined tokens always do)."""
+        spelled out in the text become those tokens (user-defined tokens always do). starts_text:
+        nothing stands before it."""
         try:
             text.encode()
         except UnicodeEncodeError:  # halves of surrogate pairs, from JSON escapes
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         ids = list(self._prefix) if add_special else []
-        starts_text = True
         for fragment in self._cut_marked(text, parse_special):
             if isinstance(fragment, int):
                 ids.append(fragment)
@@ -171,6 +176,11 @@ class Tokenizer:
     def is_marked(self, token_id: int) -> bool:
         """Whether encode finds the token's text as a whole: special and user-defined tokens."""
         return self._vocabulary.types.get(token_id) in MARKED_TYPES
+
+    @property
+    def prefixes_space(self) -> bool:
+        """Whether text that follows nothing, or a marked token, is written with a space before."""
+        return self._scheme.prefixes_space
 
     def find(self, text: str) -> int | None:
         """The id of the token that is spelled so in the vocabulary."""

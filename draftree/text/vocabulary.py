@@ -34,6 +34,10 @@ END_OF_TURN = (
 )
 
 
+# Readers of a reply need these, whatever a file calls them.
+TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """Token texts as the file spells them, and what is known about single tokens."""
@@ -62,6 +66,9 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         twice = next(text for token_id, text in enumerate(tokens) if ids[text] != token_id)
         raise TokenizerError(f"The model file's vocabulary holds the token {twice!r} twice.")
     types = _read_types(metadata, len(tokens))
+    for text in TAGS:
+        if types.get(ids.get(text, -1)) is TokenType.CONTROL:
+            types[ids[text]] = TokenType.USER_DEFINED
     eos_id = read_id(metadata, "eos", len(tokens))
     ends = (eos_id, read_id(metadata, "eot", len(tokens)), read_id(metadata, "eom", len(tokens)))
     stop_ids = {token_id for token_id in ends if token_id is not None}

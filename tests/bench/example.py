@@ -3,6 +3,7 @@
 from draftree.bench.bar import CODER, SMOLLM2
 from draftree.bench.decode import DecodeMeasures
 from draftree.bench.memory import MemoryMeasures
+from draftree.bench.multiturn import MultiturnMeasures
 from draftree.bench.operation import Shares, group_kernels
 from draftree.bench.parity import Agreement, Disagreement, Noise, Noises, ParityMeasures
 from draftree.bench.peers import PeerMeasures, PeerOptions, judge
@@ -68,6 +69,17 @@ def suite():
     return SuiteMeasures("lookup in the text so far", {"own": item, "gsm8k": item})
 
 
+def multiturn():
+    times = [summarize([ms, 2 * ms], "ms") for ms in (1000.0, 50.0, 60.0, 1200.0, 8.0)]
+    first, second, returned, fresh, save = times
+    return MultiturnMeasures(
+        *(2048, first, second, returned, fresh),
+        *(divide(second, first), divide(returned, fresh)),
+        *(summarize([20.0, 21.0], "tokens"), save, summarize([47.0], "MiB")),
+        *(2, 2, {"hit": 2.5, "fresh": 2.5}),
+    )
+
+
 SETTINGS = {
     "peers": PeerOptions(2, 3).settings(),
     "decode": {"threads": 2, "rounds": 3},
@@ -76,6 +88,7 @@ SETTINGS = {
     "start": {"threads": 2, "rounds": 3},
     "parity": {"threads": 2, "num_tokens": 20480, "window": 512, "exact_windows": 4},
     "suite": {"threads": 2, "num_tokens": 96, "limit": 4},
+    "multiturn": {"threads": 2, "rounds": 2},
 }
 MODELS = {
     SMOLLM2: ModelId("smollm2", "SmolLM2.gguf", 98_362_432, SMOLLM2),

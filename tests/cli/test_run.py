@@ -34,12 +34,13 @@ def test_asks_the_engine_for_what_was_typed(draftree, engine):
 
 def test_engine_options_reach_the_config(draftree, engine):
     options = "--draft none --budget 22 --block 8 --max-ctx 512 --math exact --kv f16 --threads 2"
-    result = draftree("run", "-p", "x", *options.split(), "--ngram", "off")
+    options += " --ngram off --prefix-cache 64"
+    result = draftree("run", "-p", "x", *options.split())
     assert result.exit_code == 0, result.stderr
     config = engine.opened[0][1]
     assert (config.draft, config.budget, config.block, config.max_ctx) == ("none", 22, 8, 512)
     assert (config.math, config.kv_type, config.threads) == ("exact", "f16", 2)
-    assert config.ngram == "off"
+    assert (config.ngram, config.prefix_bytes) == ("off", 64 << 20)
 
 
 def test_options_not_given_are_left_to_the_engine(draftree, engine):

@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from draftree.core import SamplingParams  # noqa: E402
-from draftree.decode.speculative import SpeculationOptions  # noqa: E402
-from draftree.kernels.cuda.compile import Gpu  # noqa: E402
-from tests.cuda import CudaPlace  # noqa: E402
-from tests.decode.oracle import OracleDrafter, check_lossless, count_kinds, run_plain  # noqa: E402
-from tests.tiny import tiny_path  # noqa: E402
+from draftree.core import SamplingParams
+from draftree.decode.speculative import SpeculationOptions
+from draftree.kernels.cuda.compile import Gpu
+from tests.cuda import CudaPlace
+from tests.decode.oracle import OracleDrafter, check_lossless, count_kinds, run_plain
+from tests.tiny import tiny_path
 
 NUM_TOKENS = {"emulated": 12, "card": 200}
 BUDGETS = (8, 22, 40)

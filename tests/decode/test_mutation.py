@@ -28,6 +28,7 @@ from draftree.kernels.cpu.step import Step
 from tests.decode import test_frequencies as frequencies
 from tests.decode import test_lossless as lossless
 from tests.decode import test_speculative as rounds
+from tests.decode import test_speculative_constrained as constrained
 from tests.decode.oracle import OracleDrafter, RandomDrafter, check_lossless, run_plain
 from tests.decode.table import TableTarget
 from tests.made import DRAFT_FEATURE_LAYERS
@@ -54,6 +55,10 @@ def _random_drafts() -> None:
     plain = run_plain(target, (9, 4, 77), SamplingParams(temperature=0.7, seed=5), 12)
     drafter = RandomDrafter(target.state, target.model.vocab_size, 1)
     check_lossless(target, plain, drafter, lossless.fixed(8))
+
+
+def _constrained(num_logprobs: int | None) -> None:
+    constrained.check_constrained(TableTarget(constrained.TABLE), "warm", num_logprobs)
 
 
 def _features() -> None:
@@ -205,6 +210,14 @@ def _a_sibling_instead(patch: Patch) -> None:
     patch.setattr(speculative, "accept", mutated)
 
 
+def _scores_of_the_root(patch: Patch) -> None:
+    def mutated(*args: Any) -> Accepted:
+        found = accept(*args)
+        return replace(found, scores=found.scores[:1] * len(found.scores))
+
+    patch.setattr(speculative, "accept", mutated)
+
+
 @dataclass(frozen=True)
 class Mutation:
     mutate: Callable[[Patch], None]
@@ -212,6 +225,7 @@ class Mutation:
     caught_by: str
 
 
+_CONSTRAINED = "tests/decode/test_speculative_constrained.py::test_lossless"
 _LOSSLESS = "tests/decode/test_lossless.py::test_oracle_drafts"
 MUTATIONS = {
     "ancestor mask ignores parents": Mutation(
@@ -269,6 +283,12 @@ MUTATIONS = {
     ),
     "a sibling is accepted": Mutation(
         _a_sibling_instead, lambda: _oracle_drafts("llama"), _LOSSLESS
+    ),
+    "grammar moved after the round": Mutation(
+        _penalties_after_the_round, lambda: _constrained(None), _CONSTRAINED
+    ),
+    "log-probabilities of the root": Mutation(
+        _scores_of_the_root, lambda: _constrained(3), _CONSTRAINED
     ),
 }
 

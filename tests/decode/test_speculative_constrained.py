@@ -58,9 +58,7 @@ def target(request: pytest.FixtureRequest) -> Target:
     return open_target(tiny_path(request.param), num_threads=1)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("num_logprobs", [None, 3])
-def test_lossless(target: Target, sampling: str, num_logprobs: int | None) -> None:
+def check_constrained(target: Target, sampling: str, num_logprobs: int | None) -> Counter[str]:
     kinds: Counter[str] = Counter()
     vocab_size = target.model.vocab_size
     for seed in (1, 2):
@@ -76,6 +74,13 @@ def test_lossless(target: Target, sampling: str, num_logprobs: int | None) -> No
                 rounds = check_lossless(target, plain, drafter, fixed(budget), new_sampler=make)
                 kinds += count_kinds(rounds)
                 kinds["forced"] += sum(TokenSource.GRAMMAR in r.tree.sources for r in rounds)
+    return kinds
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("num_logprobs", [None, 3])
+def test_lossless(target: Target, sampling: str, num_logprobs: int | None) -> None:
+    kinds = check_constrained(target, sampling, num_logprobs)
     wanted = ("zero", "partial", "whole", "sibling", "moved", "forced")
     assert all(kinds[kind] > 0 for kind in wanted), kinds
 

@@ -25,7 +25,8 @@ HOT = SamplingParams(temperature=3.0, seed=4)
 
 def _open(**options: int | str) -> TokenEngine:
     """A hybrid model and a draft; a fixed budget makes every round repeatable."""
-    settings = {"budget": 15, "ngram": "off", "max_ctx": MAX_CTX, "threads": 1, "math": "exact"}
+    settings = {"budget": 15, "ngram": "off", "max_ctx": MAX_CTX, "threads": 1}
+    settings |= {"math": "exact", "prefix_bytes": 0}
     config = EngineConfig(**{**settings, **options})
     return TokenEngine.open(tiny_path("qwen35-mtp"), config, make_draft())
 

@@ -1,0 +1,221 @@
+"""Messages and what is asked of the reply to them -> a prompt, a grammar and a reader.
+
+Chooses the tool dialect from the model's template, turns thinking on or off by the template's own
+switches, and states formats and forced calls as one grammar over tokens. Knows no engine.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from draftree.core import TokenGrammar
+from draftree.errors import GrammarError, TokenizerError
+from draftree.text.constraint import CallTrigger, Reasoning, ReplyGrammar
+from draftree.text.grammar import Cursor, GrammarCompiler, ResponseFormat, json_rule
+from draftree.text.reply import ReplyReader
+from draftree.text.segments import Segments
+from draftree.text.template import ChatTemplate
+from draftree.text.tokenizer import Tokenizer
+from draftree.text.tools.choice import choose_dialect, lists_tools, spell_out
+from draftree.text.tools.dialect import Message, Tool, ToolDialect, read_tools
+
+OPENING, CLOSING = "<think>", "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyOptions:
+    """What is asked of a reply. thinking: None leaves it to the template."""
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: str | Mapping[str, Any] = "auto"
+    is_parallel: bool = True  # more than one call may be made
+    response_format: ResponseFormat | None = None
+    thinking: bool | None = None
+    thinking_budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One reply to be written."""
+
+    prompt_ids: tuple[int, ...]
+    grammar: TokenGrammar | None
+    is_reasoning: bool  # the prompt has opened the reasoning
+    calls: "CallPlan | None"
+
+    def new_reader(self, stop: Sequence[str] = ()) -> ReplyReader:
+        calls = self.calls
+        return ReplyReader(
+            segments=Segments(is_reasoning=self.is_reasoning, opening=OPENING, closing=CLOSING),
+            stop=stop,
+            parser=calls.dialect.new_parser(calls.tools, calls.is_trusted) if calls else None,
+            is_single=calls is not None and not calls.is_parallel,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """Which calls a reply may hold."""
+
+    dialect: ToolDialect
+    tools: tuple[Tool, ...]
+    is_forced: bool
+    is_parallel: bool
+    is_trusted: bool = False  # they follow a grammar
+
+
+class _Prompt(NamedTuple):
+    text: str
+    is_open: bool  # it ends with the opening tag
+    may_think: bool
+
+
+class TurnPlanner:
+    """What one model's tokenizer and template make of conversations."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._compiler = GrammarCompiler(tokenizer)
+        self._template: ChatTemplate | None = None
+
+    @property
+    def can_think(self) -> bool:
+        template = self._tokenizer.chat_template or ""
+        return OPENING in template or CLOSING in template
+
+    def plan(self, messages: Sequence[Message], options: ReplyOptions | None = None) -> Turn:
+        options = options or ReplyOptions()
+        tools = read_tools(options.tools)
+        calls = self._plan_calls(tools, options)
+        prompt = self._write_prompt(messages, tools, calls, options)
+        reasoning = None
+        if prompt.may_think or options.thinking_budget is not None:
+            reasoning = Reasoning(OPENING, CLOSING, prompt.is_open, options.thinking_budget)
+        content = self._content(options.response_format, calls, prompt.may_think)
+        trigger = self._trigger(calls) if content is None else None
+        grammar = None
+        if content or trigger or options.thinking_budget is not None:
+            grammar = ReplyGrammar(
+                self._tokenizer, reasoning=reasoning, content=content, trigger=trigger
+            )
+        if calls and (content or trigger):
+            calls = replace(calls, is_trusted=True)
+        ids = self._tokenizer.encode_chat(prompt.text)
+        return Turn(tuple(ids), grammar, prompt.is_open, calls)
+
+    def encode(self, messages: Sequence[Message], options: ReplyOptions) -> list[int]:
+        """The prompt of the turn alone."""
+        tools = read_tools(options.tools)
+        calls = self._plan_calls(tools, options)
+        return self._tokenizer.encode_chat(self._write_prompt(messages, tools, calls, options).text)
+
+    def constrain(self, response_format: ResponseFormat) -> TokenGrammar:
+        """For a text that is continued without a conversation."""
+        rules = f"start: content\n{response_format.write_rules('content')}"
+        return ReplyGrammar(self._tokenizer, content=self._compiler.compile(rules))
+
+    def _write_prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        calls: "CallPlan | None",
+        options: ReplyOptions,
+    ) -> "_Prompt":
+        thinking = options.thinking
+        if not messages:
+            raise TokenizerError("There is no message to answer.")
+        if thinking and not self.can_think:
+            raise ValueError("thinking was asked for, but this model's template knows no reasoning")
+        if options.thinking_budget is not None and options.thinking_budget < 0:
+            raise ValueError("thinking_budget must be 0 or more")
+        text = self._render(messages, tools if calls else (), thinking)
+        has_content = options.response_format is not None or (calls is not None and calls.is_forced)
+        if has_content and self._tokenizer.find(CLOSING) is None:
+            thinking = False  # a format cannot begin right behind a tag of several tokens
+        is_open = text.rstrip().endswith(OPENING)
+        if is_open and thinking is False:
+            text, is_open = f"{text.rstrip()}\n\n{CLOSING}\n\n", False
+        is_closed = thinking is False or text.rstrip().endswith(CLOSING)
+        return _Prompt(text, is_open, may_think=self.can_think and not is_closed)
+
+    def _plan_calls(self, tools: tuple[Tool, ...], options: ReplyOptions) -> CallPlan | None:
+        wanted = options.tool_choice
+        allowed, is_forced = tools, wanted == "required"
+        if isinstance(wanted, Mapping):
+            function = wanted.get("function", wanted)
+            name = function.get("name") if isinstance(function, Mapping) else None
+            allowed, is_forced = tuple(tool for tool in tools if tool.name == name), True
+            if not allowed:
+                raise ValueError(f"tool_choice names {name!r}, which is not among the tools")
+        elif wanted not in ("auto", "none", "required"):
+            raise ValueError('tool_choice must be "auto", "none", "required" or name a function')
+        if is_forced and not tools:
+            raise ValueError("tool_choice asks for a call, but there are no tools")
+        if not tools or wanted == "none":
+            return None
+        return CallPlan(self._dialect(), allowed, is_forced, options.is_parallel)
+
+    def _dialect(self) -> ToolDialect:
+        has_tag = self._tokenizer.find("<tool_call>") is not None
+        return choose_dialect(self._chat_template().source, has_tag)
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Tool], thinking: bool | None
+    ) -> str:
+        template = self._chat_template()
+        switches: dict[str, Any] = (
+            {} if thinking is None else {"enable_thinking": thinking, "thinking": thinking}
+        )
+        if lists_tools(template.source):
+            definitions = [tool.definition for tool in tools]
+            return template.render(messages, tools=definitions, **switches)
+        return template.render(spell_out(messages, tools, self._dialect()), **switches)
+
+    def _content(
+        self, response_format: ResponseFormat | None, calls: CallPlan | None, may_think: bool
+    ) -> Cursor | None:
+        """The grammar of all that follows the reasoning, if it is decided beforehand."""
+        if response_format is None and (calls is None or not calls.is_forced):
+            return None
+        parts, rules = [], ""
+        if calls is not None:
+            parts.append("calls" if calls.is_parallel else "call")
+            rules += calls.dialect.write_rules(calls.tools, self._schemas(calls.tools))
+        if response_format is not None and not (calls and calls.is_forced):
+            parts.append("content")
+            rules += response_format.write_rules("content")
+        # What a reply may begin with, and what readers do not see.
+        lead = '" "? ' if self._tokenizer.prefixes_space else ""
+        lead += r'"\n"? "\n"? ' if may_think else ""
+        return self._compiler.compile(f"start: {lead}({' | '.join(parts)})\n{rules}")
+
+    def _trigger(self, calls: CallPlan | None) -> CallTrigger | None:
+        """Text is free until a call begins, where that can be told by one token."""
+        token = self._tokenizer.find(calls.dialect.opening) if calls else None
+        if calls is None or token is None:
+            return None
+        rules = calls.dialect.write_rules(calls.tools, self._schemas(calls.tools))
+        call = self._compiler.compile(f"start: call_body\n{rules}")
+        return CallTrigger(token, call, is_single=not calls.is_parallel)
+
+    def _schemas(self, tools: Sequence[Tool]) -> list[Mapping[str, Any]]:
+        """Of arguments; what the grammar cannot state is left out, unless a tool is strict."""
+        return [self._schema(tool) for tool in tools]
+
+    def _schema(self, tool: Tool) -> Mapping[str, Any]:
+        if tool.is_strict:
+            schema = tool.parameters
+        else:
+            schema = {**tool.parameters, "x-guidance": {"lenient": True}}
+        try:
+            self._compiler.compile(json_rule("start", schema))
+        except GrammarError as error:
+            if tool.is_strict:
+                raise GrammarError(f"The parameters of the tool {tool.name!r}: {error}") from None
+            return {"type": "object"}
+        return schema
+
+    def _chat_template(self) -> ChatTemplate:
+        if self._template is None:
+            self._template = ChatTemplate.for_tokenizer(self._tokenizer)
+        return self._template
