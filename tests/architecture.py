@@ -42,7 +42,7 @@ ALLOWED_IMPORTS = {
     "chat": ("engine", "text", "config", "core", "errors"),
     "serve": ("chat", "text", "core", "errors"),
     "train": ("engine", "models", "state", "weights", "kernels.quant", "text", "core", "errors"),
-    "bench": ("chat", "engine", "kernels", "config", "core"),
+    "bench": ("chat", "engine", "decode", "prefill", "kernels", "config", "core"),
     "cli": (
         *("", "errors", "env", "core", "kernels", "weights", "text", "config", "state", "layers"),
         *("models", "decode", "prefill", "engine", "chat", "serve", "train", "bench"),

@@ -3,6 +3,7 @@
 from draftree.bench.bar import CODER, SMOLLM2
 from draftree.bench.decode import DecodeMeasures
 from draftree.bench.memory import MemoryMeasures
+from draftree.bench.card import CardMeasures, Equality
 from draftree.bench.multiturn import MultiturnMeasures
 from draftree.bench.operation import Shares, group_kernels
 from draftree.bench.parity import Agreement, Disagreement, Noise, Noises, ParityMeasures
@@ -80,7 +81,19 @@ def multiturn():
     )
 
 
+def card():
+    def by(keys, unit):
+        return {str(key): summarize([float(key)], unit) for key in keys}
+
+    return CardMeasures(
+        *("A card", summarize([9.0], "s"), 21.0, summarize([21.5], "GiB"), 22.35),
+        *(by((512, 65536), "tok/s"), by((512, 65536), "ms"), by((1, 24), "ms")),
+        *(by((2048, 13312), "tok/s"), {"greedy": Equality(200, 3, 3, 1.5)}),
+    )
+
+
 SETTINGS = {
+    "card": {"rounds": 3, "memory": 22.35, "shape": "27b"},
     "peers": PeerOptions(2, 3).settings(),
     "decode": {"threads": 2, "rounds": 3},
     "prefill": {"threads": 2, "rounds": 3},
