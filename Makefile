@@ -38,6 +38,7 @@ bench: model ## Measure everything beside llama.cpp, write results/*.json and do
 
 docs: setup ## Regenerate the generated pages
 	$(BIN)/python -m draftree.cli.reference > docs/cli.md
+	$(BIN)/python -m draftree.serve.reference > docs/http.md
 
 setup: $(STAMP) ## Build .venv with the exact versions of constraints.txt
 

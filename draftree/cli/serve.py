@@ -1,0 +1,147 @@
+"""`draftree serve`: an HTTP server that speaks the protocols of OpenAI's clients.
+
+Where to connect goes to stderr, and so do the logs, one JSON object a line.
+"""
+
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from draftree import __version__, env
+from draftree.cli.option import Model, Settings, with_settings
+
+if TYPE_CHECKING:
+    import socket
+
+    from draftree.serve.service import ServeOptions
+
+_LOCAL: Final = ("127.0.0.1", "::1", "localhost")
+_ANY: Final = ("0.0.0.0", "::")
+
+
+def _server(help_text: str, *names: str, **details: Any) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel="Server", **details)
+
+
+def _several(help_text: str) -> Any:
+    return _server(f"{help_text}; may be given several times.", show_default=False)
+
+
+@functools.partial(with_settings, is_engine_only=True)
+def serve(
+    settings: Settings,
+    model: Model = None,
+    host: Annotated[str, _server("Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, _server("0 takes a free one.", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        list[str] | None, _several("Key that clients must send, or DRAFTREE_API_KEY")
+    ] = None,
+    alias: Annotated[list[str] | None, _several("Another name for the model")] = None,
+    temperature: Annotated[float, _server("For requests that give none.", min=0.0, max=2.0)] = 1.0,
+    cors: Annotated[list[str] | None, _several("Origin whose pages may connect, or *")] = None,
+    queue: Annotated[int, _server("Most requests at a time, waiting or running.", min=1)] = 256,
+    queue_per_client: Annotated[int, _server("Of those, most of one client.", min=1)] = 64,
+    max_body: Annotated[int, _server("Longest request, in MiB.", min=1)] = 32,
+    grace: Annotated[
+        float, _server("Seconds that a reply may go on when the server is stopped.", min=0.0)
+    ] = 10.0,
+    log_prompts: Annotated[
+        bool, _server("Write requests to the log, with their text.", "--log-prompts")
+    ] = False,
+    daemon: Annotated[
+        bool, _server("Go on in the background; `draftree stop` ends it.", "--daemon")
+    ] = False,
+) -> None:
+    """Serve a model over HTTP."""
+    name = settings.choose_model(model)
+    settings.read_config()
+    from draftree.serve.service import ServeOptions
+
+    options = ServeOptions(
+        model_id=Path(name).stem if name.endswith(".gguf") else name,
+        version=__version__,
+        aliases=tuple(alias or ()),
+        api_keys=tuple(api_key or ()) or env.api_keys(),
+        cors_origins=tuple(cors or ()),
+        temperature=temperature,
+        max_queue=queue,
+        max_per_client=queue_per_client,
+        max_body_bytes=max_body * 2**20,
+        grace_s=grace,
+        log_prompts=log_prompts,
+    )
+    from draftree.serve.server import bind
+
+    listener = bind(host, port)
+    if daemon:
+        _serve_in_background(settings, name, options, listener)
+    else:
+        _serve(settings, name, options, listener)
+
+
+def _serve(
+    settings: Settings, name: str, options: "ServeOptions", listener: "socket.socket"
+) -> None:
+    from draftree.serve.server import serve
+
+    url = _url(listener)
+    host = listener.getsockname()[0]
+    print(f"loading {name}", file=sys.stderr)
+    if host not in _LOCAL and not options.api_keys:
+        print(f"anyone who can reach {host} may use this server: no --api-key", file=sys.stderr)
+    serve(
+        functools.partial(settings.open_engine, name),
+        options,
+        listener,
+        on_ready=lambda: print(_instructions(url, options), file=sys.stderr, flush=True),
+    )
+
+
+def _serve_in_background(
+    settings: Settings, name: str, options: "ServeOptions", listener: "socket.socket"
+) -> None:
+    from draftree.cli.daemon import Background, detach, pid_file, server_folder
+
+    port = listener.getsockname()[1]
+    log_path = server_folder() / f"{port}.log"
+    report = detach(log_path)
+    if report is None:
+        print(_instructions(_url(listener), options), file=sys.stderr)
+        print(f"log: {log_path}; `draftree stop --port {port}` ends it", file=sys.stderr)
+        return
+    from draftree.serve.server import serve
+
+    server = Background(os.getpid(), port, _url(listener), options.model_id, str(log_path))
+    try:
+        with pid_file(server):
+            serve(
+                functools.partial(settings.open_engine, name),
+                options,
+                listener,
+                on_ready=lambda: report("ready"),
+            )
+    except Exception as error:
+        report(str(error))
+        raise
+
+
+def _url(listener: "socket.socket") -> str:
+    host, port = listener.getsockname()[:2]
+    host = "127.0.0.1" if host in _ANY else host
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _instructions(url: str, options: "ServeOptions") -> str:
+    key = "the API key" if options.api_keys else "anything"
+    header = " -H 'Authorization: Bearer KEY'" if options.api_keys else ""
+    message = '{"role": "user", "content": "Hello"}'
+    return (
+        f"{options.model_id} is ready at {url}\n"
+        f"  OpenAI clients: base URL {url}/v1, key {key}, model {options.model_id}\n"
+        f"  try: curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\\n"
+        f"""    -d '{{"model": "{options.model_id}", "messages": [{message}]}}'"""
+    )

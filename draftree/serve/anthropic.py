@@ -1,0 +1,210 @@
+"""The Anthropic API: messages and the count of their tokens. Translation only.
+
+In: HTTP requests. Out: calls on the engine, and a Wire that writes the reply.
+"""
+
+import asyncio
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from draftree.errors import DraftreeError
+from draftree.serve.anthropic_fields import (
+    AnyChoice,
+    AssistantTurn,
+    ClientTool,
+    CountRequest,
+    MessagesRequest,
+    NoChoice,
+    PromptFields,
+    TextBlock,
+    ThinkingBlock,
+    ThinkingDisabled,
+    ThinkingEnabled,
+    ToolChoice,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+)
+from draftree.serve.anthropic_reply import MessageOptions, MessageWire
+from draftree.serve.body import describe_body, read_body
+from draftree.serve.conversation import (
+    EFFORT_BUDGETS,
+    Conversation,
+    ask,
+    check_tools,
+    choose_sampling,
+    describe_tool,
+)
+from draftree.serve.observed import ObservedCall
+from draftree.serve.reply import answer
+from draftree.serve.service import Service
+from draftree.serve.statistics import wants_statistics
+from draftree.serve.thread import explain
+from draftree.serve.wire import ApiError
+from draftree.text.grammar import FormatKind, ResponseFormat
+
+if TYPE_CHECKING:
+    from draftree.chat import Engine
+
+MODELS: Final = (MessagesRequest, CountRequest)
+_NOT_FOR_THE_MODEL: Final = "x-anthropic-"  # says who pays, and differs between requests
+
+
+def make_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/messages", openapi_extra=describe_body(MessagesRequest))
+    async def messages(request: Request) -> Response:
+        body = await read_body(request, service, MessagesRequest)
+        service.check_model(body.model)
+        check(body, service.check_ready())
+        request.state.user = body.metadata.user_id if body.metadata else None
+        call = make_call(body, service.options.temperature)
+        wire = MessageWire(_reply_options(request, body), call)
+        return await answer(
+            request,
+            service,
+            [call],
+            wire,
+            is_stream=bool(body.stream),
+            prompt_field="messages",
+        )
+
+    @router.post("/v1/messages/count_tokens", openapi_extra=describe_body(CountRequest))
+    async def count_tokens(request: Request) -> dict[str, int]:
+        body = await read_body(request, service, CountRequest)
+        service.check_model(body.model)
+        engine = service.check_ready()
+        check(body, engine)
+        try:
+            return {"input_tokens": await asyncio.to_thread(_count, engine, body)}
+        except (DraftreeError, ValueError) as error:
+            raise explain(error, engine) from error
+
+    return router
+
+
+def check(body: PromptFields, engine: "Engine") -> None:
+    """What no single field can tell."""
+    choice, thinking = body.tool_choice, body.thinking
+    names = [tool.name for tool in body.tools or ()]
+    chosen = choice.name if isinstance(choice, ToolChoice) else None
+    check_tools(names, chosen, is_forced=isinstance(choice, AnyChoice))
+    if isinstance(body.messages[-1], AssistantTurn):
+        sentence = "messages: the last one is the assistant's; replies cannot be begun for it here."
+        raise ApiError(400, sentence, param="messages")
+    if isinstance(thinking, ThinkingEnabled):
+        if not engine.can_think:
+            sentence = "thinking is not supported by this model; `adaptive` is taken by every one."
+            raise ApiError(400, sentence, param="thinking", code="unsupported_field")
+        if isinstance(body, MessagesRequest) and thinking.budget_tokens >= body.max_tokens:
+            sentence = "thinking.budget_tokens must be less than max_tokens."
+            raise ApiError(400, sentence, param="thinking.budget_tokens")
+
+
+def make_call(body: MessagesRequest, temperature: float) -> ObservedCall:
+    choice = body.tool_choice
+    if body.temperature is not None:
+        temperature = body.temperature
+    call = partial(
+        ask,
+        conversation=read_conversation(body),
+        tools=_tools(body),
+        tool_choice=_tool_choice(body),
+        parallel_tool_calls=not getattr(choice, "disable_parallel_tool_use", None),
+        response_format=_response_format(body),
+        thinking=_thinking(body),
+        thinking_budget=_thinking_budget(body),
+        max_tokens=body.max_tokens,
+        sampling=choose_sampling(temperature, body.top_p, body.top_k),
+    )
+    return ObservedCall(call, body.stop_sequences or ())
+
+
+def read_conversation(body: PromptFields) -> Conversation:
+    conversation = Conversation()
+    for text in _texts(body.system):
+        if not text.startswith(_NOT_FOR_THE_MODEL):
+            conversation.add_text("system", text)
+    for turn in body.messages:
+        _add_turn(conversation, turn)
+    return conversation
+
+
+def _add_turn(conversation: Conversation, turn: Turn) -> None:
+    if isinstance(turn.content, str):
+        conversation.add_text(turn.role, turn.content)
+        return
+    for block in turn.content:
+        match block:
+            case TextBlock():
+                conversation.add_text(turn.role, block.text)
+            case ThinkingBlock():
+                conversation.add_reasoning(block.thinking)
+            case ToolUseBlock():
+                arguments = json.dumps(block.input, ensure_ascii=False)
+                conversation.add_call(block.id, block.name, arguments)
+            case ToolResultBlock():
+                text = "\n".join(_texts(block.content))
+                text = f"Error: {text}" if block.is_error else text
+                conversation.add_result(block.tool_use_id, text)
+
+
+def _texts(content: str | list[TextBlock] | None) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [block.text for block in content or ()]
+
+
+def _count(engine: "Engine", body: CountRequest) -> int:
+    messages = read_conversation(body).messages
+    return len(engine.encode_chat(messages, tools=_tools(body), thinking=_thinking(body)))
+
+
+def _tools(body: PromptFields) -> list[dict[str, Any]] | None:
+    if not body.tools or isinstance(body.tool_choice, NoChoice):
+        return None
+    return [_tool(tool) for tool in body.tools]
+
+
+def _tool(tool: ClientTool) -> dict[str, Any]:
+    return describe_tool(tool.name, tool.description, tool.input_schema, tool.strict)
+
+
+def _tool_choice(body: PromptFields) -> str | dict[str, Any]:
+    if isinstance(body.tool_choice, ToolChoice):
+        return {"type": "function", "function": {"name": body.tool_choice.name}}
+    return "required" if isinstance(body.tool_choice, AnyChoice) else "auto"
+
+
+def _thinking(body: PromptFields) -> bool | None:
+    if isinstance(body.thinking, ThinkingEnabled | ThinkingDisabled):
+        return isinstance(body.thinking, ThinkingEnabled)
+    return None
+
+
+def _thinking_budget(body: PromptFields) -> int | None:
+    if isinstance(body.thinking, ThinkingEnabled):
+        return body.thinking.budget_tokens
+    effort = body.output_config.effort if body.output_config else None
+    return EFFORT_BUDGETS.get(effort or "")
+
+
+def _response_format(body: PromptFields) -> ResponseFormat | None:
+    if body.output_config is None or body.output_config.format is None:
+        return None
+    return ResponseFormat(FormatKind.JSON_SCHEMA, body.output_config.format.schema_)
+
+
+def _reply_options(request: Request, body: MessagesRequest) -> MessageOptions:
+    is_asked = body.draftree is not None and body.draftree.stats
+    return MessageOptions(
+        model=body.model,
+        shows_thinking=getattr(body.thinking, "display", None) != "omitted",
+        has_statistics=wants_statistics(request.headers, is_asked),
+    )

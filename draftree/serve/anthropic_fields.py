@@ -1,0 +1,239 @@
+"""The requests of the Anthropic API, field by field: what is honoured, its range, what is refused.
+
+docs/http.md is generated from these models. Knows nothing of replies or of the engine.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from draftree.serve.openai_fields import StatisticsOptions, StopText, ToolName
+from draftree.serve.wire import WireModel, refused
+
+_HINT = "A hint; there is one cache, which finds by content."
+
+
+class CacheControl(WireModel):
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = Field(None, description=_HINT)
+    scope: str | None = Field(None, max_length=100, description=_HINT)
+
+
+class TextBlock(WireModel):
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl | None = Field(None, description=_HINT)
+    citations: None = refused("There are no citations here.")
+
+
+class ThinkingBlock(WireModel):
+    type: Literal["thinking"]
+    thinking: str = Field(description="Passed to the model's template.")
+    signature: str | None = Field(None, description="Not checked: thinking is not signed here.")
+
+
+class RedactedThinkingBlock(WireModel):
+    type: Literal["redacted_thinking"]
+    data: str = Field(description="Left out: only Anthropic can read it.")
+
+
+class DirectCaller(WireModel):
+    type: Literal["direct"]
+
+
+class ToolUseBlock(WireModel):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = Field(None, description=_HINT)
+    caller: DirectCaller | None = Field(None, description="The model, who else.")
+    toolset_name: None = refused("There are no toolsets here.")
+
+
+class ToolResultBlock(WireModel):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = Field(None, description="Shown to the model as `Error:`.")
+    cache_control: CacheControl | None = Field(None, description=_HINT)
+    toolset_name: None = refused("There are no toolsets here.")
+
+
+UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+AssistantBlock = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
+]
+
+
+class UserTurn(WireModel):
+    role: Literal["user"]
+    content: str | list[UserBlock]
+
+
+class AssistantTurn(WireModel):
+    role: Literal["assistant"]
+    content: str | list[AssistantBlock]
+
+
+class SystemTurn(WireModel):
+    role: Literal["system"]
+    content: str | list[TextBlock] = Field(
+        description="After the first messages, shown to the model as the user's text."
+    )
+
+
+Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
+
+
+class ClientTool(WireModel):
+    type: Literal["custom"] | None = Field(None, description="There are no tools of the server's.")
+    name: ToolName
+    input_schema: dict[str, Any] = Field(description="A JSON schema of the arguments.")
+    description: str | None = None
+    strict: bool | None = Field(None, description="Whether arguments must follow the schema.")
+    cache_control: CacheControl | None = Field(None, description=_HINT)
+    eager_input_streaming: Literal[True] | None = Field(
+        None, description="Arguments are sent as they come."
+    )
+    allowed_callers: list[Literal["direct"]] | None = Field(None, description="The model.")
+    defer_loading: Literal[False] | None = refused("All tools are shown to the model.")
+    input_examples: None = refused("Put examples into the description.")
+
+
+class AutoChoice(WireModel):
+    type: Literal["auto"]
+    disable_parallel_tool_use: bool | None = Field(None, description="At most one call.")
+
+
+class AnyChoice(WireModel):
+    type: Literal["any"]
+    disable_parallel_tool_use: bool | None = Field(None, description="Exactly one call.")
+
+
+class ToolChoice(WireModel):
+    type: Literal["tool"]
+    name: ToolName
+    disable_parallel_tool_use: bool | None = Field(None, description="Exactly one call.")
+
+
+class NoChoice(WireModel):
+    type: Literal["none"]
+
+
+Choice = Annotated[AutoChoice | AnyChoice | ToolChoice | NoChoice, Field(discriminator="type")]
+Display = Literal["summarized", "omitted"]
+
+
+class ThinkingEnabled(WireModel):
+    type: Literal["enabled"]
+    budget_tokens: int = Field(
+        ge=1, le=2**31, description="End thinking after this many tokens; below max_tokens."
+    )
+    display: Display | None = Field(
+        None, description="`omitted` leaves its text out; otherwise it is sent as it is."
+    )
+
+
+class ThinkingAdaptive(WireModel):
+    type: Literal["adaptive"]
+    display: Display | None = Field(
+        None, description="`omitted` leaves its text out; otherwise it is sent as it is."
+    )
+
+
+class ThinkingDisabled(WireModel):
+    type: Literal["disabled"]
+
+
+Thinking = Annotated[
+    ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled, Field(discriminator="type")
+]
+
+
+class JsonOutput(WireModel):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(WireModel):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
+        None, description="`low` and `medium` end thinking after 1024 and 4096 tokens."
+    )
+    format: JsonOutput | None = Field(None, description="A schema that the text then follows.")
+
+
+class ClearThinking(WireModel):
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"] = Field(description="Nothing is cleared here.")
+
+
+class ContextManagement(WireModel):
+    edits: list[ClearThinking] | None = Field(None, max_length=8)
+
+
+class PromptFields(WireModel):
+    """What messages and their count share."""
+
+    model: str = Field(max_length=1000, description="As /v1/models lists it; others are a 404.")
+    messages: list[Turn] = Field(
+        min_length=1, description="Text, calls and their results; the last is not the assistant's."
+    )
+    system: str | list[TextBlock] | None = Field(
+        None, description="Instructions. A block that begins with `x-anthropic-` is left out."
+    )
+    tools: list[ClientTool] | None = Field(
+        None, max_length=512, description="Tools of the client; there are none of the server's."
+    )
+    tool_choice: Choice | None = Field(
+        None, description="`auto`, `any`, `tool` or `none`; needs tools."
+    )
+    thinking: Thinking | None = Field(
+        None,
+        description="`enabled` needs a model that thinks; `adaptive`, as without the field, leaves "
+        "it to the model.",
+    )
+    output_config: OutputConfig | None = Field(None, description="Effort and format.")
+    cache_control: CacheControl | None = Field(None, description=_HINT)
+    context_management: ContextManagement | None = Field(
+        None, description="Only edits that keep everything: nothing is cleared here."
+    )
+    speed: Literal["standard"] | None = refused("There is one speed.")
+    user_profile_id: None = refused("There are no profiles here.")
+    workspace_id: None = refused("There are no workspaces here.")
+
+
+class RequestMetadata(WireModel):
+    user_id: str | None = Field(None, max_length=1000, description="Written to the log.")
+
+
+class MessagesRequest(PromptFields):
+    """POST /v1/messages"""
+
+    max_tokens: int = Field(ge=1, le=2**31, description="Most tokens of a reply.")
+    stream: bool | None = Field(None, description="Send events as the text comes.")
+    temperature: float | None = Field(
+        None, ge=0, le=2, description="0 is greedy; if not given, what the server was started with."
+    )
+    top_p: float | None = Field(None, ge=0, le=1, description="Nucleus sampling; 1 is off.")
+    top_k: int | None = Field(None, ge=0, description="Keep the k likeliest tokens; 0 is off.")
+    stop_sequences: list[StopText] | None = Field(
+        None, max_length=64, description="End before any of these texts; the reply says which."
+    )
+    metadata: RequestMetadata | None = Field(None, description="Who asks.")
+    draftree: StatisticsOptions | None = Field(None, description="What only this server has.")
+    service_tier: Literal["auto", "standard_only"] | None = refused(
+        "There is one tier; auto and standard_only both mean it."
+    )
+    container: None = refused("There are no containers here.")
+    mcp_servers: None = refused("Connect to them yourself, and pass their tools on.")
+    inference_geo: None = refused("This is where it runs.")
+    diagnostics: None = refused("Ask for statistics instead.")
+    compaction: None = refused("Nothing is compacted here.")
+    fallbacks: None = refused("There is one model.")
+    fallback_credit_token: None = refused("There is one model.")
+    thread: None = refused("Nothing is stored here.")
+
+
+class CountRequest(PromptFields):
+    """POST /v1/messages/count_tokens"""

@@ -1,0 +1,185 @@
+"""The application: routes of every API, and what all requests pass through on their way.
+
+In: a Service. Out: an ASGI application with /health, /metrics and the APIs. Who asks, how errors
+look, what is counted and logged is decided here and nowhere else.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, Final
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from draftree.serve import openai, page
+from draftree.serve.access import client_name
+from draftree.serve.log import log_event
+from draftree.serve.openai_reply import render_error
+from draftree.serve.service import Service
+from draftree.serve.thread import State
+from draftree.serve.wire import ApiError, schema_of
+
+APIS: Final = (openai, page)
+# Where errors are not written as OpenAI does: the beginning of a path, and how.
+ERROR_STYLES: Final[tuple[tuple[str, Callable[[ApiError], dict[str, Any]]], ...]] = ()
+OPEN_PATHS: Final = ("/health", *page.PATHS)
+_ERRORS: Final = {
+    400: "A field is unknown, refused or out of range; the error names it.",
+    401: "The API key is missing or wrong.",
+    404: "There is no such model.",
+    413: "The body is too long.",
+    415: "The body is not JSON.",
+    429: "The client has too many requests here already; Retry-After says when to come back.",
+    503: "The queue is full, or the model is being loaded; Retry-After says when to come back.",
+}
+_QUIET_ROUTES: Final = ("/health", "/metrics")  # asked every few seconds by machines
+_CLIENT_LEFT: Final = 499
+_log: Final = logging.getLogger("draftree")
+
+
+def build_app(service: Service) -> FastAPI:
+    app = FastAPI(
+        title="draftree",
+        version=service.options.version,
+        docs_url=None,
+        redoc_url=None,
+        responses={status: {"description": words} for status, words in _ERRORS.items()},
+        exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error},
+    )
+    _add_own_routes(app, service)
+    for api in APIS:
+        app.include_router(api.make_routes(service))
+    app.add_middleware(Gate, service=service)
+    if service.options.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=service.options.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
+    _describe_bodies(app)
+    return app
+
+
+def _add_own_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        is_ready = service.state is State.READY
+        content = {
+            "status": "ok" if is_ready else str(service.state),
+            "model": service.options.model_id,
+            "queue": service.queue.num_waiting,
+            "running": service.num_running,
+        }
+        return JSONResponse(content, 200 if is_ready else 503)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        text = service.metrics.render(service.queue.num_waiting, service.num_running)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+
+class Gate:
+    """Every request: its id and client, its key, its place in the metrics and the log."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start_s = time.perf_counter()
+        request_id = f"req_{uuid.uuid4().hex}"
+        status = _CLIENT_LEFT
+
+        async def note(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        try:
+            self._admit(scope, state)
+            await self._app(scope, receive, note)
+        except ApiError as error:
+            await _error_response(scope["path"], error)(scope, receive, note)
+        except Exception:
+            _log.exception("internal error", extra={"fields": {"id": request_id}})
+            if status == _CLIENT_LEFT:
+                bug = ApiError(500, "Internal error.", kind="server_error")
+                await _error_response(scope["path"], bug)(scope, receive, note)
+        finally:
+            self._count(scope, status, time.perf_counter() - start_s)
+
+    def _admit(self, scope: Scope, state: dict[str, Any]) -> None:
+        address = scope["client"][0] if scope.get("client") else None
+        key_index = self._service.keys.find(Headers(scope=scope))
+        state["client"] = client_name(-1 if key_index is None else key_index, address)
+        if key_index is None and scope["path"] not in OPEN_PATHS:
+            sentence = "The API key is missing or wrong; send it as `Authorization: Bearer KEY`."
+            raise ApiError(401, sentence, kind="authentication_error", code="invalid_api_key")
+
+    def _count(self, scope: Scope, status: int, duration_s: float) -> None:
+        state = scope["state"]
+        status = _CLIENT_LEFT if state.get("has_left") else status
+        route = getattr(scope.get("route"), "path", "other")
+        self._service.metrics.count_request(route, status, duration_s)
+        if route in _QUIET_ROUTES and status == 200:
+            return
+        log_event(
+            "request",
+            id=state["request_id"],
+            client=state.get("client"),
+            method=scope["method"],
+            route=route,
+            status=status,
+            ms=round(1000 * duration_s, 1),
+            **({"user": state["user"]} if state.get("user") else {}),
+        )
+
+
+def _error_response(path: str, error: ApiError) -> JSONResponse:
+    write = next((style for start, style in ERROR_STYLES if path.startswith(start)), render_error)
+    return JSONResponse(write(error), error.status, error.headers)
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _error_response(request.url.path, error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    sentence = f"{error.detail}: {request.method} {request.url.path}."
+    response = _error_response(request.url.path, ApiError(error.status_code, sentence))
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _describe_bodies(app: FastAPI) -> None:
+    """Bodies are checked by our own hand, so FastAPI has to be told what they look like."""
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = make()
+            models = (model for api in APIS for model in api.MODELS)
+            schema.setdefault("components", {}).setdefault("schemas", {}).update(schema_of(models))
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

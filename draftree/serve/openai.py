@@ -1,0 +1,320 @@
+"""The OpenAI API: models, chat completions, text completions. Translation only.
+
+In: HTTP requests. Out: calls on the engine, and a Wire that writes the reply.
+"""
+
+import secrets
+import time
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from draftree.core import SamplingParams
+from draftree.errors import GrammarError, TokenizerError
+from draftree.serve.body import describe_body, read_body
+from draftree.serve.length import check_length
+from draftree.serve.openai_fields import (
+    ChatRequest,
+    CompletionRequest,
+    JsonSchemaFormat,
+    Message,
+    NamedToolChoice,
+    SamplingFields,
+    TextFormat,
+)
+from draftree.serve.openai_reply import ChatWire, CompletionWire, ReplyOptions
+from draftree.serve.queue import Call
+from draftree.serve.reply import Wire, answer
+from draftree.serve.rounds import show_rounds
+from draftree.serve.service import Service
+from draftree.serve.statistics import wants_statistics
+from draftree.serve.wire import ApiError
+from draftree.text.grammar import FormatKind, ResponseFormat
+
+if TYPE_CHECKING:
+    from draftree.chat import Engine, Generation
+
+MODELS: Final = (ChatRequest, CompletionRequest)
+_EFFORT_BUDGETS: Final = {"minimal": 256, "low": 1024, "medium": 4096}
+_SEED_MASK: Final = 2**63 - 1
+_TINY_TOP_P: Final = 1e-9  # keeps the likeliest token alone, as 0 does
+
+
+def make_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/models")
+    async def list_models() -> dict[str, Any]:
+        names = (service.options.model_id, *service.options.aliases)
+        return {"object": "list", "data": [_describe_model(service, name) for name in names]}
+
+    @router.get("/v1/models/{name:path}")
+    async def show_model(name: str) -> dict[str, Any]:
+        service.check_model(name)
+        return _describe_model(service, name)
+
+    @router.post("/v1/chat/completions", openapi_extra=describe_body(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        body = await read_body(request, service, ChatRequest)
+        service.check_model(body.model)
+        check_chat(body)
+        request.state.user = body.user or body.safety_identifier
+        options = _reply_options(service, request, body, has_logprobs=bool(body.logprobs))
+        calls = chat_calls(body, service.options.temperature)
+        return await _answer(request, service, body, calls, ChatWire(options), "messages")
+
+    @router.post("/v1/completions", openapi_extra=describe_body(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        body = await read_body(request, service, CompletionRequest)
+        service.check_model(body.model)
+        check_completion(body)
+        request.state.user = body.user
+        prompts = split_prompts(body.prompt)
+        has_logprobs = body.logprobs is not None
+        echoes = _decode_prompts(service.check_ready(), prompts) if body.echo else ()
+        options = _reply_options(
+            service, request, body, has_logprobs, num_prompts=len(prompts), echoes=echoes
+        )
+        calls = completion_calls(body, prompts, service.options.temperature)
+        return await _answer(request, service, body, calls, CompletionWire(options), "prompt")
+
+    return router
+
+
+async def _answer(
+    request: Request,
+    service: Service,
+    body: SamplingFields,
+    calls: list[Call],
+    wire: Wire,
+    prompt_field: str,
+) -> Response:
+    if body.draftree is not None and body.draftree.rounds:
+        calls, wire = show_rounds(calls, wire)
+    is_stream = bool(body.stream)
+    return await answer(
+        request, service, calls, wire, is_stream=is_stream, prompt_field=prompt_field
+    )
+
+
+def check_chat(body: ChatRequest) -> None:
+    """What no single field can tell."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs needs logprobs to be true.", param="top_logprobs")
+    limits = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        sentence = "max_tokens and max_completion_tokens differ; give one of them."
+        raise ApiError(400, sentence, param="max_tokens")
+    names = [tool.function.name for tool in body.tools or ()]
+    if len(names) != len(set(names)):
+        raise ApiError(400, "Two tools have the same name.", param="tools")
+    if not names and body.tool_choice not in (None, "none", "auto"):
+        raise ApiError(400, "tool_choice asks for a call, but there are no tools.", param="tools")
+    choice = body.tool_choice
+    if isinstance(choice, NamedToolChoice) and choice.function.name not in names:
+        sentence = f"tool_choice names {choice.function.name!r}, which is not among the tools."
+        raise ApiError(400, sentence, param="tool_choice")
+    _check_stream(body)
+
+
+def check_completion(body: CompletionRequest) -> None:
+    if body.best_of not in (None, body.n or 1):
+        sentence = "best_of must be the same as n: replies are not ranked here."
+        raise ApiError(400, sentence, param="best_of", code="unsupported_field")
+    if body.echo and body.logprobs is not None:
+        sentence = "logprobs cannot go with echo: prompts are not scored."
+        raise ApiError(400, sentence, param="logprobs", code="unsupported_field")
+    _check_stream(body)
+
+
+def _check_stream(body: SamplingFields) -> None:
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream to be true.", param="stream_options")
+    if body.draftree is not None and body.draftree.rounds and not body.stream:
+        sentence = "draftree.rounds needs stream to be true."
+        raise ApiError(400, sentence, param="draftree.rounds")
+
+
+def chat_calls(body: ChatRequest, temperature: float) -> list[Call]:
+    messages = [_message(message) for message in body.messages]
+    choice = body.tool_choice
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    return [
+        partial(
+            _chat,
+            messages=messages,
+            tools=tools or None,
+            tool_choice=choice.model_dump()
+            if isinstance(choice, NamedToolChoice)
+            else choice or "auto",
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            response_format=_response_format(body),
+            thinking=_thinking(body),
+            thinking_budget=_thinking_budget(body),
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            sampling=sampling,
+            **_shared_options(body),
+        )
+        for sampling in samplings(body, temperature, body.n or 1)
+    ]
+
+
+def completion_calls(
+    body: CompletionRequest, prompts: Sequence[str | list[int]], temperature: float
+) -> list[Call]:
+    """Replies to the first prompt come first."""
+    return [
+        partial(
+            _complete,
+            prompt=prompt,
+            max_tokens=body.max_tokens or 16,
+            logprobs=body.logprobs,
+            sampling=sampling,
+            **_shared_options(body),
+        )
+        for prompt in prompts
+        for sampling in samplings(body, temperature, body.n or 1)
+    ]
+
+
+def samplings(body: SamplingFields, temperature: float, count: int) -> list[SamplingParams]:
+    """One a reply; they differ in the seed, which counts up from the one that was given."""
+    seed = secrets.randbits(63) if body.seed is None else body.seed
+    return [
+        SamplingParams(
+            temperature=temperature if body.temperature is None else body.temperature,
+            top_k=body.top_k or 0,
+            top_p=1.0 if body.top_p is None else max(body.top_p, _TINY_TOP_P),
+            min_p=body.min_p or 0.0,
+            repetition_penalty=body.repetition_penalty or 1.0,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            seed=(seed + index) & _SEED_MASK,
+        )
+        for index in range(count)
+    ]
+
+
+def split_prompts(prompt: str | list[Any]) -> list[str | list[int]]:
+    """A list of numbers is one prompt, a list of anything else is several."""
+    is_one = isinstance(prompt, str) or isinstance(prompt[0], int)
+    return [prompt] if is_one else list(prompt)
+
+
+def _shared_options(body: SamplingFields) -> dict[str, Any]:
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
+    return {"stop": stop, "logit_bias": bias or None}
+
+
+def _chat(
+    engine: "Engine", *, messages: list[dict[str, Any]], max_tokens: int | None, **options: Any
+) -> "Generation":
+    check_length(engine, sum(map(_text_len, messages)))
+    _check_tokens(engine, "logit_bias", options["logit_bias"] or ())
+    if options["thinking"] and not engine.can_think:
+        field = "chat_template_kwargs.enable_thinking"
+        raise ApiError(400, f"{field}: this model cannot think.", param=field)
+    try:
+        return engine.chat(messages, max_tokens=max_tokens or engine.plan.max_ctx, **options)
+    except GrammarError as error:
+        field = "tools" if options["response_format"] is None else "response_format"
+        raise ApiError(400, f"{field}: {error}", param=field, code="invalid_schema") from error
+
+
+def _complete(engine: "Engine", *, prompt: str | list[int], **options: Any) -> "Generation":
+    check_length(engine, len(prompt) if isinstance(prompt, str) else 0)
+    _check_tokens(engine, "logit_bias", options["logit_bias"] or ())
+    _check_tokens(engine, "prompt", () if isinstance(prompt, str) else prompt)
+    return engine.complete(prompt, **options)
+
+
+def _check_tokens(engine: "Engine", field: str, tokens: Iterable[int]) -> None:
+    size = engine.tokenizer.vocab_size
+    unknown = next((token for token in tokens if token >= size), None)
+    if unknown is not None:
+        sentence = f"{field}: there is no token {unknown}; the vocabulary has {size} tokens."
+        raise ApiError(400, sentence, param=field)
+
+
+def _text_len(message: dict[str, Any]) -> int:
+    content = message.get("content") or ""
+    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+
+
+def _message(message: Message) -> dict[str, Any]:
+    plain = message.model_dump(exclude_none=True)
+    if plain["role"] == "developer":
+        plain["role"] = "system"
+    return plain
+
+
+def _thinking(body: ChatRequest) -> bool | None:
+    """Effort limits how long a model thinks, and is no reason to refuse one that does not."""
+    if body.reasoning_effort == "none":
+        return False
+    return body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None
+
+
+def _thinking_budget(body: ChatRequest) -> int | None:
+    if body.thinking_budget is not None:
+        return body.thinking_budget
+    return _EFFORT_BUDGETS.get(body.reasoning_effort or "")
+
+
+def _response_format(body: ChatRequest) -> ResponseFormat | None:
+    wanted = body.response_format
+    if wanted is None or isinstance(wanted, TextFormat):
+        return None
+    if isinstance(wanted, JsonSchemaFormat):
+        return ResponseFormat(FormatKind.JSON_SCHEMA, wanted.json_schema.schema_ or {})
+    return ResponseFormat(FormatKind.JSON_OBJECT)
+
+
+def _decode_prompts(engine: "Engine", prompts: Sequence[str | list[int]]) -> tuple[str, ...]:
+    try:
+        return tuple(
+            prompt if isinstance(prompt, str) else engine.tokenizer.decode(prompt)
+            for prompt in prompts
+        )
+    except TokenizerError as error:
+        raise ApiError(400, str(error), param="prompt") from error
+
+
+def _reply_options(
+    service: Service,
+    request: Request,
+    body: SamplingFields,
+    has_logprobs: bool,
+    *,
+    num_prompts: int = 1,
+    echoes: tuple[str, ...] = (),
+) -> ReplyOptions:
+    has_statistics = wants_statistics(
+        request.headers, body.draftree is not None and body.draftree.stats
+    )
+    return ReplyOptions(
+        model=body.model,
+        created=int(time.time()),
+        fingerprint=service.fingerprint,
+        num_prompts=num_prompts,
+        num_each=body.n or 1,
+        has_logprobs=has_logprobs,
+        has_usage=has_statistics or bool(body.stream_options and body.stream_options.include_usage),
+        has_statistics=has_statistics,
+        echoes=echoes,
+    )
+
+
+def _describe_model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created_s,
+        "owned_by": "draftree",
+    }

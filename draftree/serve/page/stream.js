@@ -1,0 +1,83 @@
+// Requests to the server: JSON in one piece, and replies as a stream of events.
+
+export class ApiError extends Error {
+  constructor(message, status = 0, retryAfter = null) {
+    super(message);
+    this.status = status;
+    this.retryAfter = retryAfter;
+  }
+}
+
+/** An object of the server. key: an API key, or "". */
+export async function getJson(path, key) {
+  const response = await send(path, { headers: headersFor(key) });
+  return response.json();
+}
+
+/** The events of a reply, as objects; ends when the reply does. */
+export async function* ask(body, key, signal) {
+  const response = await send("v1/chat/completions", {
+    method: "POST",
+    headers: { ...headersFor(key), "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  let isDone = false;
+  for await (const data of readEvents(response.body)) {
+    isDone = data === "[DONE]";
+    if (isDone) break;
+    const event = JSON.parse(data);
+    if (event.error) throw new ApiError(event.error.message, 500);
+    yield event;
+  }
+  if (!isDone) throw new ApiError("The server ended the reply in the middle.");
+}
+
+async function send(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The server cannot be reached.");
+  }
+  if (!response.ok) throw await explain(response);
+  return response;
+}
+
+async function explain(response) {
+  const retryAfter = Number(response.headers.get("Retry-After")) || null;
+  try {
+    const { error } = await response.json();
+    return new ApiError(error.message, response.status, retryAfter);
+  } catch {
+    return new ApiError(`The server answered ${response.status}.`, response.status, retryAfter);
+  }
+}
+
+async function* readEvents(stream) {
+  const reader = stream.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (rest + decoder.decode(value, { stream: true })).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        const lines = part.split("\n").filter((line) => line.startsWith("data:"));
+        if (lines.length) yield lines.map((line) => line.slice(5).trimStart()).join("\n");
+      }
+    }
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The connection to the server was lost.");
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+function headersFor(key) {
+  return key ? { Authorization: `Bearer ${key}` } : {};
+}

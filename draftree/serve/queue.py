@@ -1,0 +1,227 @@
+"""Requests on their way to the engine: one job a reply, in a bounded queue that is fair to clients.
+
+The event loop makes and reads jobs, the engine thread runs them; this is where the two meet. Knows
+nothing of HTTP beyond the errors it raises, and nothing of what a job asks.
+"""
+
+import asyncio
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from draftree.core import FinishReason, Usage
+from draftree.serve.wire import ApiError, busy
+
+if TYPE_CHECKING:
+    from draftree.chat import Delta, Engine, Generation
+
+Call: TypeAlias = "Callable[[Engine], Generation]"
+
+_FRAME_S: Final = 0.02
+_MAX_RETRY_S: Final = 60
+
+
+class Job:
+    """One reply: read by the event loop while the engine thread writes it."""
+
+    def __init__(
+        self,
+        client: str,
+        call: Call,
+        loop: asyncio.AbstractEventLoop,
+        on_end: "Callable[[Job], None]" = lambda job: None,
+        *,
+        is_stream: bool = True,
+    ) -> None:
+        self.client = client
+        self.is_stream = is_stream
+        self.usage = Usage()
+        self.finish_reason: FinishReason | None = None
+        self.arrived_s = time.perf_counter()
+        self.started_s: float | None = None
+        self.first_s: float | None = None
+        self.is_cancelled = False
+        self._call = call
+        self._prepared: tuple[Engine, Generation] | None = None
+        self._loop = loop
+        self._on_end = on_end
+        self.error: ApiError | None = None
+        self._is_done = False
+        self._deltas: deque[Delta] = deque()
+        self._is_signalled = False
+        self._flushed_s = 0.0
+        self._wake = asyncio.Event()
+
+    def prepare(self, engine: "Engine") -> "Generation":
+        """The generation on this engine; nothing of it is computed yet."""
+        if self._prepared is None or self._prepared[0] is not engine:
+            self._prepared = (engine, self._call(engine))
+        return self._prepared[1]
+
+    async def read(self) -> "list[Delta]":
+        """The deltas since the last call, empty at the end. Raises the error that ended the job."""
+        while True:
+            is_done = self._is_done
+            if self._deltas:
+                return [self._deltas.popleft() for _ in range(len(self._deltas))]
+            if is_done and self.error is not None:
+                raise self.error
+            if is_done:
+                return []
+            await self._wake.wait()
+            self._wake.clear()
+            self._is_signalled = False
+
+    def push(self, delta: "Delta") -> bool:
+        """Keep a delta until the next `flush`; False when no more is wanted."""
+        if self.first_s is None:
+            self.first_s = time.perf_counter()
+        self._deltas.append(delta)
+        return not self.is_cancelled
+
+    def flush(self) -> None:
+        """Wake the reader after a round, if it wants to see the reply grow. Rounds that are too
+        short to be told apart are shown together, since every wake costs the engine time.
+        """
+        if self.is_stream and self._deltas:
+            now_s = time.perf_counter()
+            if now_s - self._flushed_s >= _FRAME_S:
+                self._flushed_s = now_s
+                self._signal()
+
+    def finish(self, usage: Usage, finish_reason: FinishReason | None) -> None:
+        self.usage, self.finish_reason = usage, finish_reason
+        self._end()
+
+    def fail(self, error: ApiError) -> None:
+        self.error = self.error or error
+        self._end()
+
+    def cancel(self, error: ApiError | None = None) -> None:
+        """Have the engine stop after this round; a reader, if there is one, gets the error."""
+        self.error = self.error or error
+        self.is_cancelled = True
+        prepared = self._prepared
+        if prepared is not None:
+            prepared[1].cancel()
+
+    def forget(self) -> None:
+        """Let go of the engine; the generation is made anew when it is needed."""
+        self._prepared = None
+
+    def _end(self) -> None:
+        self.forget()
+        self._is_done = True
+        self._signal()
+        self._call_loop(self._on_end, self)
+
+    def _signal(self) -> None:
+        if not self._is_signalled:
+            self._is_signalled = True
+            self._call_loop(self._wake.set)
+
+    def _call_loop(self, function: Callable[..., object], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nobody reads any more
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+
+class FairQueue:
+    """Clients take turns, each in its own order. A client's place is held until its job ends."""
+
+    def __init__(self, max_jobs: int, max_per_client: int) -> None:
+        self.max_per_client = min(max_per_client, max_jobs)
+        self._max_jobs = max_jobs
+        self._changed = threading.Condition()
+        self._admitted: Counter[str] = Counter()
+        self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
+        self._is_closed = False
+        self._mean_s = 1.0
+
+    @property
+    def num_waiting(self) -> int:
+        with self._changed:
+            return sum(map(len, self._waiting.values()))
+
+    @property
+    def num_admitted(self) -> int:
+        return self._admitted.total()
+
+    def admit(self, client: str, num_jobs: int) -> None:
+        """Hold places for a client's jobs, or refuse them."""
+        with self._changed:
+            own, total = self._admitted[client], self._admitted.total()
+            if own + num_jobs > self.max_per_client:
+                sentence = f"You have {own} requests here already, of {self.max_per_client}."
+                raise busy(429, sentence, self._retry_s(own))
+            if total + num_jobs > self._max_jobs:
+                sentence = f"The queue is full with {total} requests."
+                raise busy(503, sentence, self._retry_s(total))
+            self._admitted[client] += num_jobs
+
+    def release(self, client: str, num_jobs: int = 1) -> None:
+        with self._changed:
+            self._admitted[client] -= num_jobs
+            if self._admitted[client] <= 0:
+                del self._admitted[client]
+
+    def put(self, job: Job) -> bool:
+        """False when the queue has been closed."""
+        with self._changed:
+            if self._is_closed:
+                return False
+            self._waiting.setdefault(job.client, deque()).append(job)
+            self._changed.notify()
+            return True
+
+    def drop(self, job: Job) -> bool:
+        """Take a waiting job out; False when it no longer waits."""
+        with self._changed:
+            jobs = self._waiting.get(job.client, ())
+            if job not in jobs:
+                return False
+            self._waiting[job.client].remove(job)
+            self._forget_if_empty(job.client)
+            return True
+
+    def take(self) -> Job | None:
+        """Wait for the next job; None when the queue has been closed."""
+        with self._changed:
+            while not self._waiting and not self._is_closed:
+                self._changed.wait()
+            if not self._waiting:
+                return None
+            client, jobs = next(iter(self._waiting.items()))
+            job = jobs.popleft()
+            self._waiting.move_to_end(client)
+            self._forget_if_empty(client)
+            return job
+
+    def close(self) -> list[Job]:
+        """Take no more jobs; return those that waited."""
+        with self._changed:
+            self._is_closed = True
+            jobs = [job for waiting in self._waiting.values() for job in waiting]
+            self._waiting.clear()
+            self._changed.notify_all()
+            return jobs
+
+    def forget_engine(self) -> None:
+        """Let nothing that waits keep an engine alive that is about to be closed."""
+        with self._changed:
+            for jobs in self._waiting.values():
+                for job in jobs:
+                    job.forget()
+
+    def note_duration(self, duration_s: float) -> None:
+        """Of a job on the engine, to tell others when to come back."""
+        self._mean_s += 0.2 * (duration_s - self._mean_s)
+
+    def _forget_if_empty(self, client: str) -> None:
+        if not self._waiting[client]:
+            del self._waiting[client]
+
+    def _retry_s(self, num_ahead: int) -> int:
+        return max(1, min(_MAX_RETRY_S, round(self._mean_s * max(num_ahead, 1) / 2)))

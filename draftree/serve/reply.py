@@ -1,0 +1,201 @@
+"""From jobs to an HTTP response, as a stream of events or in one piece, in the words of any API.
+
+In: calls on the engine and a Wire. Out: a response. A client that leaves cancels its jobs, whether
+they wait or run. Non-streaming is the stream folded up.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from draftree.core import FinishReason, Usage
+from draftree.serve.queue import Call, Job
+from draftree.serve.service import Service
+from draftree.serve.wire import ApiError, encode, to_json
+from draftree.text.reply import DeltaKind
+
+if TYPE_CHECKING:
+    from draftree.chat import Delta, TokenLogprob
+
+_PATIENCE_S: Final = 10.0  # before a stream begins, or shows a sign of life, without a token
+_SIGN_OF_LIFE: Final = ": waiting\n\n"
+_STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+@dataclass(slots=True)
+class ToolCall:
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class Folded:
+    """A reply put together."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    logprobs: "list[TokenLogprob]" = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    usage: Usage = field(default_factory=Usage)
+
+    def add(self, deltas: "Sequence[Delta]") -> None:
+        for delta in deltas:
+            if delta.kind is DeltaKind.TEXT:
+                self.text += delta.text
+                self.logprobs += delta.logprobs
+            elif delta.kind is DeltaKind.REASONING:
+                self.reasoning += delta.text
+            elif delta.tool_call is not None:
+                call = delta.tool_call
+                if call.index == len(self.tool_calls):
+                    self.tool_calls.append(ToolCall(call.id or "", call.name or "", ""))
+                self.tool_calls[call.index].arguments += call.arguments
+
+
+class Wire(Protocol):
+    """How an API writes a reply. index: which of a request's replies it is."""
+
+    def opening(self) -> str:
+        """What a stream begins with."""
+        ...
+
+    def chunk(self, index: int, deltas: "Sequence[Delta]") -> str: ...
+
+    def closing(self, index: int, job: Job) -> str:
+        """The end of one reply."""
+        ...
+
+    def ending(self, jobs: Sequence[Job]) -> str:
+        """The end of the stream."""
+        ...
+
+    def failure(self, error: ApiError) -> str:
+        """The end of a stream that broke off."""
+        ...
+
+    def whole(self, replies: Sequence[Folded], jobs: Sequence[Job]) -> dict[str, Any]: ...
+
+
+async def answer(
+    request: Request,
+    service: Service,
+    calls: Sequence[Call],
+    wire: Wire,
+    *,
+    is_stream: bool,
+    prompt_field: str,
+) -> Response:
+    state = request.state
+    jobs = await service.submit(
+        state.client,
+        calls,
+        is_stream=is_stream,
+        prompt_field=prompt_field,
+        request_id=state.request_id,
+    )
+    watcher = asyncio.create_task(_watch(request, service, jobs))
+    try:
+        if is_stream:
+            first = await _read_first(jobs[0])
+            return EventStream(service, jobs, wire, first, watcher)
+        replies = [await _fold(job) for job in jobs]
+        watcher.cancel()
+        content = encode(to_json(wire.whole(replies, jobs)))
+        return Response(content, media_type="application/json")
+    except BaseException:
+        watcher.cancel()
+        service.cancel(jobs)
+        raise
+
+
+class EventStream(Response):
+    """Sends events as they come. first: what was read while the status could still be chosen."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        service: Service,
+        jobs: Sequence[Job],
+        wire: Wire,
+        first: "list[Delta] | None",
+        watcher: asyncio.Task[None],
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.init_headers(_STREAM_HEADERS)
+        self._service, self._jobs, self._wire = service, jobs, wire
+        self._first, self._watcher = first, watcher
+        self._num_sent = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        alive = asyncio.create_task(self._show_life(send))
+        try:
+            try:
+                await self._send_replies(send)
+            except ApiError as error:
+                await self._send(send, self._wire.failure(error))
+            alive.cancel()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            alive.cancel()
+            self._watcher.cancel()
+            self._service.cancel(self._jobs)
+
+    async def _send_replies(self, send: Send) -> None:
+        await self._send(send, self._wire.opening())
+        for index, job in enumerate(self._jobs):
+            deltas, self._first = self._first, None
+            if deltas is None:
+                deltas = await job.read()
+            while deltas:
+                await self._send(send, self._wire.chunk(index, deltas))
+                deltas = await job.read()
+            await self._send(send, self._wire.closing(index, job))
+        await self._send(send, self._wire.ending(self._jobs))
+
+    async def _send(self, send: Send, text: str) -> None:
+        self._num_sent += 1
+        if text:
+            await send({"type": "http.response.body", "body": encode(text), "more_body": True})
+
+    async def _show_life(self, send: Send) -> None:
+        """A comment now and then while nothing else is sent, so that nobody hangs up."""
+        while True:
+            num_sent = self._num_sent
+            await asyncio.sleep(_PATIENCE_S)
+            if num_sent == self._num_sent:
+                await self._send(send, _SIGN_OF_LIFE)
+
+
+async def _read_first(job: Job) -> "list[Delta] | None":
+    """What comes first, empty at the end; None when nothing comes for a while."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_PATIENCE_S):
+            return await job.read()
+    return None
+
+
+async def _fold(job: Job) -> Folded:
+    folded = Folded()
+    while deltas := await job.read():
+        folded.add(deltas)
+    folded.finish_reason, folded.usage = job.finish_reason, job.usage
+    return folded
+
+
+async def _watch(request: Request, service: Service, jobs: Sequence[Job]) -> None:
+    """Cancel the jobs of a client that leaves."""
+    while (await request.receive())["type"] != "http.disconnect":
+        continue
+    request.state.has_left = True
+    service.cancel(jobs)

@@ -1,0 +1,235 @@
+"""The requests of OpenAI's Responses API, field by field: what is honoured, and what is refused.
+
+docs/http.md is generated from these models. Knows nothing of replies or of the engine.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from draftree.serve.openai_fields import (
+    JsonFormat,
+    ReasoningEffort,
+    StatisticsOptions,
+    TextFormat,
+    ToolName,
+)
+from draftree.serve.wire import WireModel, refused
+
+_OWN = "Names it for the client; not used."
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputText(WireModel):
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[None] | None = Field(None, max_length=0, description="None are made here.")
+    logprobs: list[Any] | None = Field(None, description="As they came; not used.")
+
+
+class InputMessage(WireModel):
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"] = Field(
+        description="The last two mean the same; past the beginning, they are shown as the user's."
+    )
+    content: str | list[InputText]
+    id: str | None = Field(None, description=_OWN)
+    status: Status | None = Field(None, description=_OWN)
+    phase: Literal["commentary", "final_answer"] | None = Field(None, description=_OWN)
+
+
+class FunctionCall(WireModel):
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str = Field(description="JSON text.")
+    namespace: str | None = Field(None, description="Of the function, if it has one.")
+    id: str | None = Field(None, description=_OWN)
+    status: Status | None = Field(None, description=_OWN)
+
+
+class FunctionCallOutput(WireModel):
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[InputText]
+    id: str | None = Field(None, description=_OWN)
+    status: Status | None = Field(None, description=_OWN)
+
+
+class ReasoningText(WireModel):
+    type: Literal["reasoning_text"]
+    text: str = Field(description="Passed to the model's template.")
+
+
+class SummaryText(WireModel):
+    type: Literal["summary_text"]
+    text: str = Field(description="Left out: the reasoning itself is read.")
+
+
+class ReasoningItem(WireModel):
+    type: Literal["reasoning"]
+    content: list[ReasoningText] | None = None
+    summary: list[SummaryText] | None = None
+    encrypted_content: str | None = Field(None, description="Left out: only OpenAI can read it.")
+    id: str | None = Field(None, description=_OWN)
+    status: Status | None = Field(None, description=_OWN)
+
+
+def item_type(item: Any) -> Any:
+    """Messages need not say that they are."""
+    return item.get("type", "message") if isinstance(item, dict) else "message"
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[FunctionCall, Tag("function_call")]
+    | Annotated[FunctionCallOutput, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(item_type),
+]
+
+
+class FunctionTool(WireModel):
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = Field(None, description="Shown to the model.")
+    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of the arguments.")
+    strict: bool | None = Field(
+        None, description="True refuses schemas of which a part cannot be enforced."
+    )
+    allowed_callers: list[Literal["direct"]] | None = Field(None, description="The model.")
+    output_schema: dict[str, Any] | None = Field(None, description="Not used by calls.")
+    defer_loading: Literal[False] | None = refused("All tools are shown to the model.")
+
+
+class NamespaceTool(WireModel):
+    type: Literal["namespace"]
+    name: ToolName
+    description: str | None = Field(None, description="Shown with each of its functions.")
+    tools: list[FunctionTool] = Field(
+        description="The model knows them as NAMESPACE.NAME; calls name the two apart."
+    )
+
+
+class WebSearchTool(WireModel):
+    """Left out: the model does not learn of it. Codex lists it whether or not there is one."""
+
+    model_config = ConfigDict(extra="allow")
+    type: Literal["web_search"] = Field(
+        description="Left out, with all its members: there is no search here, but Codex lists it."
+    )
+
+
+ResponseTool = Annotated[FunctionTool | NamespaceTool | WebSearchTool, Field(discriminator="type")]
+
+
+class FunctionChoice(WireModel):
+    type: Literal["function"]
+    name: ToolName
+    namespace: ToolName | None = None
+
+
+class SchemaFormat(WireModel):
+    type: Literal["json_schema"]
+    name: ToolName = Field(description="For your own use.")
+    schema_: dict[str, Any] = Field(alias="schema", description="Enforced token by token.")
+    description: str | None = Field(None, description="For your own use.")
+    strict: bool | None = Field(None, description="The schema is enforced in any case.")
+
+
+OutputFormat = Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
+
+
+class TextOptions(WireModel):
+    format: OutputFormat | None = Field(None, description="What the text must look like.")
+    verbosity: Literal["medium"] | None = refused("Ask for it in a message instead.")
+
+
+class ReasoningOptions(WireModel):
+    effort: ReasoningEffort | Literal["max"] | None = Field(
+        None,
+        description="`none` turns thinking off; `minimal`, `low`, `medium` end it after 256, 1024, "
+        "4096 tokens.",
+    )
+    summary: Literal["auto", "detailed"] | None = Field(
+        None, description="The reasoning itself is sent, and no summary."
+    )
+    generate_summary: None = refused("Use summary.")
+    context: Literal["auto"] | None = refused("The model's template decides.")
+    mode: Literal["standard"] | None = refused("There is one mode.")
+
+
+class EventOptions(WireModel):
+    include_obfuscation: Literal[False] | None = Field(
+        None, description="Only false: events are never padded."
+    )
+
+
+class ResponsesRequest(WireModel):
+    """POST /v1/responses"""
+
+    model: str = Field(max_length=1000, description="As /v1/models lists it; others are a 404.")
+    input: str | list[Item] = Field(
+        min_length=1, description="Text, or messages, function calls, their outputs, reasoning."
+    )
+    instructions: str | None = Field(None, description="Comes first, as a system message.")
+    stream: bool | None = Field(None, description="Send events as the text comes.")
+    stream_options: EventOptions | None = Field(None, description="Only with stream.")
+    max_output_tokens: int | None = Field(
+        None, ge=1, le=2**31, description="Most tokens of a reply; the rest of the context if not."
+    )
+    temperature: float | None = Field(
+        None, ge=0, le=2, description="0 is greedy; if not given, what the server was started with."
+    )
+    top_p: float | None = Field(None, ge=0, le=1, description="Nucleus sampling; 1 is off.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="Likeliest tokens to list; needs include of logprobs."
+    )
+    tools: list[ResponseTool] | None = Field(
+        None, max_length=512, description="Functions, alone or in namespaces."
+    )
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = Field(
+        None, description="Whether, or which, function is called; needs tools."
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="False ends the reply after its first call."
+    )
+    text: TextOptions | None = Field(None, description="The format of the text.")
+    reasoning: ReasoningOptions | None = Field(None, description="How long the model thinks.")
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = (
+        Field(
+            None, description="Log-probabilities; reasoning is always there, and never encrypted."
+        )
+    )
+    metadata: dict[str, str] | None = Field(
+        None, max_length=16, description="Repeated in the reply."
+    )
+    client_metadata: dict[str, Any] | None = Field(
+        None, description="What Codex says of itself; not used."
+    )
+    user: str | None = Field(None, max_length=1000, description="Written to the log.")
+    safety_identifier: str | None = Field(
+        None, max_length=1000, description="Written to the log, as user."
+    )
+    prompt_cache_key: str | None = Field(
+        None, max_length=1000, description="A hint; there is one cache, which finds by content."
+    )
+    draftree: StatisticsOptions | None = Field(None, description="What only this server has.")
+    store: Literal[False] | None = refused("Nothing is stored here; only false is taken.")
+    previous_response_id: None = refused("Nothing is stored here; send the conversation again.")
+    conversation: None = refused("Nothing is stored here; send the conversation again.")
+    background: Literal[False] | None = refused("Replies are sent to whoever waits for them.")
+    service_tier: Literal["auto", "default"] | None = refused(
+        "There is one tier; only auto and default are taken."
+    )
+    truncation: Literal["disabled"] | None = refused("What is too long is refused.")
+    prompt_cache_retention: Literal["in_memory"] | None = refused("The cache is in memory.")
+    prompt_cache_options: None = refused("The cache needs no options.")
+    prompt: None = refused("Nothing is stored here; send the text.")
+    max_tool_calls: None = refused(
+        "It counts calls of tools that run on the server; there are none."
+    )
+    context_management: None = refused("Nothing is compacted here.")
+    moderation: None = refused("There is no moderation here.")
+    access_programs: None = refused("There are no programs here.")
+    image: None = refused("The model reads and writes text.")

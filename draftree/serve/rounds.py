@@ -1,0 +1,102 @@
+"""The rounds of a reply as events of its stream: every tree, what of it was accepted, the bonus.
+
+In: calls on the engine and the Wire of their replies. Out: the same, with the trees noted on the
+way and written between the chunks. Only for requests that ask; knows no API.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from draftree.serve.queue import Call, Job
+from draftree.serve.reply import Folded, Wire
+from draftree.serve.wire import ApiError, event, to_json
+
+if TYPE_CHECKING:
+    from draftree.chat import Delta, Engine, Generation, Round
+    from draftree.text.tokenizer import Tokenizer
+
+KIND: Final = "draftree.rounds"
+
+
+class WatchedCall:
+    """A call whose trees are noted: by the engine's thread, for the event loop to take."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._rounds: deque[Round] = deque()
+        self._started: tuple[Generation, Tokenizer] | None = None
+
+    def __call__(self, engine: "Engine") -> "Generation":
+        generation = self._call(engine)
+        generation.watch_trees(self._rounds.append)
+        self._started = (generation, engine.tokenizer)
+        return generation
+
+    def take(self, index: int) -> str:
+        """An event of the rounds since the last call."""
+        if self._started is None:
+            return ""
+        generation, tokenizer = self._started
+        rounds = [self._rounds.popleft() for _ in range(len(self._rounds))]
+        data = {
+            "object": KIND,
+            "choices": [],  # clients look for them in everything that comes
+            "index": index,
+            "completion_tokens": generation.usage.completion_tokens,
+            "rounds": [render_round(one, tokenizer) for one in rounds],
+        }
+        return event(to_json(data))
+
+
+def render_round(one: "Round", tokenizer: "Tokenizer") -> dict[str, Any]:
+    """A node's chance is the draft's, of all of its path; parents come before their children."""
+    tree, path = one.tree, set(one.path)
+    chances = [1.0, *map(math.exp, one.path_log_probs)] if one.path_log_probs else []
+    nodes = [
+        {
+            **_render_token(token, tokenizer),
+            "parent": tree.parents[node],
+            "source": tree.sources[node],
+            "accepted": node in path,
+            "chance": round(chances[node], 4) if chances else None,
+        }
+        for node, token in enumerate(tree.tokens)
+    ]
+    return {"nodes": nodes, "bonus": _render_token(one.bonus, tokenizer)}
+
+
+def _render_token(token: int, tokenizer: "Tokenizer") -> dict[str, Any]:
+    """Bytes that are no whole character are spelled out."""
+    return {"id": token, "text": tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")}
+
+
+class RoundsWire:
+    """Writes what another wire does, and the rounds before the text that they gave."""
+
+    def __init__(self, wire: Wire, calls: Sequence[WatchedCall]) -> None:
+        self._wire, self._calls = wire, calls
+
+    def opening(self) -> str:
+        return self._wire.opening()
+
+    def chunk(self, index: int, deltas: "Sequence[Delta]") -> str:
+        return self._calls[index].take(index) + self._wire.chunk(index, deltas)
+
+    def closing(self, index: int, job: Job) -> str:
+        return self._calls[index].take(index) + self._wire.closing(index, job)
+
+    def ending(self, jobs: Sequence[Job]) -> str:
+        return self._wire.ending(jobs)
+
+    def failure(self, error: ApiError) -> str:
+        return self._wire.failure(error)
+
+    def whole(self, replies: Sequence[Folded], jobs: Sequence[Job]) -> dict[str, Any]:
+        return self._wire.whole(replies, jobs)
+
+
+def show_rounds(calls: Sequence[Call], wire: Wire) -> tuple[list[Call], Wire]:
+    watched = [WatchedCall(call) for call in calls]
+    return list(watched), RoundsWire(wire, watched)

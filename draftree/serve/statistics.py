@@ -1,0 +1,43 @@
+"""What replies cost, for the `draftree` member of usage. In: finished jobs. Out: plain values."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from draftree.serve.queue import Job
+
+
+def wants_statistics(headers: Mapping[str, str], is_asked: bool) -> bool:
+    """By the body, or by a header for clients that cannot add fields."""
+    return is_asked or headers.get("x-draftree-stats", "").lower() in ("1", "true", "yes")
+
+
+def statistics(jobs: Sequence[Job]) -> dict[str, Any]:
+    """Of all replies of one request together. Times are those of the first one, where it matters
+    when something began, else sums.
+    """
+    usages = [job.usage for job in jobs]
+    num_tokens = sum(usage.completion_tokens for usage in usages)
+    num_rounds = sum(usage.rounds.num_rounds for usage in usages)
+    decode_ms = sum(usage.decode_ms for usage in usages)
+    first = jobs[0]
+    return {
+        "rounds": num_rounds,
+        "acceptance_length": _round(num_tokens / num_rounds if num_rounds else 0.0),
+        "drafted": sum(usage.rounds.num_drafted for usage in usages),
+        "accepted": sum(usage.rounds.num_accepted for usage in usages),
+        "tokens_per_second": _round(1000 * num_tokens / decode_ms if decode_ms else 0.0),
+        "ttft_ms": _since_arrival(first, first.first_s),
+        "queue_ms": _since_arrival(first, first.started_s),
+        "prefill_ms": _round(sum(usage.prefill_ms for usage in usages)),
+        "decode_ms": _round(decode_ms),
+        "cached_tokens": sum(usage.cached_tokens for usage in usages),
+        "speculation_off": next((u.rounds.off_reason for u in usages if u.rounds.off_reason), None),
+    }
+
+
+def _since_arrival(job: Job, moment_s: float | None) -> float | None:
+    return None if moment_s is None else _round(1000 * (moment_s - job.arrived_s))
+
+
+def _round(value: float) -> float:
+    return round(value, 3)

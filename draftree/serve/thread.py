@@ -1,0 +1,161 @@
+"""The one thread that owns the engine: opens it, runs jobs one after the other, opens it again when
+it fails.
+
+In: jobs of the queue. Out: their deltas, and a state that /health shows. Knows no HTTP.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from draftree.core import FinishReason
+from draftree.errors import CapacityError, DraftreeError
+from draftree.serve.log import log_event
+from draftree.serve.queue import FairQueue, Job
+from draftree.serve.wire import ApiError, engine_failure
+
+if TYPE_CHECKING:
+    from draftree.chat import Engine
+
+_MAX_FAILURES: Final = 3  # in a row; after that it is not the requests' fault
+
+
+class State(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    RECOVERING = "recovering"  # the engine failed and is being opened again
+    STOPPING = "stopping"
+    FAILED = "failed"
+
+
+class EngineThread:
+    """on_change: called in this thread after each change of state."""
+
+    def __init__(
+        self,
+        open_engine: "Callable[[], Engine]",
+        queue: FairQueue,
+        on_change: Callable[[State], None],
+    ) -> None:
+        self.state = State.LOADING
+        self.engine: Engine | None = None
+        self.failure: BaseException | None = None
+        self.running: Job | None = None
+        self.num_failures = 0
+        self._open_engine = open_engine
+        self._queue = queue
+        self._on_change = on_change
+        self._failures_in_a_row = 0
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait for the end, which comes after the queue has been closed."""
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._open()
+            while (job := self._queue.take()) is not None:
+                self._serve(job)
+        except BaseException as error:
+            self.failure = error
+            for job in self._queue.close():
+                job.fail(engine_failure("The engine failed and could not be opened again."))
+                self._queue.release(job.client)
+            self._change(State.FAILED)
+        finally:
+            self._close()
+
+    def _open(self) -> None:
+        self.engine = self._open_engine()
+        self._change(State.READY)
+
+    def _close(self) -> None:
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            with suppress(Exception):
+                engine.close()
+
+    def _change(self, state: State) -> None:
+        if self.state != State.STOPPING:
+            self.state = state
+        self._on_change(state)
+
+    def _serve(self, job: Job) -> None:
+        self.running, job.started_s = job, time.perf_counter()
+        error: Exception | None = None
+        try:
+            error = self._write(job)
+        finally:
+            self.running = None
+            self._queue.release(job.client)
+            self._queue.note_duration(time.perf_counter() - job.started_s)
+        if error is not None:
+            self._recover(error)
+        else:
+            self._failures_in_a_row = 0
+
+    def _write(self, job: Job) -> Exception | None:
+        """Run a job to its end; return what broke the engine, if something did."""
+        assert self.engine is not None
+        if job.is_cancelled:
+            job.finish(job.usage, FinishReason.CANCELLED)
+            return None
+        try:
+            generation = job.prepare(self.engine)
+        except ApiError as error:
+            job.fail(error)
+            return None
+        except (DraftreeError, ValueError) as error:
+            job.fail(explain(error, self.engine))
+            return None
+        except Exception as error:
+            job.fail(engine_failure(f"The request could not be prepared ({error!r})."))
+            return None
+        failure: Exception | None = None
+        try:
+            generation.watch_rounds(job.flush)
+            for delta in generation:
+                if not job.push(delta):
+                    break
+            generation.close()
+        except DraftreeError as error:  # this request cannot go on, others can
+            job.usage = generation.usage
+            job.fail(explain(error, self.engine))
+            return None
+        except Exception as error:
+            failure = error
+        if failure is None:
+            job.finish(generation.usage, generation.finish_reason)
+            return None
+        job.usage = generation.usage
+        job.fail(engine_failure(f"The engine failed: {type(failure).__name__}: {failure}."))
+        return failure
+
+    def _recover(self, error: Exception) -> None:
+        self.num_failures += 1
+        self._failures_in_a_row += 1
+        log_event("engine failed", error=f"{type(error).__name__}: {error}")
+        if self._failures_in_a_row >= _MAX_FAILURES:
+            raise error
+        self._change(State.RECOVERING)
+        self._queue.forget_engine()
+        self._close()
+        self._open()
+
+
+def explain(error: Exception, engine: "Engine") -> ApiError:
+    """A request that the engine does not take, in the words of the API."""
+    if isinstance(error, CapacityError):
+        sentence = f"This model's maximum context length is {engine.plan.max_ctx} tokens. {error}"
+        return ApiError(400, sentence, code="context_length_exceeded")
+    text = str(error).strip()
+    sentence = text[:1].upper() + text[1:]
+    return ApiError(400, sentence if sentence.endswith(".") else f"{sentence}.")

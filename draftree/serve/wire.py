@@ -1,0 +1,136 @@
+"""What every HTTP API here shares: strict request models, errors, server-sent events.
+
+In: bytes of a request. Out: a checked model, or an ApiError that names the field. Knows no API.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.json_schema import models_json_schema
+
+REFUSED: Final = "refused"
+
+
+class WireModel(BaseModel):
+    """A JSON object of a request. Fields that it does not declare are refused by name."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+Body = TypeVar("Body", bound=WireModel)
+
+
+def refused(why: str) -> Any:
+    """A field that clients may send, but only with a value that asks for nothing."""
+    return Field(None, description=why, json_schema_extra={REFUSED: True})
+
+
+class ApiError(Exception):
+    """A reply that is not 200. Each API writes it in its own words."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
+
+
+def busy(status: int, message: str, retry_after: int) -> ApiError:
+    """429 or 503: the request is fine, but not now."""
+    kind = "rate_limit_error" if status == 429 else "service_unavailable_error"
+    return ApiError(status, message, kind=kind, code=kind, retry_after=retry_after)
+
+
+def engine_failure(sentence: str) -> ApiError:
+    return ApiError(500, sentence, kind="server_error", code="engine_failure")
+
+
+def parse_body(model: type[Body], raw: bytes) -> Body:
+    try:
+        return model.model_validate_json(raw)
+    except ValidationError as error:
+        raise _explain(model, raw, error) from None
+
+
+def _explain(model: type[WireModel], raw: bytes, error: ValidationError) -> ApiError:
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    if found[0]["type"] == "json_invalid":
+        reason = found[0]["msg"].removeprefix("Invalid JSON: ")
+        return ApiError(400, f"The body is not valid JSON: {reason}.", code="invalid_json")
+    data = json.loads(raw)
+    if not isinstance(data, dict):
+        return ApiError(400, "The body must be a JSON object.")
+    named = [(_name(data, item["loc"], item["type"] == "missing"), item) for item in found]
+    # Of the members of a union, the one that was followed furthest was meant.
+    param, first = max(named, key=lambda pair: len(pair[1]["loc"]))
+    top = str(first["loc"][0]) if first["loc"] else ""
+    field = model.model_fields.get(top)
+    if first["type"] == "extra_forbidden":
+        return ApiError(400, f"Unknown field: {param}.", param=param, code="unknown_field")
+    if first["type"] == "missing":
+        return ApiError(400, f"{param} is missing.", param=param, code="missing_field")
+    if field is not None and is_refused(field.json_schema_extra):
+        sentence = f"{param} is not supported here. {field.description}"
+        return ApiError(400, sentence, param=param, code="unsupported_field")
+    reasons = dict.fromkeys(item["msg"] for name, item in named if name == param)
+    sentence = f"{param}: {' or '.join(reasons)}." if param else f"{' or '.join(reasons)}."
+    return ApiError(400, sentence, param=param or None, code="invalid_value")
+
+
+def is_refused(extra: object) -> bool:
+    return isinstance(extra, Mapping) and bool(extra.get(REFUSED))
+
+
+def _name(data: Any, location: tuple[int | str, ...], is_missing: bool) -> str:
+    """The path of a field as the client wrote it, without what names members of a union."""
+    name = ""
+    for index, part in enumerate(location):
+        is_absent = is_missing and index == len(location) - 1
+        if isinstance(part, int):
+            name += f"[{part}]"
+            data = data[part] if isinstance(data, list) and part < len(data) else None
+        elif isinstance(data, dict) and (part in data or is_absent):
+            name += f".{part}" if name else part
+            data = data.get(part)
+    return name
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def encode(text: str) -> bytes:
+    """Text of a model may hold halves of characters' pairs, which UTF-8 has no bytes for."""
+    return text.encode("utf-8", "replace")
+
+
+def event(data: str, name: str | None = None) -> str:
+    """One server-sent event; data is JSON, which has no line ends."""
+    return f"event: {name}\ndata: {data}\n\n" if name else f"data: {data}\n\n"
+
+
+def schema_of(models: Iterable[type[WireModel]]) -> dict[str, Any]:
+    """The models and all that they hold, by name, as OpenAPI components."""
+    _, schema = models_json_schema(
+        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
+    )
+    definitions: dict[str, Any] = schema.get("$defs", {})
+    return definitions

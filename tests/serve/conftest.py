@@ -1,0 +1,94 @@
+"""Servers to talk to: a fake engine behind the real application, and the real thing."""
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+import uvicorn
+
+from draftree.serve.app import build_app
+from draftree.serve.server import Server
+from draftree.serve.service import ServeOptions, Service
+from draftree.serve.thread import State
+from tests.serve import fake
+
+
+class Running:
+    """A server in a thread of this process, on a port of its own."""
+
+    def __init__(self, open_engine, **options):
+        self.states = []
+        self.service = Service(
+            open_engine, ServeOptions(**{"model_id": "fake", **options}), self.states.append
+        )
+        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = uvicorn.Config(
+            build_app(self.service),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=20,
+        )
+        self.server = Server(config, self.service)
+        self._thread = threading.Thread(target=self.server.run, args=([self.socket],))
+
+    def start(self):
+        self.service.thread.start()
+        self._thread.start()
+        wait_for(lambda: self.service.state is not State.LOADING)
+        wait_for(lambda: self.server.started)
+        return self
+
+    def stop(self):
+        self.server.should_exit = True
+        self._thread.join(20)
+        self.service.queue.close()
+        self.service.thread.join(5)
+        assert not self._thread.is_alive()
+
+
+def wait_for(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="session")
+def shared():
+    """One server for tests that leave it as it was."""
+    engine = fake.Engine()
+    running = Running(engine.open).start()
+    yield engine, running
+    running.stop()
+
+
+@pytest.fixture
+def engine(shared):
+    shared[0].__init__()
+    return shared[0]
+
+
+@pytest.fixture
+def start(engine):
+    """Starts servers on the fake engine; all are stopped at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def run(open_engine=engine.open, **options):
+            running = Running(open_engine, **options)
+            stack.callback(running.stop)
+            return running.start()
+
+        yield run
+
+
+@pytest.fixture
+def client(shared, engine):
+    import httpx2
+
+    with httpx2.Client(base_url=shared[1].url, timeout=10) as client:
+        yield client

@@ -1,0 +1,182 @@
+"""Jobs between two threads, and a queue that is fair and bounded."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from draftree.core import FinishReason, Usage
+from draftree.serve.queue import FairQueue, Job
+from draftree.serve.wire import ApiError
+
+
+def job(client="a"):
+    return Job(client, lambda engine: None, None)
+
+
+def names(queue, count):
+    return "".join(queue.take().client for _ in range(count))
+
+
+def test_clients_take_turns():
+    queue = FairQueue(100, 100)
+    for client in "aaaabbc":
+        queue.put(job(client))
+    assert names(queue, 3) == "abc"
+    queue.put(job("d"))
+    assert names(queue, 5) == "abdaa"
+
+
+def test_a_client_keeps_its_own_order():
+    queue = FairQueue(10, 10)
+    jobs = [job() for _ in range(4)]
+    for each in jobs:
+        queue.put(each)
+    assert [queue.take() for _ in jobs] == jobs
+
+
+def test_own_share_is_429_and_the_whole_queue_503():
+    queue = FairQueue(max_jobs=4, max_per_client=3)
+    queue.admit("a", 2)
+    with pytest.raises(ApiError) as own:
+        queue.admit("a", 2)
+    queue.admit("a", 1)
+    with pytest.raises(ApiError) as whole:
+        queue.admit("b", 2)
+    assert (own.value.status, whole.value.status) == (429, 503)
+    assert own.value.retry_after >= 1 and whole.value.retry_after >= 1
+    queue.release("a")
+    queue.admit("b", 2)
+    assert queue.num_admitted == 4
+
+
+def test_retry_after_grows_with_what_requests_take():
+    queue = FairQueue(10, 10)
+    for _ in range(50):
+        queue.note_duration(8.0)
+    queue.admit("a", 10)
+    with pytest.raises(ApiError) as caught:
+        queue.admit("b", 1)
+    assert 30 <= caught.value.retry_after <= 60
+
+
+def test_dropped_jobs_are_not_taken():
+    queue = FairQueue(10, 10)
+    first, second = job(), job()
+    queue.put(first)
+    queue.put(second)
+    assert queue.drop(first)
+    assert not queue.drop(first)
+    assert queue.take() is second
+    assert queue.num_waiting == 0
+
+
+def test_closing_wakes_who_waits_and_returns_what_waited():
+    queue = FairQueue(10, 10)
+    taken = []
+    thread = threading.Thread(target=lambda: taken.append(queue.take()))
+    thread.start()
+    assert queue.close() == []
+    thread.join(5)
+    assert taken == [None]
+    assert not queue.put(job())
+    full = FairQueue(10, 10)
+    waiting = job()
+    full.put(waiting)
+    assert full.close() == [waiting]
+
+
+def read_all(write):
+    """What a reader gets while write(job) runs in another thread."""
+
+    async def run():
+        reply = Job("a", lambda engine: None, asyncio.get_running_loop())
+        thread = threading.Thread(target=write, args=(reply,))
+        thread.start()
+        batches = []
+        while batch := await asyncio.wait_for(reply.read(), 5):
+            batches.append(batch)
+        thread.join()
+        return batches
+
+    return asyncio.run(run())
+
+
+def test_nothing_is_lost_between_threads():
+    def write(reply):
+        for number in range(20_000):
+            reply.push(number)
+            reply.flush()
+        reply.finish(Usage(), FinishReason.STOP)
+
+    batches = read_all(write)
+    assert [number for batch in batches for number in batch] == list(range(20_000))
+
+
+def test_the_tokens_of_a_round_come_together():
+    def write(reply):
+        for _ in range(10):
+            for number in range(8):
+                reply.push(number)
+                time.sleep(0.001)
+            reply.flush()
+            time.sleep(0.03)
+        reply.finish(Usage(), FinishReason.STOP)
+
+    assert 3 <= len(read_all(write)) <= 11  # the first may be seen half written
+
+
+def test_a_reply_in_one_piece_wakes_its_reader_once():
+    def write(reply):
+        reply.is_stream = False
+        for number in range(8):
+            reply.push(number)
+            reply.flush()
+            time.sleep(0.005)
+        reply.finish(Usage(), FinishReason.STOP)
+
+    assert len(read_all(write)) <= 2
+
+
+def test_error_comes_after_what_was_written():
+    async def run():
+        reply = Job("a", lambda engine: None, asyncio.get_running_loop())
+        reply.push("text")
+        reply.fail(ApiError(500, "broken"))
+        assert await reply.read() == ["text"]
+        with pytest.raises(ApiError, match="broken"):
+            await reply.read()
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_gives_up_waiting_loses_nothing():
+    async def run():
+        reply = Job("a", lambda engine: None, asyncio.get_running_loop())
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.001):
+                    await reply.read()
+        reply.push("text")
+        reply.flush()
+        assert await asyncio.wait_for(reply.read(), 5) == ["text"]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.001):
+                await reply.read()
+        reply.push("more")
+        reply.flush()
+        assert await asyncio.wait_for(reply.read(), 5) == ["more"]
+
+    asyncio.run(run())
+
+
+def test_a_job_is_prepared_once_for_an_engine():
+    prepared = []
+    each = Job("a", lambda engine: prepared.append(engine) or engine, None)
+    assert [each.prepare("x"), each.prepare("x"), each.prepare("y")] == ["x", "x", "y"]
+    queue = FairQueue(1, 1)
+    queue.put(each)
+    queue.forget_engine()
+    assert each.prepare("y") == "y"
+    assert prepared == ["x", "y", "y"]

@@ -1,0 +1,197 @@
+"""Clients that leave, wait, or read slowly."""
+
+import socket
+import threading
+import time
+
+import httpx2
+import pytest
+
+from draftree.core import FinishReason
+from draftree.serve import reply
+from draftree.text.reply import DeltaKind
+from tests.serve.conftest import wait_for
+from tests.serve.fake import Call, Delta
+from tests.serve.test_openai import HELLO, chunks
+
+PATH = "/v1/chat/completions"
+
+
+def open_stream(running, **fields):
+    """A raw connection that has sent a request, and reads nothing yet."""
+    request = httpx2.Request("POST", running.url + PATH, json={**HELLO, "stream": True, **fields})
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(request.content)}\r\n\r\n"
+    connection = socket.create_connection(("127.0.0.1", running.port))
+    connection.sendall(head.encode() + request.content)
+    return connection
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_leaving_ends_the_reply_within_a_round(start, engine, is_stream):
+    running = start()
+    engine.round_s = 0.05
+    engine.pieces = ["word "] * 1000
+    connection = open_stream(running, stream=is_stream)
+    wait_for(lambda: engine.started and engine.started[0].usage.completion_tokens >= 3)
+    connection.close()
+    left_s, (generation,) = time.monotonic(), engine.started
+    num_tokens = generation.usage.completion_tokens
+    wait_for(lambda: engine.ended)
+    assert time.monotonic() - left_s < 0.5
+    assert generation.usage.completion_tokens <= num_tokens + 2
+    assert generation.finish_reason is FinishReason.CANCELLED
+    wait_for(lambda: running.service.queue.num_admitted == 0)
+    metrics = httpx2.get(f"{running.url}/metrics").text
+    assert "draftree_cancelled_total 1" in metrics
+    assert 'route="/v1/chat/completions",status="499"} 1' in metrics
+
+
+def test_leaving_while_nothing_is_said(start, engine):
+    """Rounds whose text is held back produce no deltas, and must still be interruptible."""
+    running = start()
+    engine.round_s = 0.05
+    engine.pieces = [lambda: None] * 1000
+    connection = open_stream(running)
+    wait_for(lambda: engine.started)
+    connection.close()
+    wait_for(lambda: engine.ended, 1.0)
+
+
+def test_leaving_the_queue(start, engine):
+    running = start()
+    engine.round_s = 0.05
+    engine.pieces = ["word "] * 20
+    first = open_stream(running)
+    wait_for(lambda: engine.started)
+    second, third = open_stream(running), open_stream(running)
+    wait_for(lambda: running.service.queue.num_waiting == 2)
+    second.close()
+    wait_for(lambda: running.service.queue.num_waiting == 1)
+    assert running.service.queue.num_admitted == 2
+    wait_for(lambda: len(engine.ended) == 2)
+    assert len(engine.started) == 2
+    for connection in (first, third):
+        connection.close()
+
+
+def test_leaving_ends_all_replies_of_a_request(start, engine):
+    running = start()
+    engine.round_s = 0.05
+    engine.pieces = ["word "] * 1000
+    connection = open_stream(running, n=5)
+    wait_for(lambda: engine.started)
+    connection.close()
+    wait_for(lambda: running.service.queue.num_admitted == 0)
+    assert len(engine.started) == 1
+
+
+def test_slow_reader_keeps_nobody_waiting(start, engine):
+    running = start()
+    engine.pieces = ["x" * 10_000] * 400
+    connection = open_stream(running)
+    wait_for(lambda: len(engine.ended) == 1)
+    engine.pieces = ["quick"]
+    answer = httpx2.post(running.url + PATH, json=HELLO, timeout=5).json()
+    assert answer["choices"][0]["message"]["content"] == "quick"
+    received = b""
+    while b"[DONE]" not in received[-100:]:
+        received += connection.recv(1_000_000)
+    connection.close()
+    assert received.count(b"x") >= 4_000_000
+
+
+def test_long_waits_show_signs_of_life(start, engine, monkeypatch):
+    monkeypatch.setattr(reply, "_PATIENCE_S", 0.05)
+    running = start()
+    engine.pieces = [lambda: time.sleep(0.3), "word", lambda: time.sleep(0.3)]
+    body = {**HELLO, "stream": True}
+    text = httpx2.post(running.url + PATH, json=body, timeout=10).text
+    assert text.count(": waiting\n\n") >= 4
+    assert "word" in text.replace(": waiting\n\n", "")
+    assert text.endswith("data: [DONE]\n\n")
+
+
+def test_clients_take_turns(start, engine):
+    from concurrent.futures import ThreadPoolExecutor
+
+    running = start(api_keys=("one", "two"))
+    gate = threading.Event()
+    engine.pieces = [lambda: gate.wait(10), "word"]
+
+    def ask(key):
+        headers = {"Authorization": f"Bearer {key}"}
+        body = {**HELLO, "messages": [{"role": "user", "content": key}]}
+        return httpx2.post(running.url + PATH, json=body, headers=headers, timeout=20)
+
+    with ThreadPoolExecutor(8) as pool:
+        replies = [pool.submit(ask, "one") for _ in range(6)]
+        wait_for(lambda: running.service.queue.num_waiting == 5)
+        replies += [pool.submit(ask, "two") for _ in range(2)]
+        wait_for(lambda: running.service.queue.num_waiting == 7)
+        gate.set()
+        assert all(reply.result().is_success for reply in replies)
+    order = [generation.prompt[0]["content"] for generation in engine.started]
+    assert order == ["one", "one", "two", "one", "two", "one", "one", "one"]
+
+
+def test_queue_is_bounded(start, engine):
+    running = start(max_queue=3, max_per_client=2)
+    engine.round_s = 0.05
+    engine.pieces = ["word "] * 1000
+    connections = [open_stream(running) for _ in range(2)]
+    wait_for(lambda: running.service.queue.num_admitted == 2)
+    response = httpx2.post(running.url + PATH, json=HELLO)
+    assert response.status_code == 429
+    assert int(response.headers["retry-after"]) >= 1
+    assert response.json()["error"]["type"] == "rate_limit_error"
+    running.service.queue.admit("elsewhere", 1)
+    running.service.queue.max_per_client = 3
+    assert httpx2.post(running.url + PATH, json=HELLO).status_code == 503
+    for connection in connections:
+        connection.close()
+    wait_for(lambda: running.service.queue.num_admitted == 1)
+    engine.pieces = ["free"]
+    assert httpx2.post(running.url + PATH, json=HELLO).is_success
+
+
+def test_more_replies_than_one_may_have_are_refused(start):
+    running = start(max_per_client=2)
+    error = httpx2.post(running.url + PATH, json={**HELLO, "n": 3}).json()["error"]
+    assert error["param"] == "n"
+    assert running.service.queue.num_admitted == 0
+
+
+def test_folded_calls():
+    folded = reply.Folded()
+    calls = [Call(0, "a", "f", "{"), Call(0, None, None, "}"), Call(1, "b", "g", "[]")]
+    folded.add([Delta(kind=DeltaKind.TOOL_CALL, tool_call=call) for call in calls])
+    assert [(c.id, c.name, c.arguments) for c in folded.tool_calls] == [
+        ("a", "f", "{}"),
+        ("b", "g", "[]"),
+    ]
+
+
+def test_two_streams_are_not_mixed(start, engine):
+    from concurrent.futures import ThreadPoolExecutor
+
+    running = start()
+    engine.round_s = 0.001
+    original = engine._start
+
+    def echo(length, options, prompt):
+        generation = original(length, options, prompt)
+        generation._pieces = [f"{prompt[0]['content']} "] * 20
+        return generation
+
+    engine._start = echo
+
+    def ask(name):
+        body = {**HELLO, "messages": [{"role": "user", "content": name}], "stream": True}
+        found = chunks(httpx2.post(running.url + PATH, json=body, timeout=20))
+        return "".join(c["choices"][0]["delta"].get("content", "") for c in found)
+
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(ask, (f"n{number}" for number in range(16))))
+    del engine._start
+    assert texts == [f"n{number} " * 20 for number in range(16)]

@@ -1,0 +1,146 @@
+"""Starting and ending."""
+
+import asyncio
+import signal
+import socket
+import threading
+import time
+
+import httpx2
+import pytest
+
+from draftree.errors import ModelError, ServeError
+from draftree.serve import server
+from draftree.serve.service import ServeOptions
+from tests.serve import fake
+from tests.serve.conftest import wait_for
+from tests.serve.test_openai import HELLO
+from tests.serve.test_reply import PATH, open_stream
+
+
+def read_all(connection):
+    received = b""
+    connection.settimeout(10)
+    while piece := connection.recv(100_000):
+        received += piece
+    return received.decode()
+
+
+def test_what_runs_may_finish_and_what_waits_is_told(start, engine):
+    running = start(grace_s=5.0)
+    engine.round_s = 0.05
+    engine.pieces = ["word "] * 10
+    first = open_stream(running)
+    wait_for(lambda: engine.started)
+    second = open_stream(running)
+    wait_for(lambda: running.service.queue.num_waiting == 1)
+    running.server.should_exit = True
+    refused, finished = read_all(second), read_all(first)
+    assert refused.startswith("HTTP/1.1 503")
+    assert "retry-after" in refused.lower()
+    assert '"finish_reason":"stop"' in finished
+    assert "data: [DONE]" in finished
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(f"{running.url}/health")
+
+
+def test_after_the_grace_a_stream_ends_with_an_event(start, engine):
+    running = start(grace_s=0.2)
+    engine.round_s = 0.05
+    engine.pieces = ["word "] * 1000
+    connection = open_stream(running)
+    wait_for(lambda: engine.started)
+    start_s = time.monotonic()
+    running.server.should_exit = True
+    text = read_all(connection)
+    assert time.monotonic() - start_s < 3
+    assert "word " in text
+    assert '"message":"The server is shutting down."' in text
+    assert "data: [DONE]" in text
+    assert text.endswith("0\r\n\r\n")
+
+
+def test_port_in_use_is_a_sentence():
+    taken = socket.create_server(("127.0.0.1", 0))
+    with pytest.raises(ServeError, match=r"cannot be listened on: address already in use"):
+        server.bind("127.0.0.1", taken.getsockname()[1])
+    taken.close()
+
+
+def test_unknown_host_is_a_sentence():
+    with pytest.raises(ServeError, match="no-such-host"):
+        server.bind("no-such-host.invalid", 0)
+
+
+def serve_in_thread(engine, on_ready=lambda: None, **options):
+    """server.serve, without signals; returns what it raised."""
+    result = []
+    listener = server.bind("127.0.0.1", 0)
+
+    def run():
+        try:
+            server.serve(engine.open, ServeOptions(model_id="fake", **options), listener, on_ready)
+        except BaseException as error:
+            result.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, result, f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    monkeypatch.setattr(server, "set_up_logs", lambda: None)
+
+
+def test_missing_model_ends_the_server_with_its_reason(quiet):
+    engine = fake.Engine(opening_error=ModelError("There is no such model."))
+    thread, result, _ = serve_in_thread(engine)
+    thread.join(10)
+    assert [str(error) for error in result] == ["There is no such model."]
+
+
+def test_engine_that_keeps_failing_ends_the_server_with_its_reason(quiet):
+    ready = threading.Event()
+    engine = fake.Engine(pieces=[fake.Broken("worn out")])
+    thread, result, url = serve_in_thread(engine, ready.set)
+    assert ready.wait(10)
+    for _ in range(3):
+        wait_for(lambda: httpx2.get(f"{url}/health").is_success)
+        assert httpx2.post(url + PATH, json=HELLO).status_code == 500
+    thread.join(10)
+    assert [str(error) for error in result] == ["worn out"]
+
+
+@pytest.mark.parametrize(
+    ("signals", "is_forced"),
+    [
+        ([signal.SIGINT], False),
+        ([signal.SIGTERM, signal.SIGTERM], False),
+        ([signal.SIGINT, signal.SIGINT], True),
+    ],
+)
+def test_signals(signals, is_forced):
+    class Stoppable:
+        def begin_stop(self):
+            pass
+
+    import uvicorn
+
+    instance = server.Server(uvicorn.Config(lambda: None, log_config=None), Stoppable())
+    for number in signals:
+        instance.handle_exit(number, None)
+    assert instance.should_exit
+    assert instance.force_exit is is_forced
+    assert instance.signal == signals[0]
+
+
+def test_statistics_of_nothing_are_zero():
+    from draftree.serve.queue import Job
+    from draftree.serve.statistics import statistics
+
+    async def run():
+        return statistics([Job("a", lambda engine: None, asyncio.get_running_loop())])
+
+    found = asyncio.run(run())
+    assert (found["rounds"], found["tokens_per_second"], found["ttft_ms"]) == (0, 0.0, None)

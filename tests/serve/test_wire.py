@@ -1,0 +1,127 @@
+"""Bodies that are wrong name what is wrong."""
+
+import json
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from draftree.serve.wire import ApiError, WireModel, busy, encode, event, parse_body, refused
+
+
+class Part(WireModel):
+    type: Literal["text"]
+    text: str
+
+
+class User(WireModel):
+    role: Literal["user"]
+    content: str | list[Part]
+
+
+class System(WireModel):
+    role: Literal["system"]
+    content: str
+
+
+class Sample(WireModel):
+    messages: list[Annotated[User | System, Field(discriminator="role")]]
+    stop: str | list[str] | None = None
+    n: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, le=2)
+    store: Literal[False] | None = refused("Nothing is stored.")
+
+
+def explain(raw):
+    with pytest.raises(ApiError) as caught:
+        parse_body(Sample, raw if isinstance(raw, bytes) else json.dumps(raw).encode())
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe{}",
+        b'{"messages": [{"role": "user", "content": "\xff"}]}',
+        rb'{"messages": [{"role": "user", "content": "\ud800"}]}',
+        b"[" * 100_000,
+        b'{"messages": ' + b"[" * 3000 + b"]" * 3000 + b"}",
+        b'{"messages": [], "n": ' + b"9" * 5000 + b"}",
+    ],
+)
+def test_what_is_not_json_is_said(raw):
+    error = explain(raw)
+    assert error.code == "invalid_json"
+    assert "not valid JSON" in error.message
+
+
+@pytest.mark.parametrize("value", [[], None, 5, "text"])
+def test_body_must_be_an_object(value):
+    assert explain(value).message == "The body must be a JSON object."
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"n": True}, "n", "valid integer"),
+        ({"n": "1"}, "n", "valid integer"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"temperature": "1"}, "temperature", "valid number"),
+        ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
+        ({"temperature": float("nan")}, "temperature", "finite"),
+        ({"stop": 5}, "stop", "valid string or Input should be a valid array"),
+        ({"stop": ["a", 5]}, "stop[1]", "valid string"),
+        ({"stop": {}}, "stop", "valid string"),
+        ({"store": True}, "store", "Nothing is stored."),
+        ({"unknown": None}, "unknown", "Unknown field: unknown."),
+        ({"messages": [{"role": "poet", "content": ""}]}, "messages[0]", "'user', 'system'"),
+        ({"messages": [{"content": ""}]}, "messages[0]", "role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "valid string"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages[0].content[0].text",
+            "missing",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "text": ""}]}]},
+            "messages[0].content[0].type",
+            "'text'",
+        ),
+        (
+            {"messages": [{"role": "system", "content": "", "mood": 1}]},
+            "messages[0].mood",
+            "Unknown field",
+        ),
+    ],
+)
+def test_field_is_named(fields, param, words):
+    error = explain({"messages": [], **fields})
+    assert error.param == param
+    assert words in error.message
+
+
+def test_missing_field_is_named():
+    assert (explain({}).param, explain({}).code) == ("messages", "missing_field")
+
+
+def test_integers_are_numbers_but_not_the_other_way_round():
+    assert parse_body(Sample, b'{"messages": [], "temperature": 1}').temperature == 1.0
+    assert explain({"messages": [], "n": 1.0}).param == "n"
+
+
+def test_busy_says_when_to_come_back():
+    assert busy(429, "Later.", 7).headers == {"retry-after": "7"}
+    assert ApiError(400, "No.").headers == {}
+
+
+def test_events():
+    assert event("{}") == "data: {}\n\n"
+    assert event("{}", "ping") == "event: ping\ndata: {}\n\n"
+
+
+def test_half_a_surrogate_pair_can_be_sent():
+    assert encode("a\ud800b") == b"a?b"
