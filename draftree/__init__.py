@@ -7,7 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from draftree.chat import Delta, Engine, Generation
+    from draftree.chat import (
+        Delta,
+        DeltaKind,
+        Engine,
+        FormatKind,
+        Generation,
+        ResponseFormat,
+    )
     from draftree.core import FinishReason, SamplingParams, TokenSource, Usage
     from draftree.errors import DraftreeError
 
@@ -15,17 +22,23 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Delta",
+    "DeltaKind",
     "DraftreeError",
     "Engine",
     "FinishReason",
+    "FormatKind",
     "Generation",
+    "ResponseFormat",
     "SamplingParams",
     "TokenSource",
     "Usage",
 ]
 
 _HOMES: Final = (
-    ("draftree.chat", ("Delta", "Engine", "Generation")),
+    (
+        "draftree.chat",
+        ("Delta", "DeltaKind", "Engine", "FormatKind", "Generation", "ResponseFormat"),
+    ),
     ("draftree.core", ("FinishReason", "SamplingParams", "TokenSource", "Usage")),
     ("draftree.errors", ("DraftreeError",)),
 )

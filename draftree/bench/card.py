@@ -89,8 +89,7 @@ class Subject:
         """Seconds; the draft reads the features too."""
         engine, drafter = self.engine, self.engine.drafter
         assert drafter is not None
-        engine.target.state.reset()
-        drafter.reset()
+        engine.forget()
         self.finish()
         start = time.perf_counter()
         prefill(engine.target, tokens, engine.plan.chunk, drafter.observe)

@@ -103,6 +103,7 @@ class TokenEngine:
                 draft_ops,
                 block_len=config.block,
                 features_len=self.plan.features_len,
+                use_head_tokens=self.plan.card is None,
             )
         self._ops, self._draft_ops = ops, draft_ops
         self._rounds = self.rounds_of(self.plan.max_nodes - 1)
@@ -192,10 +193,10 @@ class TokenEngine:
         usage = stream.usage
         start = time.perf_counter()
         usage.cached_tokens = self._prefill(request, stream)
-        usage.prefill_ms = (time.perf_counter() - start) * 1000
         decoder = self._decoder(request, stream.watch or self.watch)
         usage.rounds = decoder.stats
         decoder.start(request.prompt_ids[-1])
+        usage.prefill_ms = (time.perf_counter() - start) * 1000
         try:
             yield from self._decode(request, stream, decoder)
         finally:
