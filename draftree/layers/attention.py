@@ -58,18 +58,26 @@ class Attention:
     def write_keys(self, ops: Ops, x: Array, cache: KvState) -> None:
         """Keys and values of x's rows, at the rows' positions."""
         k, v = project(ops, x, self.key, self.value)
-        if self.key_norm:
-            self.key_norm(ops, k)
-        self.rotary(ops, k)
-        ops.kv_write(k, v, cache)
+        self._write(ops, k, v, cache)
 
     def __call__(self, ops: Ops, x: Array, cache: KvState, *, add_to: Array) -> None:
-        q, *gate = project(ops, x, self.query, *([self.gate] if self.gate else []))
+        gates = [self.gate] if self.gate else []
+        if self.bidirectional:  # keys and values of the context are projected alone, too
+            q, *gate = project(ops, x, self.query, *gates)
+            k, v = project(ops, x, self.key, self.value)
+        else:
+            q, k, v, *gate = project(ops, x, self.query, self.key, self.value, *gates)
         if self.query_norm:
             self.query_norm(ops, q)
         self.rotary(ops, q)
-        self.write_keys(ops, x, cache)
+        self._write(ops, k, v, cache)
         out = ops.attention(q, cache, window=self.window, bidirectional=self.bidirectional)
         if gate:
             out = ops.sigmoid_mul(out, *gate)
         self.output(ops, out, add_to=add_to)
+
+    def _write(self, ops: Ops, k: Array, v: Array, cache: KvState) -> None:
+        if self.key_norm:
+            self.key_norm(ops, k)
+        self.rotary(ops, k)
+        ops.kv_write(k, v, cache)

@@ -7,7 +7,7 @@ depend on company; longer ones (prefill) run the vendor's matmul and attention.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from draftree.kernels.cuda.prepare import (
     silu_mul_prepare,
 )
 from draftree.kernels.cuda.program import MOST_ROWS, Launch, Program
-from draftree.kernels.cuda.rotary import head_norm_rope, rope_table
+from draftree.kernels.cuda.rotary import head_norm_rope_pair, rope_table
 from draftree.kernels.cuda.rows import copy_columns
 from draftree.kernels.cuda.scratch import MatmulInput, Scratch
 from draftree.kernels.cuda.step import NUM_ROWS, NUM_TOKENS, CudaStep
@@ -43,6 +43,17 @@ from draftree.kernels.cuda.store import LazyMatrix, WeightStore
 from draftree.kernels.quant.formats import QuantType
 
 Store = CudaKv | CudaConv | CudaDelta
+
+
+class _Turn(NamedTuple):
+    """Heads that wait to be normed and turned."""
+
+    x: torch.Tensor
+    norm: torch.Tensor | None
+    eps: float
+    head_dim: int
+    table: torch.Tensor
+    interleaved: bool
 
 
 class CudaOps:
@@ -60,6 +71,7 @@ class CudaOps:
         self._program: Program | None = None
         self._inputs: dict[int, MatmulInput] = {}  # by address of the rows they were made from
         self._norms: dict[int, tuple[torch.Tensor, float]] = {}  # of heads that are turned next
+        self._turns: list[_Turn] = []  # at most queries and keys
         self._kv = KvArena(max_ctx + max_nodes, store.gpu)
         self._conv = ConvArena(max_nodes, store.gpu)
         self._delta = DeltaArena(max_nodes, store.gpu)
@@ -154,31 +166,42 @@ class CudaOps:
     def rope(
         self, x: torch.Tensor, head_dim: int, table: torch.Tensor, *, interleaved: bool
     ) -> None:
-        weight, eps = self._norms.pop(x.data_ptr(), (None, 0.0))
-        positions = self.step.positions
+        """Queries wait for their keys: both are turned in one launch."""
+        norm = self._norms.pop(x.data_ptr(), (None, 0.0))
+        self._turns.append(_Turn(x, *norm, head_dim, table, interleaved))
+
+    def _turn_heads(self) -> None:
+        """What was to be turned is read next."""
+        if not self._turns:
+            return
+        (q, *others), self._turns = self._turns, []
+        k = others[0] if others else None
 
         def launch(n: int) -> None:
-            head_norm_rope(
-                x[:n],
-                head_dim,
-                weight,
-                eps,
-                table,
-                positions,
+            head_norm_rope_pair(
+                q.x[:n],
+                None if k is None else k.x[:n],
+                q.head_dim,
+                q.norm,
+                None if k is None else k.norm,
+                q.eps,
+                q.table,
+                self.step.positions,
                 self.gpu,
-                interleaved=interleaved,
+                interleaved=q.interleaved,
                 live=self._live,
             )
 
         self._add(launch)
 
     def kv_write(self, k: torch.Tensor, v: torch.Tensor, cache: CudaKv) -> None:
+        self._turn_heads()
         self._add(lambda n: kv_write(k[:n], v[:n], cache, self.step, self.gpu))
 
     def attention(
         self, q: torch.Tensor, cache: CudaKv, *, window: int = 0, bidirectional: bool = False
     ) -> torch.Tensor:
-        assert not self._norms, "a head norm was not followed by its turn"
+        assert not self._norms and not self._turns, "heads were not turned before they are read"
         out = self._scratch.rows(q.shape[1])
         heads = q.shape[1] // cache.head_dim
         if self._attention is None:
