@@ -18,7 +18,7 @@ _THREADS = 256
 _SLICE = 8192  # logits a block
 _MAX_SLICES = 64
 _NUM_BINS, _MEMBERS = 1024, 4096
-_FILES = ("bits", "request", "noise", "select", "sampling")
+_FILES = ("bits", "request", "noise", "select", "slice")
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def new_sampling_workspace(max_rows: int, vocab_size: int, gpu: Gpu) -> Sampling
 
 
 def sampling_source(name: str) -> KernelSource:
-    files = _FILES if name in ("choose_kernel", "rank_kernel") else (*_FILES, "border")
-    return KernelSource(name, files, WORD_MACROS)
+    file = {"choose_kernel": "choose", "rank_kernel": "rank"}.get(name, "border")
+    return KernelSource(name, (*_FILES, file), WORD_MACROS)
 
 
 def choose(

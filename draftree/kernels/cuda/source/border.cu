@@ -1,5 +1,5 @@
 // The border of top_k and top_p in long rows: first into bins by distance from the top, then those of the one bin in
-// which the border lies. Weights are whole numbers, so sums do not depend on the order. Slices as in sampling.cu.
+// which the border lies. Weights are whole numbers, so sums do not depend on the order. Slices as in slice.cu.
 constexpr int NUM_BINS = 1024;
 constexpr float BINS_PER_UNIT = 32.0f;
 constexpr int MEMBERS = 4096;  // of a bin, that a row's list can hold

@@ -1,0 +1,49 @@
+// The best candidates of each row of a draft's logits, with log-probabilities.
+
+// Adds up e^(value - top) of a slice, for the last block to normalise with.
+DEV void weigh_slice(const float* v, float top, float2* weights, float* parts) {
+  float sum = 0.0f;
+  if (top > minus_infinity())
+    for (int i = 0; i < VALUES; i++) sum += expf(v[slot(i)] - top);
+  sum = block_sum(sum, parts);
+  if (threadIdx.x == 0) weights[blockIdx.y * gridDim.x + blockIdx.x] = make_float2(top, sum);
+}
+
+// The logarithm of the sum of e^value over a row.
+DEV double log_total(const float2* weights, float top, double* parts) {
+  double term = 0.0;
+  if (threadIdx.x < gridDim.x) {
+    const float2 slice = __ldcg(weights + blockIdx.y * gridDim.x + threadIdx.x);
+    if (slice.y > 0.0f) term = slice.y * exp(static_cast<double>(slice.x) - top);
+  }
+  return top + log(block_sum(term, parts));
+}
+
+// Blocks [slices, rows]. Row i stands for the position i + 1 after the root of `target`; control counts the rows.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rank_kernel(const float* logits, const int* control, const int* target, const int* words, u64* slices, float2* weights,
+                int* arrived, int* ids, float* log_probs, int stride, int vocab, int count) {
+  __shared__ Best best;
+  __shared__ float v[SLICE], parts[THREADS / 32];
+  __shared__ double double_parts[THREADS / 32];
+  let_later_grids_start();
+  wait_for_earlier_grids();
+  const int row = blockIdx.y;
+  if (row >= control[NUM_ROWS]) return;
+  const float temperature = temperature_of(words);
+  const Scoring s = {logits + static_cast<u64>(row) * stride, noise_key(word_pair(words, SEED), target[COMMITTED] + 1 + row),
+                     0, temperature, vocab, temperature > 0.0f};
+  select_slice(s, blockIdx.x * SLICE, count, true, v, &best);
+  if (!s.is_noisy) weigh_slice(v, best.sorted[0] ? score_of(best.sorted[0]) : minus_infinity(), weights, parts);
+  if (!merge_slices(slices, arrived, count, &best)) return;
+  const u64 key = threadIdx.x < count ? best.sorted[threadIdx.x] : 0;
+  const float top = score_of(best.sorted[0]), score = score_of(key);
+  if (s.is_noisy) {  // the scores as if nothing but the candidates existed
+    const float total = block_sum(threadIdx.x < count ? expf(score - top) : 0.0f, parts);
+    if (threadIdx.x < count) log_probs[row * count + threadIdx.x] = score - top - logf(total);
+  } else {
+    const double log_sum = log_total(weights, top, double_parts);
+    if (threadIdx.x < count) log_probs[row * count + threadIdx.x] = static_cast<float>(score - log_sum);
+  }
+  if (threadIdx.x < count) ids[row * count + threadIdx.x] = token_of(key);
+}
