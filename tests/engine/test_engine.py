@@ -224,7 +224,7 @@ def test_a_stop_token_ends_the_reply_and_is_not_part_of_it(engine: TokenEngine) 
 
 
 @pytest.mark.parametrize("budget", [1, 3, 22, "auto"])
-@pytest.mark.parametrize("options", [{}, {"chunk": 1}, {"chunk": 5, "features_len": 8}])
+@pytest.mark.parametrize("options", [{}, {"chunk": 1}, {"chunk": 5}])
 def test_options_do_not_change_the_text(budget: int | str, options: dict[str, int]) -> None:
     engine = _open(budget=budget, ngram="on", **options)
     for sampling in (SamplingParams(), HOT):
@@ -245,13 +245,6 @@ def test_a_shorter_block_makes_shallower_trees() -> None:
 def test_a_block_that_the_draft_cannot_fill_is_refused(block: int) -> None:
     with pytest.raises(ValueError, match="block must be between 2 and the 16"):
         _open(block=block)
-
-
-def test_a_small_store_of_features_loses_none() -> None:
-    engine = _open(features_len=4)
-    first = _reply(engine, PROMPT)
-    assert first.is_like(_fresh_reply(PROMPT))
-    engine.close()
 
 
 def test_why_speculation_is_off() -> None:

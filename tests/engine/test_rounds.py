@@ -2,20 +2,28 @@
 
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
+from tempfile import gettempdir
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from draftree.config import Card, EngineConfig  # noqa: E402
-from draftree.core import FinishReason, Request, SamplingParams  # noqa: E402
-from draftree.decode.speculative import Round  # noqa: E402
-from draftree.engine import engine as engine_module  # noqa: E402
-from draftree.engine.engine import TokenEngine  # noqa: E402
-from draftree.kernels.cuda import compile as compile_module  # noqa: E402
-from draftree.kernels.cuda.compile import Gpu  # noqa: E402
-from tests.made import make_draft  # noqa: E402
-from tests.tiny import tiny_path  # noqa: E402
+from draftree.bench.synth import write_pair
+from draftree.config import Card, EngineConfig
+from draftree.core import FinishReason, Request, SamplingParams
+from draftree.decode.graph import GraphDecoder
+from draftree.decode.speculative import Round
+from draftree.engine import engine as engine_module
+from draftree.engine.engine import TokenEngine
+from draftree.kernels.cuda import compile as compile_module
+from draftree.kernels.cuda.compile import Gpu
+from draftree.prefill.chunked import prefill
+from draftree.state.sequence import Snapshot
+from tests.engine.scripted import ScriptedGraphRounds
+from tests.made import make_draft
+from tests.tiny import tiny_path
 
 PROMPT = (5, 9, 200, 31, 7, 77)
 HOT = SamplingParams(temperature=3.0, seed=4)  # the noise decides, and any draft knows the noise
@@ -65,6 +73,62 @@ def test_drafting_changes_no_text(open_engine, any_gpu: Gpu) -> None:
                 assert stream.usage.acceptance_length > 1.2
 
 
+def decode(engine: TokenEngine, rounds, sampling: SamplingParams, count: int, *, use_draft: bool):
+    """Tokens after the prompt, and tokens a round."""
+    engine.forget()
+    prefill(engine.target, PROMPT[:-1], engine.plan.chunk)
+    decoder = GraphDecoder(
+        *(engine.target, None, rounds, request(sampling, count)),
+        use_draft=use_draft,
+        is_auto=False,
+    )
+    decoder.start(PROMPT[-1])
+    tokens: list[int] = []
+    while len(tokens) < count:
+        tokens += [emitted.token for emitted in decoder.step(count - len(tokens))]
+    decoder.finish()
+    return tokens, count / decoder.stats.num_rounds
+
+
+def equal_parts(a: Snapshot, b: Snapshot) -> bool:
+    pairs = [
+        (x, y) for p, q in zip(a.parts, b.parts, strict=True) for x, y in zip(p, q, strict=True)
+    ]
+    return a.tokens == b.tokens and all(np.array_equal(x, y) for x, y in pairs) and len(pairs) > 0
+
+
+def check_oracle(engine: TokenEngine, budgets: tuple[int, ...], count: int) -> float:
+    """Deep paths change nothing either; the mean number of tokens a round."""
+    lengths = []
+    for name, sampling in SAMPLINGS.items():
+        plain, _ = decode(engine, engine.rounds_of(1), sampling, count, use_draft=False)
+        state = engine.target.state.snapshot()
+        for budget in budgets:
+            rounds = ScriptedGraphRounds(engine, budget, (*PROMPT, *plain), budget)
+            tokens, length = decode(engine, rounds, sampling, count, use_draft=True)
+            assert tokens == plain, (name, budget)
+            assert equal_parts(engine.target.state.snapshot(), state), "the states differ"
+            lengths.append(length)
+    return sum(lengths) / len(lengths)
+
+
+def test_a_draft_that_knows_the_text(open_engine, any_gpu: Gpu) -> None:
+    engine = open_engine(40)
+    if any_gpu.is_real:
+        assert check_oracle(engine, (8, 22, 40), 200) > 3.0
+    else:
+        assert check_oracle(engine, (22,), 12) > 2.0
+
+
+@pytest.mark.gpu
+def test_the_flagship_shapes(card: Gpu) -> None:
+    """64 layers of random weights as large as real ones: 24 GB on the card and on the disk."""
+    target, draft = write_pair("27b", Path(gettempdir()) / "draftree-synth")
+    config = EngineConfig(device="cuda", budget=40, max_ctx=1024, gpu_memory=22.35)
+    engine = TokenEngine.open(target, config, draft=draft)
+    assert check_oracle(engine, (8, 22, 40), 224) > 3.0
+
+
 def test_what_only_the_host_can_do_gives_the_same_text(open_engine) -> None:
     """Log-probabilities take the way through the host, whose noise is the same."""
     engine = open_engine(8)
@@ -80,7 +144,9 @@ def test_a_stream_left_early_does_no_harm(open_engine) -> None:
     assert [event.token for event in islice(stream, 2)] == whole[:2]
     stream.close()
     tokens = engine.target.state.tokens
-    assert tokens[: len(PROMPT)] == list(PROMPT) and tokens[len(PROMPT) :] == whole[: len(tokens) - 6]
+    assert (
+        tokens[: len(PROMPT)] == list(PROMPT) and tokens[len(PROMPT) :] == whole[: len(tokens) - 6]
+    )
     assert [event.token for event in engine.generate(request(HOT, 8))] == whole
 
 

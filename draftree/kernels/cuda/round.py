@@ -87,6 +87,10 @@ class CudaRounds:
         self._number, self._has_ended, self._use_border = 0, True, False
         self._last: torch.cuda.Event | None = None
 
+    @property
+    def can_draft(self) -> bool:
+        return self._draft is not None
+
     def begin(self, start: RoundStart) -> None:
         """Rounds launched from now on are this request's."""
         assert not self._under_way, "rounds of the last request are still under way"
@@ -95,7 +99,7 @@ class CudaRounds:
             self._draft.ops.step.set_idle(start.drafted)
         self._ring.clear()
         self._use_border = needs_border(start.filters, self._target.logits.shape[1])
-        for use_draft in (False, True) if self._draft is not None else (False,):
+        for use_draft in (False, True) if self.can_draft else (False,):
             self._prepare(use_draft)
         self._words.start(
             start.filters,
