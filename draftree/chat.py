@@ -193,6 +193,12 @@ class Engine:
     def close(self) -> None:
         self.tokens.close()
 
+    def keep(self) -> None:
+        """Save the last conversation, so that others may come between its turns. For a moment in
+        which nothing is asked; without it, that is done when the next one begins.
+        """
+        self.tokens.keep()
+
     def chat(
         self,
         messages: Sequence[Message],

@@ -12,7 +12,6 @@ from draftree.decode.tree import DraftBlock
 from draftree.kernels.ops import Array, Ops, Runnable
 from draftree.models.dflash import Draft
 from draftree.models.model import Model
-from draftree.state.features import FeatureRing
 from draftree.state.span import KvLayers, Parts, Span
 
 
@@ -46,15 +45,25 @@ class BlockDrafter:
     """A DFlash draft bound to its target. Positions are its own: rotary positions are relative."""
 
     def __init__(
-        self, draft: Draft, target: Model, ops: Ops, *, block_len: int = 0, features_len: int = 4096
+        self,
+        draft: Draft,
+        target: Model,
+        ops: Ops,
+        *,
+        block_len: int = 0,
+        use_head_tokens: bool = True,
     ) -> None:
+        """use_head_tokens: propose only the tokens that the draft lists, if it does."""
         self.block_len = block_len or draft.facts.block_size
         self._mask = draft.facts.mask_token
+        head, self._tokens = target.head, None
+        if use_head_tokens and draft.facts.head_tokens:
+            self._tokens = np.asarray(draft.facts.head_tokens, dtype=np.int64)
+            head = ops.pack(target.head_rows.raw[self._tokens], target.head_rows.qtype)
         self._ops = ops
         self._context_len = 0  # positions whose keys and values are cached
         width = len(draft.facts.feature_layers) * draft.facts.hidden_size
-        self._ring = FeatureRing(ops.new_rows(width, features_len))
-        self._offset = 0  # absolute position of the first cached one
+        self._num_waiting = 0  # positions after them whose features lie in the input
         states = draft.new_state(ops)
         self._kv = KvLayers(ops, states)
         self._input = ops.new_rows(width)
@@ -64,7 +73,7 @@ class BlockDrafter:
             with ops.capture() as self._block_program:
                 hidden = draft.record_block(ops, target, states)
             with ops.capture() as self._head_program:
-                self._logits = draft.record_head(ops, target, hidden)
+                self._logits = draft.record_head(ops, head, hidden)
         self.hidden = hidden
 
     def programs(self) -> DraftPrograms:
@@ -75,37 +84,36 @@ class BlockDrafter:
         )
 
     def reset(self) -> None:
-        self._context_len = self._offset = 0
-        self._ring.reset()
+        self._context_len = self._num_waiting = 0
 
     @property
     def position(self) -> int:
         """How many tokens it has seen the features of."""
-        return self._ring.end
+        return self._context_len + self._num_waiting
 
     def copy(self, start: int, end: int) -> Parts:
         """Keys and values of the context at positions start … end-1."""
         self._catch_up()
-        assert self._offset == 0, "the context does not begin with the text"
         return self._kv.copy(start, end)
 
     def restore(self, spans: Sequence[Span], shared: int, length: int) -> None:
         """Return to the context of a text of this length, the first `shared` of whose positions are
         those of the present one.
         """
-        if shared > self._offset + self._context_len:
+        if shared > self._context_len:
             self._catch_up()
-        assert self._offset == 0 or shared == 0, "the context does not begin with the text"
         self._kv.put(spans, shared, length)
-        self._offset, self._context_len = 0, length
-        self._ring.reset(length)
+        self._context_len, self._num_waiting = length, 0
 
     def observe(self, features: Array) -> None:
         """Features of tokens that were just committed, in order: float32 [count, width]."""
-        chunk_len = min(len(self._input), self._ring.capacity)
-        for start in range(0, len(features), chunk_len):
-            self._ring.append(features[start : start + chunk_len])
-            if self._ring.end - self._offset - self._context_len > self._ring.capacity - chunk_len:
+        while len(features) > 0:
+            first = self._num_waiting
+            count = min(len(self._input) - first, len(features))
+            self._input[first : first + count] = features[:count]
+            features = features[count:]
+            self._num_waiting += count
+            if self._num_waiting == len(self._input):
                 self._catch_up()
 
     def catch_up(self) -> int:
@@ -116,18 +124,16 @@ class BlockDrafter:
     def note(self, count: int) -> None:
         """The device has read the features of so many tokens in a round of its own."""
         self._context_len += count
-        self._ring.reset(self._offset + self._context_len)
 
     def propose(
         self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
     ) -> DraftBlock:
         """Candidates for positions after the anchor; the head runs only for those wanted."""
         logits = self.block_logits(anchor, num_positions)
-        first = self._offset + self._context_len + 1
-        return sampler.rank(logits, first, num_candidates)
+        return sampler.rank(logits, self._context_len + 1, num_candidates, self._tokens)
 
     def block_logits(self, anchor: int, num_positions: int = 0) -> np.ndarray:
-        """float32 [positions, vocab_size]; row i is for position i + 1 after the anchor. 0: all."""
+        """float32 [positions, tokens]; row i is for position i + 1 after the anchor. 0: all."""
         self._catch_up()
         num_positions = min(num_positions or self.block_len, self.block_len - 1)
         block = np.full(self.block_len, self._mask, dtype=np.int64)
@@ -140,14 +146,9 @@ class BlockDrafter:
 
     def _catch_up(self) -> None:
         """Cache keys and values for the features that arrived since the last block."""
-        ring, first = self._ring, self._offset + self._context_len
-        if first < ring.start:  # too far behind: begin again at the oldest features at hand
-            self._offset, self._context_len, first = ring.start, 0, ring.start
-        while first < ring.end:
-            last = min(first + len(self._input), ring.end)
-            count = last - first
-            self._input[:count] = ring.read(first, last)
+        count = self._num_waiting
+        if count:
             self._ops.step.set_chain(np.zeros(count, dtype=np.int64), self._context_len)
             self._context_program.run()
             self._context_len += count
-            first = last
+            self._num_waiting = 0

@@ -31,7 +31,7 @@ class Sampler:
     ) -> None:
         self.scores: TokenScores | None = None  # of the last choice, if they are wanted
         self.matcher = matcher
-        self._seed = params.seed
+        self._seed, self._vocab_size = params.seed, vocab_size
         self._filters = Filters(
             temperature=params.temperature,
             top_k=params.top_k,
@@ -96,13 +96,23 @@ class Sampler:
             self.matcher.advance(token)
         self._next_position += 1
 
-    def rank(self, logits: np.ndarray, position: int, num_candidates: int) -> DraftBlock:
+    def rank(
+        self,
+        logits: np.ndarray,
+        position: int,
+        num_candidates: int,
+        tokens: np.ndarray | None = None,
+    ) -> DraftBlock:
         """Candidates for consecutive positions from `position` on: logits float32 [num_positions,
-        vocab_size].
+        vocab_size], or a column for each of the tokens, which rise.
 
         Scores are the draft's log-probabilities, or with a temperature those of log-probability / T
         + noise, so that what the noise favours comes first, as it will in the target's own choice.
         """
+        if tokens is not None and (self._shaping is not None or self._filters.temperature > 0.0):
+            every = np.full((len(logits), self._vocab_size), -np.inf, dtype=np.float32)
+            every[:, tokens] = logits
+            logits, tokens = every, None  # bias, grammar and noise go by token
         if self._shaping is not None:
             logits = self._shaping.shape_draft(logits, position == self._next_position)
         num_positions, count = len(logits), min(num_candidates, logits.shape[1])
@@ -115,7 +125,7 @@ class Sampler:
                 *(scores[row], ids[row], log_probs[row]),
             )
         if self._filters.temperature == 0.0:
-            return DraftBlock(ids, log_probs)
+            return DraftBlock(ids if tokens is None else tokens[ids], log_probs)
         weights = np.exp(scores - scores[:, :1])
         return DraftBlock(ids, scores - scores[:, :1] - np.log(weights.sum(axis=1, keepdims=True)))
 

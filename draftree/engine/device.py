@@ -10,10 +10,14 @@ from draftree.decode.graph import DeviceRounds
 from draftree.kernels.ops import Ops
 from draftree.models.target import Target
 
+_KV_TYPES = {"f32": np.float32, "f16": np.float16, "q8": np.int8}
+_DRAFT_CHUNK = 64  # rows of features that a draft reads together
+
 
 class Device(Protocol):
-    def new_ops(self, min_rows: int = 1) -> Ops:
-        """min_rows: whatever the budget, a pass may have this many rows, and logits for each."""
+    def new_ops(self) -> Ops: ...
+    def new_draft_ops(self, block_len: int) -> Ops:
+        """A pass may have this many rows at least, and logits for each."""
         ...
 
     def new_rounds(
@@ -27,6 +31,10 @@ class Device(Protocol):
         """Whole rounds on the device, where it can run them."""
         ...
 
+    def finish_loading(self) -> None:
+        """Everything that will run is recorded."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -36,17 +44,23 @@ class CpuDevice:
 
         self._plan, self._team = plan, Team(plan.threads)
 
-    def new_ops(self, min_rows: int = 1) -> Ops:
+    def new_ops(self) -> Ops:
+        return self._new_ops(self._plan.chunk, self._plan.max_nodes)
+
+    def new_draft_ops(self, block_len: int) -> Ops:
+        return self._new_ops(max(_DRAFT_CHUNK, block_len), block_len)
+
+    def _new_ops(self, max_tokens: int, max_nodes: int) -> Ops:
         from draftree.kernels.cpu.ops import CpuOps
 
         plan = self._plan
         return CpuOps(
             self._team,
-            max_tokens=max(plan.chunk, min_rows),
-            max_nodes=max(plan.max_nodes, min_rows),
+            max_tokens=max_tokens,
+            max_nodes=max_nodes,
             max_ctx=plan.max_ctx,
             exact=plan.is_exact,
-            kv_dtype=np.float16 if plan.kv_type == "f16" else np.float32,
+            kv_dtype=_KV_TYPES[plan.kv_type],
         )
 
     def new_rounds(
@@ -58,6 +72,11 @@ class CpuDevice:
         budget: int,
     ) -> None:
         return None
+
+    def finish_loading(self) -> None:
+        from draftree.kernels.cpu.compiler import release_compiler
+
+        release_compiler()
 
     def close(self) -> None:
         self._team.close()
@@ -73,14 +92,17 @@ class CudaDevice:
         limit_memory(plan.memory_limit, gpu(index))
         self._store = WeightStore(gpu(index), max_rows=plan.max_nodes)
 
-    def new_ops(self, min_rows: int = 1) -> Ops:
+    def new_ops(self) -> Ops:
+        return self.new_draft_ops(1)
+
+    def new_draft_ops(self, block_len: int) -> Ops:
         from draftree.kernels.cuda.ops import CudaOps
 
         plan = self._plan
         return CudaOps(
             self._store,
-            max_tokens=max(plan.chunk, min_rows),
-            max_nodes=max(plan.max_nodes, min_rows),
+            max_tokens=max(plan.chunk, block_len),
+            max_nodes=max(plan.max_nodes, block_len),
             max_ctx=plan.max_ctx,
         )
 
@@ -95,6 +117,9 @@ class CudaDevice:
         from draftree.engine.rounds import GraphRounds
 
         return GraphRounds(target, ops, drafter, draft_ops, budget)
+
+    def finish_loading(self) -> None:
+        """Nothing is left over."""
 
     def close(self) -> None:
         """Memory goes with the arrays."""

@@ -96,19 +96,20 @@ class TokenEngine:
         self.drafter: BlockDrafter | None = None
         draft_ops = None
         if draft_checkpoint is not None:
-            draft_ops = self._device.new_ops(min_rows=config.block or draft_facts.block_size)
+            draft_ops = self._device.new_draft_ops(config.block or draft_facts.block_size)
             self.drafter = BlockDrafter(
                 load_draft(draft_checkpoint, draft_ops),
                 model,
                 draft_ops,
                 block_len=config.block,
-                features_len=self.plan.features_len,
                 use_head_tokens=self.plan.card is None,
             )
         self._ops, self._draft_ops = ops, draft_ops
         self._rounds = self.rounds_of(self.plan.max_nodes - 1)
         self._prefix = PrefixCache(self.target.state, self.drafter, self.plan.prefix_bytes)
         self._cost, self._calibration = CostModel(), Calibration()
+        checkpoint.release()
+        self._device.finish_loading()
 
     @classmethod
     def open(
@@ -120,8 +121,11 @@ class TokenEngine:
         return cls(checkpoint, config or EngineConfig(), draft_checkpoint)
 
     def rounds_of(self, budget: int) -> DeviceRounds | None:
-        """Rounds of at most so many nodes besides the root, where the device runs them itself."""
-        parts = self.target, self._ops, self.drafter, self._draft_ops
+        """Rounds of at most so many nodes besides the root, where the device runs them itself;
+        0: without the draft.
+        """
+        drafter = self.drafter if budget else None
+        parts = self.target, self._ops, drafter, self._draft_ops
         return self._device.new_rounds(*parts, budget)
 
     def close(self) -> None:

@@ -1,11 +1,18 @@
-"""Who may ask, and who is asking: API keys, and the name by which the queue is fair.
+"""Who may ask, and who is asking: API keys, names of this host, and of clients for the queue.
 
 Knows headers and addresses, nothing of what is asked.
 """
 
 import hashlib
 import hmac
+import ipaddress
+import socket
 from collections.abc import Mapping, Sequence
+from typing import Final
+
+# Names that no public name server answers for, so that no site can be reached by them.
+_PRIVATE_ENDS: Final = (".localhost", ".local", ".internal", ".lan", ".home.arpa")
+ANY_HOST: Final = "*"
 
 
 class Keys:
@@ -23,6 +30,33 @@ class Keys:
         given = _digest(_given_key(headers))
         matches = [hmac.compare_digest(given, known) for known in self._digests]
         return matches.index(True) if any(matches) else None
+
+
+class Hosts:
+    """Names that requests may call this server by. A page of another site can have its own name
+    lead here, and be taken for one of this server's pages; the name is what gives it away.
+    """
+
+    def __init__(self, names: Sequence[str], *, has_keys: bool) -> None:
+        self._is_any = has_keys or ANY_HOST in names  # such a page does not know the key
+        self._names = {name.lower().rstrip(".") for name in (*names, socket.gethostname())}
+
+    def knows(self, host: str) -> bool:
+        """host: the header, empty when there is none."""
+        if self._is_any:
+            return True
+        name = host.lower().rpartition("]")[0].lstrip("[") or host.lower().partition(":")[0]
+        name = name.rstrip(".")
+        is_private = "." not in name or name.endswith(_PRIVATE_ENDS) or _is_address(name)
+        return is_private or name in self._names
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def client_name(key_index: int, address: str | None) -> str:

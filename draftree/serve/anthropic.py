@@ -40,6 +40,7 @@ from draftree.serve.conversation import (
     choose_sampling,
     describe_tool,
 )
+from draftree.serve.length import check_length
 from draftree.serve.observed import ObservedCall
 from draftree.serve.reply import answer
 from draftree.serve.service import Service
@@ -162,8 +163,10 @@ def _texts(content: str | list[TextBlock] | None) -> list[str]:
 
 
 def _count(engine: "Engine", body: CountRequest) -> int:
-    messages = read_conversation(body).messages
-    return len(engine.encode_chat(messages, tools=_tools(body), thinking=_thinking(body)))
+    conversation = read_conversation(body)
+    check_length(engine, conversation.text_len)
+    tools, thinking = _tools(body), _thinking(body)
+    return len(engine.encode_chat(conversation.messages, tools=tools, thinking=thinking))
 
 
 def _tools(body: PromptFields) -> list[dict[str, Any]] | None:

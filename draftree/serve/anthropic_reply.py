@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from draftree.core import FinishReason
-from draftree.serve.observed import ObservedCall
+from draftree.serve.observed import ObservedCall, part_key
 from draftree.serve.queue import Job
 from draftree.serve.reply import Folded, ToolCall
 from draftree.serve.statistics import statistics
@@ -70,7 +70,7 @@ class MessageWire:
     def chunk(self, index: int, deltas: "Sequence[Delta]") -> str:
         return "".join(
             piece
-            for key, group in groupby(deltas, _block_key)
+            for key, group in groupby(deltas, part_key)
             for piece in self._write(key, list(group))
         )
 
@@ -160,10 +160,6 @@ class MessageWire:
         if jobs and self._options.has_statistics:
             members["draftree"] = statistics(jobs)
         return members
-
-
-def _block_key(delta: "Delta") -> tuple[DeltaKind, int]:
-    return delta.kind, delta.tool_call.index if delta.tool_call is not None else 0
 
 
 def _call_blocks(call: ToolCall) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftree.serve import openai, page
+from draftree.serve import anthropic, anthropic_reply, openai, page, responses
 from draftree.serve.access import client_name
 from draftree.serve.log import log_event
 from draftree.serve.openai_reply import render_error
@@ -26,14 +26,18 @@ from draftree.serve.service import Service
 from draftree.serve.thread import State
 from draftree.serve.wire import ApiError, schema_of
 
-APIS: Final = (openai, page)
+APIS: Final = (openai, responses, anthropic, page)
 # Where errors are not written as OpenAI does: the beginning of a path, and how.
-ERROR_STYLES: Final[tuple[tuple[str, Callable[[ApiError], dict[str, Any]]], ...]] = ()
+ERROR_STYLES: Final[tuple[tuple[str, Callable[[ApiError], dict[str, Any]]], ...]] = (
+    ("/v1/messages", anthropic_reply.render_error),
+)
 OPEN_PATHS: Final = ("/health", *page.PATHS)
 _ERRORS: Final = {
     400: "A field is unknown, refused or out of range; the error names it.",
     401: "The API key is missing or wrong.",
+    403: "The server was asked for by a name that is not its own.",
     404: "There is no such model.",
+    408: "The body took too long to arrive.",
     413: "The body is too long.",
     415: "The body is not JSON.",
     429: "The client has too many requests here already; Retry-After says when to come back.",
@@ -126,8 +130,13 @@ class Gate:
 
     def _admit(self, scope: Scope, state: dict[str, Any]) -> None:
         address = scope["client"][0] if scope.get("client") else None
-        key_index = self._service.keys.find(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        key_index = self._service.keys.find(headers)
         state["client"] = client_name(-1 if key_index is None else key_index, address)
+        host = headers.get("host", "")
+        if not self._service.hosts.knows(host):
+            sentence = f"This server is not known as {host!r}; start it with --allowed-host NAME."
+            raise ApiError(403, sentence, kind="permission_error", code="unknown_host")
         if key_index is None and scope["path"] not in OPEN_PATHS:
             sentence = "The API key is missing or wrong; send it as `Authorization: Bearer KEY`."
             raise ApiError(401, sentence, kind="authentication_error", code="invalid_api_key")

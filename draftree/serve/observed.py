@@ -104,3 +104,8 @@ class Observed:
         text, self._held = self._stops.finish(), ""
         if text:
             yield replace(delta, kind=DeltaKind.TEXT, text=text, tool_call=None, logprobs=())
+
+
+def part_key(delta: "Delta") -> tuple[DeltaKind, int]:
+    """The same for all deltas of one part of a reply: its text, its reasoning, or one call."""
+    return delta.kind, delta.tool_call.index if delta.tool_call is not None else 0

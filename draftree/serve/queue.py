@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Call: TypeAlias = "Callable[[Engine], Generation]"
 
 _FRAME_S: Final = 0.02
+_MAX_UNREAD: Final = 2**15  # pieces and log-probabilities that a reader may be behind
 _MAX_RETRY_S: Final = 60
 
 
@@ -51,6 +52,7 @@ class Job:
         self.error: ApiError | None = None
         self._is_done = False
         self._deltas: deque[Delta] = deque()
+        self._num_unread = 0
         self._is_signalled = False
         self._flushed_s = 0.0
         self._wake = asyncio.Event()
@@ -66,6 +68,7 @@ class Job:
         while True:
             is_done = self._is_done
             if self._deltas:
+                self._num_unread = 0
                 return [self._deltas.popleft() for _ in range(len(self._deltas))]
             if is_done and self.error is not None:
                 raise self.error
@@ -80,6 +83,13 @@ class Job:
         if self.first_s is None:
             self.first_s = time.perf_counter()
         self._deltas.append(delta)
+        if self.is_stream:
+            self._num_unread += 1
+            for score in delta.logprobs:
+                self._num_unread += 1 + len(score.top)
+            if self._num_unread > _MAX_UNREAD:
+                sentence = "The reply was not read as fast as it was written."
+                self.cancel(ApiError(408, sentence, code="reader_too_slow"))
         return not self.is_cancelled
 
     def flush(self) -> None:

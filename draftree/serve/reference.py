@@ -21,11 +21,16 @@ from one that is not there; the same holds when an engine that failed is opened 
 | endpoint | what it is |
 |---|---|
 | `GET /health` | 200 when ready, else 503; `status` says why. Needs no key. |
+| `GET /` | a page to chat and to watch the trees: [page.md](page.md). Needs no key. |
+| `GET /v1/draftree/engine` | what that page has to know: the model, its context, the budget |
 | `GET /metrics` | requests, tokens, AL, TTFT, queue, for Prometheus |
 | `GET /openapi.json` | the schema of all this |
 | `GET /v1/models`, `GET /v1/models/{name}` | the model |
 | `POST /v1/chat/completions` | OpenAI's chat completions |
 | `POST /v1/completions` | OpenAI's text completions |
+| `POST /v1/responses` | OpenAI's responses, as Codex uses them |
+| `POST /v1/messages` | Anthropic's messages, as Claude Code uses them |
+| `POST /v1/messages/count_tokens` | how many tokens a prompt has |
 
 ## What holds for every request
 
@@ -36,7 +41,8 @@ from one that is not there; the same holds when an engine that failed is opened 
 - **Errors** are `{"error": {"message", "type", "param", "code"}}`:
   400 (a field, bad JSON, too long a prompt: `context_length_exceeded`), 401, 404 (unknown model),
   408 (the body takes a minute), 413 (the body is longer than `--max-body`), 415 (not sent as JSON),
-  429 and 503 (with Retry-After), 500 (the engine failed; it is opened again).
+  429 and 503 (with Retry-After), 500 (the engine failed; it is opened again). Below `/v1/messages`
+  they are as Anthropic writes them: `{"type": "error", "error": {"type", "message"}}`.
 - **Queue**: the engine works on one reply at a time. Clients, told apart by key and address, take
   turns. A client that has `--queue-per-client` requests here gets 429; when there are `--queue` in
   all, everyone gets 503. Several replies (`n`, several prompts) count as several requests.
@@ -64,12 +70,39 @@ member `draftree`:
 | `prefill_ms`, `decode_ms` | time on the engine |
 | `cached_tokens` | of the prompt, not computed again |
 | `speculation_off` | why nothing was drafted, or null |
+
+## Rounds
+
+With `"draftree": {"rounds": true}` in the body of a chat or text completion with `stream`, events
+of the rounds come between the chunks, before the text that they gave:
+`{"object": "draftree.rounds", "choices": [], "index", "completion_tokens", "rounds"}`. `index` is
+that of the choice, and `completion_tokens` counts its tokens so far. A round has
+
+| member | meaning |
+|---|---|
+| `nodes[].id`, `nodes[].text` | a token of the tree; bytes that are no character as `\\xe2` |
+| `nodes[].parent` | an earlier place in the list; -1 for the root, which is written already |
+| `nodes[].source` | who proposed it: `chain`, `sibling`, `ngram`, `grammar` |
+| `nodes[].accepted` | whether it is on the path |
+| `nodes[].chance` | what the draft gave it and its ancestors together, where that is known |
+| `bonus.id`, `bonus.text` | the model's own token after the path |
+
+Without a draft and without lookup there are no trees, and `rounds` is empty.
 """
 _NOTES: Final[Mapping[str, str]] = {
     "ChatRequest": "Reasoning of models that think comes as `reasoning_content`, in messages and "
     "in\ndeltas. `logprobs` are of the text, not of reasoning or calls.",
     "CompletionRequest": "Replies to the first prompt come first: a choice's `index` is the number "
     "of\nits prompt times `n`, plus the number of the reply.",
+    "ResponsesRequest": "Nothing is stored: every request brings its conversation, as Codex does. "
+    "Reasoning\ncomes as items with `reasoning_text`, which may be sent back. A stream that breaks "
+    "off ends\nwith `response.failed`.",
+    "MessagesRequest": "`anthropic-version` and `anthropic-beta` are taken whatever they say. "
+    "Thinking comes as\nblocks, which may be sent back; they are not signed. Messages of one role "
+    "in a row are joined.\nA call that `max_tokens` cuts short is left out of a reply in one "
+    "piece. Prompts are cached\nwithout being asked: what was read from the cache is "
+    "`cache_read_input_tokens`.",
+    "CountRequest": "Counts what the same fields make of `POST /v1/messages`.",
 }
 
 

@@ -10,10 +10,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from draftree.core import FinishReason
-from draftree.serve.observed import ObservedCall
+from draftree.serve.observed import ObservedCall, part_key
 from draftree.serve.openai_reply import chat_logprobs
 from draftree.serve.queue import Job
-from draftree.serve.reply import Folded, ToolCall
+from draftree.serve.reply import Folded
 from draftree.serve.statistics import statistics
 from draftree.serve.wire import ApiError, event, to_json
 from draftree.text.reply import DeltaKind
@@ -21,13 +21,18 @@ from draftree.text.reply import DeltaKind
 if TYPE_CHECKING:
     from draftree.chat import Delta, TokenLogprob
 
-_PARTS: Final = {DeltaKind.TEXT: "output_text", DeltaKind.REASONING: "reasoning_text"}
+_PREFIXES: Final = {DeltaKind.TEXT: "msg", DeltaKind.REASONING: "rs", DeltaKind.TOOL_CALL: "fc"}
+_EVENTS: Final = {
+    DeltaKind.TEXT: "response.output_text",
+    DeltaKind.REASONING: "response.reasoning_text",
+    DeltaKind.TOOL_CALL: "response.function_call_arguments",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
     """What of a request its reply depends on. settings: members that every reply repeats;
-    namespaces: of tools that have one, by the name that the model knows them by.
+    namespaces: of functions that have one, with their name there, by the name the model knows.
     """
 
     model: str
@@ -40,18 +45,17 @@ class ResponseOptions:
 
 @dataclass(slots=True)
 class Item:
-    """One item of the output in the making."""
+    """One item of the output in the making. text: what was said or thought, or arguments."""
 
     kind: DeltaKind
-    index: int  # in the output
-    call: ToolCall | None = None
-    text: str = ""  # or arguments
+    text: str = ""
     logprobs: "list[TokenLogprob]" = field(default_factory=list)
+    call_id: str = ""
+    name: str = ""
     id: str = ""
 
     def __post_init__(self) -> None:
-        prefix = {DeltaKind.TEXT: "msg", DeltaKind.REASONING: "rs"}.get(self.kind, "fc")
-        self.id = f"{prefix}_{uuid.uuid4().hex}"
+        self.id = f"{_PREFIXES[self.kind]}_{uuid.uuid4().hex}"
 
 
 class ResponseWire:
@@ -62,24 +66,22 @@ class ResponseWire:
         self._id = f"resp_{uuid.uuid4().hex}"
         self._num_events = 0
         self._output: list[dict[str, Any]] = []
-        self._item: Item | None = None
+        self._open: tuple[tuple[DeltaKind, int], Item] | None = None
 
     def opening(self) -> str:
-        return "".join(
-            self._event(f"response.{word}", response=self._response("in_progress", []))
-            for word in ("created", "in_progress")
-        )
+        response = self._response("in_progress", [])
+        words = ("created", "in_progress")
+        return "".join(self._event(f"response.{word}", response=response) for word in words)
 
     def chunk(self, index: int, deltas: "Sequence[Delta]") -> str:
         return "".join(
             piece
-            for _, group in groupby(deltas, _item_key)
-            for piece in self._write(list(group))
+            for key, group in groupby(deltas, part_key)
+            for piece in self._write(key, list(group))
         )
 
     def closing(self, index: int, job: Job) -> str:
-        is_cut = job.finish_reason is FinishReason.LENGTH
-        return "".join(self._close("incomplete" if is_cut else "completed"))
+        return "".join(self._close(_status(job.finish_reason)))
 
     def ending(self, jobs: Sequence[Job]) -> str:
         status = _status(jobs[0].finish_reason)
@@ -87,43 +89,139 @@ class ResponseWire:
         return self._event(f"response.{status}", response=response)
 
     def failure(self, error: ApiError) -> str:
-        problem = {"code": error.code or "server_error", "message": error.message}
-        response = {**self._response("failed", self._output), "error": problem}
+        response = self._response("failed", self._output)
+        response["error"] = {"code": error.code or "server_error", "message": error.message}
         return self._event("response.failed", response=response)
 
     def whole(self, replies: Sequence[Folded], jobs: Sequence[Job]) -> dict[str, Any]:
         (reply,) = replies
-        status = _status(reply.finish_reason)
-        items: list[Item] = []
-        if reply.reasoning:
-            items.append(Item(DeltaKind.REASONING, 0, text=reply.reasoning))
-        if reply.text:
-            items.append(Item(DeltaKind.TEXT, 0, text=reply.text, logprobs=reply.logprobs))
+        items = [
+            Item(DeltaKind.REASONING, reply.reasoning),
+            Item(DeltaKind.TEXT, reply.text, reply.logprobs),
+        ]
+        items = [item for item in items if item.text]
         for call in reply.tool_calls:
-            items.append(Item(DeltaKind.TOOL_CALL, 0, call, call.arguments))
+            item = Item(DeltaKind.TOOL_CALL, call.arguments, call_id=call.id, name=call.name)
+            items.append(item)
+        status = _status(reply.finish_reason)
         output = [self._render(item, "completed") for item in items]
         if output:
             output[-1]["status"] = status
         return self._response(status, output, jobs)
 
-    def _write(self, deltas: "list[Delta]") -> Iterator[str]:
-        first = deltas[0]
-        if self._item is None or _item_key(first) != (self._item.kind, _call_index(self._item)):
-            yield from self._begin(first)
-        item = self._item
-        assert item is not None
-        scores = [score for delta in deltas for score in delta.logprobs]
+    def _write(self, key: tuple[DeltaKind, int], deltas: "list[Delta]") -> Iterator[str]:
+        if self._open is None or self._open[0] != key:
+            yield from self._close("completed")
+            yield from self._begin(key, deltas[0])
+        assert self._open is not None
+        item = self._open[1]
         if item.kind is DeltaKind.TOOL_CALL:
             text = "".join(delta.tool_call.arguments for delta in deltas if delta.tool_call)
         else:
             text = "".join(delta.text for delta in deltas)
+        scores = [score for delta in deltas for score in delta.logprobs]
         item.text += text
         item.logprobs += scores
-        if text:
-            yield self._item_event("delta", item, scores, delta=text)
-    
-    def _begin(self, delta: "Delta") -> Iterator[str]:
-        yield from self._close("completed")
+        yield self._progress("delta", item, {"delta": text}, scores)
+
+    def _begin(self, key: tuple[DeltaKind, int], delta: "Delta") -> Iterator[str]:
         call = delta.tool_call
-        item = Item(delta.kind, len(self._output))
-        self._item = item
+        item = Item(delta.kind)
+        if call is not None:
+            item.call_id, item.name = call.id or "", call.name or ""
+        self._open = (key, item)
+        rendered = self._render(item, "in_progress")
+        part = rendered.pop("content", [None])[0]
+        if part is not None:
+            rendered["content"] = []
+        place: dict[str, Any] = {"output_index": len(self._output)}
+        yield self._event("response.output_item.added", **place, item=rendered)
+        if part is not None:
+            place |= {"item_id": item.id, "content_index": 0}
+            yield self._event("response.content_part.added", **place, part=part)
+
+    def _close(self, status: str) -> Iterator[str]:
+        if self._open is None:
+            return
+        _, item = self._open
+        self._open = None
+        rendered = self._render(item, status)
+        member = "arguments" if item.kind is DeltaKind.TOOL_CALL else "text"
+        yield self._progress("done", item, {member: item.text}, item.logprobs)
+        place = {"output_index": len(self._output)}
+        if "content" in rendered:
+            (part,) = rendered["content"]
+            at = {**place, "item_id": item.id, "content_index": 0}
+            yield self._event("response.content_part.done", **at, part=part)
+        yield self._event("response.output_item.done", **place, item=rendered)
+        self._output.append(rendered)
+
+    def _progress(
+        self, word: str, item: Item, members: dict[str, str], scores: "Sequence[TokenLogprob]"
+    ) -> str:
+        place: dict[str, Any] = {"item_id": item.id, "output_index": len(self._output)}
+        if item.kind is not DeltaKind.TOOL_CALL:
+            place["content_index"] = 0
+        if item.kind is DeltaKind.TEXT:
+            place["logprobs"] = self._scores(scores)
+        return self._event(f"{_EVENTS[item.kind]}.{word}", **place, **members)
+
+    def _render(self, item: Item, status: str) -> dict[str, Any]:
+        members: dict[str, Any] = {"id": item.id, "status": status}
+        if item.kind is DeltaKind.TOOL_CALL:
+            namespace, name = self._options.namespaces.get(item.name, (None, item.name))
+            members |= {"type": "function_call", "call_id": item.call_id, "name": name}
+            members |= {"namespace": namespace} if namespace else {}
+            return {**members, "arguments": item.text}
+        if item.kind is DeltaKind.REASONING:
+            part: dict[str, Any] = {"type": "reasoning_text", "text": item.text}
+            return {**members, "type": "reasoning", "summary": [], "content": [part]}
+        part = {"type": "output_text", "text": item.text, "annotations": []}
+        part["logprobs"] = self._scores(item.logprobs)
+        return {**members, "type": "message", "role": "assistant", "content": [part]}
+
+    def _scores(self, scores: "Sequence[TokenLogprob]") -> list[dict[str, Any]]:
+        if not self._options.has_logprobs:
+            return []
+        found: list[dict[str, Any]] = chat_logprobs(scores)["content"]
+        return found
+
+    def _response(
+        self, status: str, output: list[dict[str, Any]], jobs: Sequence[Job] = ()
+    ) -> dict[str, Any]:
+        is_cut = status == "incomplete"
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._options.created,
+            "model": self._options.model,
+            "status": status,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            **self._options.settings,
+            "output": output,
+            "usage": self._usage(jobs) if jobs else None,
+        }
+
+    def _usage(self, jobs: Sequence[Job]) -> dict[str, Any]:
+        usage = jobs[0].usage
+        cached = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0}
+        members: dict[str, Any] = {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": cached,
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._call.num_reasoning},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }
+        if self._options.has_statistics:
+            members["draftree"] = statistics(jobs)
+        return members
+
+    def _event(self, kind: str, **members: Any) -> str:
+        data = {"type": kind, "sequence_number": self._num_events, **members}
+        self._num_events += 1
+        return event(to_json(data), kind)
+
+
+def _status(reason: FinishReason | None) -> str:
+    return "incomplete" if reason is FinishReason.LENGTH else "completed"

@@ -15,6 +15,7 @@ import uvicorn
 
 from draftree.errors import ServeError
 from draftree.serve.app import build_app
+from draftree.serve.connection import Connection
 from draftree.serve.log import log_event, set_up_logs
 from draftree.serve.service import ServeOptions, Service
 from draftree.serve.thread import State
@@ -60,6 +61,22 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def new_server(service: Service) -> Server:
+    config = uvicorn.Config(
+        build_app(service),
+        http=Connection,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,  # or anyone could claim to be anyone, in the queue and in the log
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=round(service.options.grace_s) + _LAST_WORDS_S,
+    )
+    return Server(config, service)
+
+
 def serve(
     open_engine: "Callable[[], Engine]",
     options: ServeOptions,
@@ -79,18 +96,7 @@ def serve(
             server.should_exit = True
 
     service = Service(open_engine, options, on_change)
-    config = uvicorn.Config(
-        build_app(service),
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # or anyone could claim to be anyone, in the queue and in the log
-        lifespan="off",
-        ws="none",
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=round(options.grace_s) + _LAST_WORDS_S,
-    )
-    server = Server(config, service)
+    server = new_server(service)
     service.thread.start()
     server.run(sockets=[listener])
     service.queue.close()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from draftree.core import FinishReason
 from draftree.errors import DraftreeError
-from draftree.serve.access import Keys
+from draftree.serve.access import Hosts, Keys
 from draftree.serve.log import log_event
 from draftree.serve.metrics import Metrics
 from draftree.serve.queue import Call, FairQueue, Job
@@ -37,6 +37,7 @@ class ServeOptions:
     version: str = "0"
     aliases: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     temperature: float = 1.0  # of requests that give none
     max_queue: int = 256
@@ -57,6 +58,7 @@ class Service:
     ) -> None:
         self.options = options
         self.keys = Keys(options.api_keys)
+        self.hosts = Hosts(options.allowed_hosts, has_keys=bool(options.api_keys))
         self.metrics = Metrics()
         self.created_s = int(time.time())
         digest = hashlib.sha256(f"{options.version} {options.model_id}".encode())

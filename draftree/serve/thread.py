@@ -93,14 +93,27 @@ class EngineThread:
         error: Exception | None = None
         try:
             error = self._write(job)
+        except BaseException as end:
+            job.fail(engine_failure(f"The engine ended: {type(end).__name__}: {end}."))
+            raise
         finally:
             self.running = None
             self._queue.release(job.client)
             self._queue.note_duration(time.perf_counter() - job.started_s)
         if error is not None:
             self._recover(error)
-        else:
-            self._failures_in_a_row = 0
+            return
+        self._failures_in_a_row = 0
+        if not self._queue.num_waiting:
+            self._keep()
+
+    def _keep(self) -> None:
+        """Use the moment; an engine that cannot keep the conversation will read it again."""
+        assert self.engine is not None
+        try:
+            self.engine.keep()
+        except Exception as error:
+            log_event("nothing kept", error=f"{type(error).__name__}: {error}")
 
     def _write(self, job: Job) -> Exception | None:
         """Run a job to its end; return what broke the engine, if something did."""

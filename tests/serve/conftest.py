@@ -6,10 +6,8 @@ import threading
 import time
 
 import pytest
-import uvicorn
 
-from draftree.serve.app import build_app
-from draftree.serve.server import Server
+from draftree.serve.server import new_server
 from draftree.serve.service import ServeOptions, Service
 from draftree.serve.thread import State
 from tests.serve import fake
@@ -26,14 +24,7 @@ class Running:
         self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(
-            build_app(self.service),
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=20,
-        )
-        self.server = Server(config, self.service)
+        self.server = new_server(self.service)
         self._thread = threading.Thread(target=self.server.run, args=([self.socket],))
 
     def start(self):

@@ -97,6 +97,7 @@ class Engine:
     started: list = field(default_factory=list)
     ended: list = field(default_factory=list)
     num_opened: int = 0
+    num_kept: int = 0
     opening_error: Exception | None = None
 
     @property
@@ -129,6 +130,9 @@ class Engine:
 
     def close(self):
         pass
+
+    def keep(self):
+        self.num_kept += 1
 
     def chat(self, messages, **options):
         return self._start(sum(len(str(m.get("content"))) for m in messages), options, messages)

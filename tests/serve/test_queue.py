@@ -9,6 +9,9 @@ import pytest
 from draftree.core import FinishReason, Usage
 from draftree.serve.queue import FairQueue, Job
 from draftree.serve.wire import ApiError
+from tests.serve.fake import Delta, Score
+
+TEXT, MORE = Delta("text"), Delta("more")
 
 
 def job(client="a"):
@@ -106,19 +109,19 @@ def read_all(write):
 def test_nothing_is_lost_between_threads():
     def write(reply):
         for number in range(20_000):
-            reply.push(number)
+            reply.push(Delta(number))
             reply.flush()
         reply.finish(Usage(), FinishReason.STOP)
 
     batches = read_all(write)
-    assert [number for batch in batches for number in batch] == list(range(20_000))
+    assert [delta.text for batch in batches for delta in batch] == list(range(20_000))
 
 
 def test_the_tokens_of_a_round_come_together():
     def write(reply):
         for _ in range(10):
             for number in range(8):
-                reply.push(number)
+                reply.push(Delta(number))
                 time.sleep(0.001)
             reply.flush()
             time.sleep(0.03)
@@ -131,7 +134,7 @@ def test_a_reply_in_one_piece_wakes_its_reader_once():
     def write(reply):
         reply.is_stream = False
         for number in range(8):
-            reply.push(number)
+            reply.push(Delta(number))
             reply.flush()
             time.sleep(0.005)
         reply.finish(Usage(), FinishReason.STOP)
@@ -142,9 +145,9 @@ def test_a_reply_in_one_piece_wakes_its_reader_once():
 def test_error_comes_after_what_was_written():
     async def run():
         reply = Job("a", lambda engine: None, asyncio.get_running_loop())
-        reply.push("text")
+        reply.push(TEXT)
         reply.fail(ApiError(500, "broken"))
-        assert await reply.read() == ["text"]
+        assert await reply.read() == [TEXT]
         with pytest.raises(ApiError, match="broken"):
             await reply.read()
 
@@ -158,15 +161,15 @@ def test_a_reader_that_gives_up_waiting_loses_nothing():
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.001):
                     await reply.read()
-        reply.push("text")
+        reply.push(TEXT)
         reply.flush()
-        assert await asyncio.wait_for(reply.read(), 5) == ["text"]
+        assert await asyncio.wait_for(reply.read(), 5) == [TEXT]
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.001):
                 await reply.read()
-        reply.push("more")
+        reply.push(MORE)
         reply.flush()
-        assert await asyncio.wait_for(reply.read(), 5) == ["more"]
+        assert await asyncio.wait_for(reply.read(), 5) == [MORE]
 
     asyncio.run(run())
 
@@ -180,3 +183,30 @@ def test_a_job_is_prepared_once_for_an_engine():
     queue.forget_engine()
     assert each.prepare("y") == "y"
     assert prepared == ["x", "y", "y"]
+
+
+@pytest.mark.parametrize(
+    ("delta", "most"), [(TEXT, 32_768), (Delta("a", logprobs=(Score(1, b"a", 0.0, (1, 2, 3)),)), 6_554)]
+)
+def test_a_reader_may_not_be_far_behind(delta, most):
+    async def run():
+        reply = Job("a", lambda engine: None, asyncio.get_running_loop())
+        for _ in range(3):  # reading makes room
+            for _ in range(5000):
+                assert reply.push(delta)
+            await reply.read()
+        num_pushed = 1
+        while reply.push(delta):
+            num_pushed += 1
+        reply.finish(Usage(), FinishReason.CANCELLED)
+        assert num_pushed == len(await reply.read()) <= most + 1
+        with pytest.raises(ApiError, match="not read as fast") as caught:
+            await reply.read()
+        assert caught.value.code == "reader_too_slow"
+
+    asyncio.run(run())
+
+
+def test_a_reply_in_one_piece_may_be_long():
+    reply = Job("a", lambda engine: None, None, is_stream=False)
+    assert all(reply.push(TEXT) for _ in range(40_000))

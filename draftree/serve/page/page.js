@@ -137,9 +137,9 @@ function noteOf({ usage, reason }) {
   const statistics = usage?.draftree;
   if (usage) parts.push(count(usage.completion_tokens, "token"));
   if (statistics) {
-    panel.showStatistics(statistics);
+    panel.showStatistics(statistics, usage.completion_tokens);
     parts.push(`${statistics.tokens_per_second.toFixed(1)} tok/s`);
-    if (statistics.rounds) parts.push(`AL ${statistics.acceptance_length.toFixed(2)}`);
+    if (statistics.rounds) parts.push(`AL ${find("al").textContent}`);
   }
   if (reason === "length") parts.push("ended by its limit");
   return parts.join(" · ");
@@ -270,7 +270,7 @@ function showFacts() {
   find("think-row").hidden = !server.can_think;
   const budget = server.budget === "auto" ? `chosen each round, up to ${server.max_budget}` : server.budget;
   const facts = [
-    ["Draft", server.has_draft ? "yes" : "none; repeated text is looked up"],
+    ["Draft", server.has_draft ? "yes" : "none"],
     ["Budget", server.max_budget ? `${budget} nodes` : "0: no drafting"],
     ["Context", `${server.max_ctx.toLocaleString("en")} tokens`],
     ["Server", `draftree ${server.version}`],

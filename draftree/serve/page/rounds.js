@@ -70,9 +70,10 @@ export class RoundsPanel {
   }
 
   /** The server's own account of a reply, which replaces what was counted here. */
-  showStatistics(statistics) {
+  showStatistics(statistics, numTokens) {
+    find("panel").classList.remove("unmeasured");
     this.showSpeed(statistics.tokens_per_second, statistics.ttft_ms);
-    if (statistics.rounds) find("al").textContent = statistics.acceptance_length.toFixed(2);
+    if (statistics.rounds) find("al").textContent = (numTokens / statistics.rounds).toFixed(2);
     const reason = statistics.speculation_off;
     if (reason && !this.rounds.length) find("detail").textContent = `No trees: ${reason}.`;
   }

@@ -61,12 +61,14 @@ export function splitBlocks(source) {
       blocks.push({ kind: HEADING.test(line) ? "heading" : "rule", source: line });
       i += 1;
     } else if (ITEM.test(line)) {
-      let blank = false;
+      const [, indent, mark] = ITEM.exec(line);
+      let isAfterBlank = false;
       take("list", (next) => {
-        const goesOn = ITEM.test(next) || (next.trim() && (!blank || /^\s/.test(next)));
-        const isOther = FENCE.test(next) || HEADING.test(next);
-        blank = !next.trim();
-        return blank || (goesOn && !isOther);
+        if (!next.trim()) return (isAfterBlank = true);
+        const item = ITEM.exec(next);
+        const isText = !item && (!isAfterBlank || /^\s/.test(next)) && !beginsBlock(next);
+        isAfterBlank = false;
+        return isText || (item && (item[1] > indent || isNumber(item[2]) === isNumber(mark)));
       });
     } else if (QUOTE.test(line)) take("quote", (next) => QUOTE.test(next));
     else if (TABLE.test(line)) take("table", (next) => TABLE.test(next));
@@ -77,6 +79,10 @@ export function splitBlocks(source) {
 
 function beginsBlock(line) {
   return [FENCE, HEADING, ITEM, RULE, QUOTE, TABLE].some((pattern) => pattern.test(line));
+}
+
+function isNumber(mark) {
+  return /\d/.test(mark);
 }
 
 function isFenceEnd(line, fence) {
@@ -104,8 +110,7 @@ function makeBlock(block) {
 
 function makeList(source) {
   const lines = source.split("\n").filter((line) => line.trim());
-  const isOrdered = /\d/.test(ITEM.exec(lines[0])[2]);
-  const list = make(isOrdered ? "ol" : "ul");
+  const list = make(isNumber(ITEM.exec(lines[0])[2]) ? "ol" : "ul");
   const texts = [];
   for (const line of lines) {
     const match = ITEM.exec(line);
@@ -117,8 +122,8 @@ function makeList(source) {
     texts.push({ level, mark: match[2], text: match[3] });
   }
   for (const { level, mark, text } of texts) {
-    const item = make("li", `level-${level}${/\d/.test(mark) ? " numbered" : ""}`);
-    if (/\d/.test(mark)) item.value = parseInt(mark, 10);
+    const item = make("li", `level-${level}${isNumber(mark) ? " numbered" : ""}`);
+    if (isNumber(mark)) item.value = parseInt(mark, 10);
     list.append(fill(item, text));
   }
   return list;

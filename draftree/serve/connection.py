@@ -1,0 +1,134 @@
+"""One client's connection, with limits that uvicorn's own has not: of time to send a request and to
+read a reply, and of connections at a time. What is not HTTP is refused in JSON, as all else is.
+
+In: bytes. Out: requests for the application. Knows no API.
+"""
+
+import asyncio
+import sys
+from typing import Any, Final
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from draftree.serve.openai_reply import render_error
+from draftree.serve.wire import ApiError, busy, encode, to_json
+
+REQUEST_S: Final = 30.0  # for a request's head, and for what is left of a body that nobody reads
+READ_S: Final = 60.0  # without a reader taking 48 of the 64 KiB that wait for it, or the last bytes
+MAX_CONNECTIONS: Final = 800
+_LINGER_S: Final = 2.0  # in which a client that is refused may read why
+_RETRY_S: Final = 5
+
+
+class Connection(H11Protocol):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._is_refused = False
+        self._request_timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._refuse(busy(503, "There are too many connections.", _RETRY_S))
+            transport.close()
+        else:
+            self._expect_request()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        is_new = self.timeout_keep_alive_task is not None  # it was idle
+        super().data_received(data)
+        if not self._is_refused:
+            self._expect_request(is_new)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._expect_reader()
+        if not self.transport.is_closing():
+            self._expect_request()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stop_timers(self._read_timer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self._stop_timers(self._request_timer, self._read_timer)
+
+    def send_400_response(self, msg: str) -> None:
+        """Called while what is wrong with the request is being handled as an exception."""
+        error = sys.exception()
+        status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        self._refuse(ApiError(status, f"This is not HTTP as it should be: {error or msg}."))
+
+    def _expect_request(self, is_new: bool = False) -> None:
+        """Limit the time for what only the client can do: it does not begin again with each byte,
+        but only with each request.
+        """
+        is_answered = self.cycle is not None and self.cycle.response_complete
+        is_client_next = is_answered or self.conn.their_state is h11.IDLE
+        if is_new or not is_client_next:
+            self._stop_timers(self._request_timer)
+            self._request_timer = None
+        if is_client_next and self._request_timer is None:
+            self._request_timer = self.loop.call_later(REQUEST_S, self._end_request)
+
+    def _end_request(self) -> None:
+        self._request_timer = None
+        if self.timeout_keep_alive_task is not None:
+            return  # it is idle, which has a limit of its own
+        has_begun = bool(self.conn.trailing_data[0])
+        if self.conn.their_state is h11.IDLE and has_begun:
+            sentence = f"The request did not arrive within {REQUEST_S:.0f} seconds."
+            self._refuse(ApiError(408, sentence, code="request_timeout"))
+        else:
+            self.transport.abort()
+
+    def _expect_reader(self) -> None:
+        self._stop_timers(self._read_timer)
+        self._read_timer = self.loop.call_later(READ_S, self._cut_off)
+
+    def _cut_off(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer, and read on for a moment without looking: closing at once would destroy the
+        answer on its way.
+        """
+        self._is_refused = True
+        self._stop_timers(self._request_timer)
+        self._unset_keepalive_if_required()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            content = encode(to_json(render_error(error)))
+            headers = {
+                "content-type": "application/json",
+                "content-length": str(len(content)),
+                "connection": "close",
+                **error.headers,
+            }
+            start = h11.Response(status_code=error.status, headers=list(headers.items()))
+            for event in (start, h11.Data(data=content), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._request_timer = self.loop.call_later(_LINGER_S, self.transport.abort)
+
+    @staticmethod
+    def _stop_timers(*timers: asyncio.TimerHandle | None) -> None:
+        for timer in timers:
+            if timer is not None:
+                timer.cancel()

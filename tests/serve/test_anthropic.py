@@ -1,0 +1,462 @@
+"""Requests of the Anthropic API become calls on the engine, and replies what its clients expect."""
+
+import json
+import typing
+
+import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types.beta import message_create_params as beta_create_params
+
+from draftree.core import FinishReason
+from draftree.serve.anthropic_fields import CountRequest, MessagesRequest
+from draftree.text.grammar import FormatKind, ResponseFormat
+from draftree.text.reply import DeltaKind
+from tests.serve import fake
+from tests.serve.conftest import wait_for
+from tests.serve.fake import Call, Delta
+
+HELLO = {"model": "fake", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
+TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
+USAGE = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "service_tier": "standard"}
+
+
+def ask(client, path="/v1/messages", **fields):
+    return client.post(path, json={**HELLO, **fields})
+
+
+def events(response):
+    """The events of a stream, each of which is named twice."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *found, rest = response.text.split("\n\n")
+    assert rest == ""
+    parsed = []
+    for one in found:
+        name, data = one.split("\n")
+        parsed.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {parsed[-1]['type']}"
+    return parsed
+
+
+def error_of(response, status, kind="invalid_request_error"):
+    assert response.status_code == status, response.text
+    content = response.json()
+    assert content["type"] == "error"
+    assert set(content["error"]) == {"type", "message"}
+    assert content["error"]["type"] == kind
+    return content["error"]["message"]
+
+
+def test_whole_message(client):
+    reply = ask(client).json()
+    assert reply.pop("id").startswith("msg_")
+    assert reply == {
+        "type": "message",
+        "role": "assistant",
+        "model": "fake",
+        "content": [{"type": "text", "text": "Hello there"}],
+        "stop_reason": "end_turn",
+        "stop_sequence": None,
+        "usage": {"input_tokens": 3, "output_tokens": 2, **USAGE},
+    }
+
+
+def test_stream(client):
+    start, ping, *blocks, delta, stop = events(ask(client, stream=True))
+    message = start["message"]
+    assert message.pop("id").startswith("msg_")
+    assert message == {
+        "type": "message",
+        "role": "assistant",
+        "model": "fake",
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": 3, "output_tokens": 0, **USAGE},
+    }
+    assert (ping, stop) == ({"type": "ping"}, {"type": "message_stop"})
+    first, *middle, last = blocks
+    block = {"type": "text", "text": ""}
+    assert first == {"type": "content_block_start", "index": 0, "content_block": block}
+    assert last == {"type": "content_block_stop", "index": 0}
+    assert {e["delta"]["type"] for e in middle} == {"text_delta"}
+    assert "".join(e["delta"]["text"] for e in middle) == "Hello there"
+    assert delta["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert delta["usage"] == {"input_tokens": 3, "output_tokens": 2, **USAGE}
+
+
+PIECES = [
+    Delta("Let me", DeltaKind.REASONING),
+    Delta(" see", DeltaKind.REASONING),
+    Delta("Adding."),
+    Delta(kind=DeltaKind.TOOL_CALL, tool_call=Call(0, "call_1", "add", '{"a"')),
+    Delta(kind=DeltaKind.TOOL_CALL, tool_call=Call(0, None, None, ": 1}")),
+    Delta(kind=DeltaKind.TOOL_CALL, tool_call=Call(1, "call_2", "add", "{}")),
+    Delta("Done."),
+]
+
+
+@pytest.mark.parametrize("round_s", [0.0, 0.03])
+def test_thinking_and_calls_in_a_stream(client, engine, round_s):
+    engine.finish_reason, engine.pieces = FinishReason.TOOL_CALLS, PIECES
+    engine.round_s = round_s
+    found = events(ask(client, tools=[TOOL], stream=True))[2:-2]
+    starts = [e["content_block"] for e in found if e["type"] == "content_block_start"]
+    assert starts == [
+        {"type": "thinking", "thinking": "", "signature": ""},
+        {"type": "text", "text": ""},
+        {"type": "tool_use", "id": "call_1", "name": "add", "input": {}},
+        {"type": "tool_use", "id": "call_2", "name": "add", "input": {}},
+        {"type": "text", "text": ""},
+    ]
+    texts = [""] * 5
+    for number, text in enumerate(texts):
+        part = [e for e in found if e["index"] == number]
+        assert part[0]["type"] == "content_block_start"
+        assert part[-1]["type"] == "content_block_stop"
+        for one in part[1:-1]:
+            text += "".join(value for key, value in one["delta"].items() if key != "type")
+        texts[number] = text
+    assert texts == ["Let me seeunsigned", "Adding.", '{"a": 1}', "{}", "Done."]
+
+
+def test_thinking_and_calls_in_one_piece(client, engine):
+    engine.finish_reason, engine.pieces = FinishReason.TOOL_CALLS, PIECES
+    reply = ask(client, tools=[TOOL]).json()
+    assert reply["stop_reason"] == "tool_use"
+    assert reply["content"] == [
+        {"type": "thinking", "thinking": "Let me see", "signature": "unsigned"},
+        {"type": "text", "text": "Adding.Done."},
+        {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1}},
+        {"type": "tool_use", "id": "call_2", "name": "add", "input": {}},
+    ]
+
+
+def test_thinking_can_be_kept_back(client, engine):
+    engine.pieces = PIECES[:3]
+    hidden = {"type": "adaptive", "display": "omitted"}
+    block = ask(client, thinking=hidden).json()["content"][0]
+    assert block == {"type": "thinking", "thinking": "", "signature": "unsigned"}
+    stream = ask(client, thinking=hidden, stream=True)
+    assert "Let me" not in stream.text
+    deltas = [e["delta"]["type"] for e in events(stream) if e["type"] == "content_block_delta"]
+    assert deltas == ["signature_delta", "text_delta"]
+
+
+def test_a_call_that_was_cut_short_is_left_out_of_a_whole_message(client, engine):
+    engine.finish_reason, engine.pieces = FinishReason.LENGTH, PIECES[2:4]
+    reply = ask(client, tools=[TOOL]).json()
+    assert reply["stop_reason"] == "max_tokens"
+    assert reply["content"] == [{"type": "text", "text": "Adding."}]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_the_stop_sequence_is_named(client, engine, is_stream):
+    engine.pieces = ["one E", "ND two"]
+    response = ask(client, stop_sequences=["two", "END"], stream=is_stream)
+    if is_stream:
+        found = events(response)
+        text = "".join(e["delta"].get("text", "") for e in found if "delta" in e)
+        reply = found[-2]["delta"]
+    else:
+        reply = response.json()
+        text = reply["content"][0]["text"]
+    assert text == "one "
+    assert (reply["stop_reason"], reply["stop_sequence"]) == ("stop_sequence", "END")
+    plain = ask(client, stop_sequences=["three"]).json()
+    assert (plain["stop_reason"], plain["stop_sequence"]) == ("end_turn", None)
+
+
+def test_a_reply_without_text_has_no_blocks(client, engine):
+    engine.pieces = []
+    assert ask(client).json()["content"] == []
+    names = [e["type"] for e in events(ask(client, stream=True))]
+    assert names == ["message_start", "ping", "message_delta", "message_stop"]
+
+
+def test_fields_reach_the_engine(client, engine):
+    engine.max_ctx, engine.thinks = 1000, True
+    cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    response = ask(
+        client,
+        system=[
+            {"type": "text", "text": "x-anthropic-billing-header: cc_version=1;"},
+            {"type": "text", "text": "Be brief.", **cached},
+            {"type": "text", "text": "Be kind."},
+        ],
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "hi", **cached}]},
+            {"role": "system", "content": "Mind the time."},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "redacted_thinking", "data": "abc"},
+                    {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                    {"type": "text", "text": "Adding.", "citations": None},
+                    {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": "é"}},
+                    {"type": "tool_use", "id": "c2", "name": "add", "input": {}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "c1", "content": "5"},
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "c2",
+                        "content": [{"type": "text", "text": "no a"}],
+                        "is_error": True,
+                        **cached,
+                    },
+                    {"type": "text", "text": "And?"},
+                ],
+            },
+        ],
+        max_tokens=99,
+        temperature=0.25,
+        top_p=0.5,
+        top_k=9,
+        stop_sequences=["a", "b"],
+        tools=[{**TOOL, "strict": True, "type": "custom", **cached}],
+        tool_choice={"type": "tool", "name": "add", "disable_parallel_tool_use": True},
+        thinking={"type": "enabled", "budget_tokens": 7},
+        output_config={
+            "effort": "low",
+            "format": {"type": "json_schema", "schema": {"type": "object"}},
+        },
+        context_management={"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        metadata={"user_id": "me"},
+        service_tier="standard_only",
+        **cached,
+    )
+    assert response.is_success, response.text
+    call = engine.calls[0]
+    sampling = call.pop("sampling")
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.25, 0.5, 9)
+    calls = [
+        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": "é"}'}},
+        {"id": "c2", "type": "function", "function": {"name": "add", "arguments": "{}"}},
+    ]
+    function = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+    assert call == {
+        "prompt": [
+            {"role": "system", "content": "Be brief.\nBe kind."},
+            {"role": "user", "content": "hi\nMind the time."},
+            {
+                "role": "assistant",
+                "content": "Adding.",
+                "reasoning_content": "Hm.",
+                "tool_calls": calls,
+            },
+            {"role": "tool", "tool_call_id": "c1", "content": "5"},
+            {"role": "tool", "tool_call_id": "c2", "content": "Error: no a"},
+            {"role": "user", "content": "And?"},
+        ],
+        "max_tokens": 99,
+        "tools": [{"type": "function", "function": {**function, "strict": True}}],
+        "tool_choice": {"type": "function", "function": {"name": "add"}},
+        "parallel_tool_calls": False,
+        "response_format": ResponseFormat(FormatKind.JSON_SCHEMA, {"type": "object"}),
+        "thinking": True,
+        "thinking_budget": 7,
+    }
+
+
+def test_defaults(client, engine):
+    assert ask(client, system="Be brief.", top_p=0).is_success
+    call = engine.calls[0]
+    assert call["prompt"][0] == {"role": "system", "content": "Be brief."}
+    assert call["sampling"].temperature == 1.0
+    assert 0 < call["sampling"].top_p < 1e-6
+    assert (call["tools"], call["tool_choice"], call["parallel_tool_calls"]) == (None, "auto", True)
+    assert (call["thinking"], call["thinking_budget"]) == (None, None)
+    assert call["response_format"] is None
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [({"type": "auto"}, "auto"), ({"type": "any"}, "required"), ({"type": "none"}, "auto")],
+)
+def test_tool_choice(client, engine, choice, expected):
+    assert ask(client, tools=[TOOL], tool_choice=choice).is_success
+    call = engine.calls[0]
+    assert call["tool_choice"] == expected
+    assert (call["tools"] is None) == (choice["type"] == "none")
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinking", "budget"),
+    [
+        ({"thinking": {"type": "disabled"}}, False, None),
+        ({"thinking": {"type": "adaptive"}}, None, None),
+        ({"output_config": {"effort": "medium"}}, None, 4096),
+        ({"output_config": {"effort": "max"}}, None, None),
+    ],
+)
+def test_thinking(client, engine, fields, thinking, budget):
+    assert ask(client, **fields).is_success
+    assert (engine.calls[0]["thinking"], engine.calls[0]["thinking_budget"]) == (thinking, budget)
+
+
+def content(block, role="user"):
+    return {"messages": [{"role": role, "content": [block]}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"foo": 1}, "Unknown field: foo"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "bot", "content": "hi"}]}, "messages[0]"),
+        (content({"type": "image", "source": {}}), "messages[0].content[0]: Input tag 'image'"),
+        (content({"type": "document", "source": {}}), "Input tag 'document'"),
+        (content({"type": "tool_result", "tool_use_id": "a", "foo": 1}), ".content[0].foo"),
+        (content({"type": "thinking", "thinking": "a"}), "'thinking'"),
+        (
+            content({"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}),
+            "messages[0].content[0].content[0].type",
+        ),
+        ({"messages": [*HELLO["messages"], {"role": "assistant", "content": "I"}]}, "the last one"),
+        ({"tools": [TOOL, TOOL]}, "'add'"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice names 'x'"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking is not supported"),
+        ({"thinking": {"type": "between_tools"}}, "thinking"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "edits[0]"),
+        ({"stop_sequences": [""]}, "stop_sequences[0]"),
+        ({"temperature": 3}, "temperature"),
+        ({"service_tier": "priority"}, "service_tier"),
+        ({"container": "x"}, "container is not supported here"),
+        ({"mcp_servers": [{}]}, "mcp_servers is not supported here"),
+        ({"speed": "fast"}, "speed is not supported here"),
+        ({"cache_control": {"type": "for ever"}}, "cache_control.type"),
+        ({"metadata": {"name": "x"}}, "metadata.name"),
+    ],
+)
+def test_what_is_refused_is_named(client, engine, fields, words):
+    assert words in error_of(ask(client, **fields), 400)
+    assert engine.calls == []
+
+
+def test_a_budget_must_leave_room(client, engine):
+    engine.thinks = True
+    message = error_of(ask(client, thinking={"type": "enabled", "budget_tokens": 9}), 400)
+    assert "thinking.budget_tokens" in message
+
+
+def test_too_long_a_prompt(client):
+    messages = [{"role": "user", "content": "x" * 100}]
+    message = error_of(ask(client, messages=messages, stream=True), 400)
+    assert message.startswith("prompt is too long: ")
+    assert "64 tokens" in message and "100 tokens" in message
+
+
+def test_other_errors(client, start):
+    import httpx2
+
+    error_of(ask(client, model="other"), 404, "not_found_error")
+    error_of(client.get("/v1/messages"), 405)
+    error_of(client.post("/v1/messages", content=b"{", headers={"content-type": "a/b"}), 415)
+    running = start(api_keys=("secret",), max_queue=1, max_per_client=1, max_body_bytes=1000)
+    url = f"{running.url}/v1/messages"
+    for headers in ({}, {"x-api-key": "wrong"}, {"authorization": "Bearer wrong"}):
+        wrong = httpx2.post(url, json=HELLO, headers=headers)
+        error_of(wrong, 401, "authentication_error")
+    for headers in ({"x-api-key": "secret"}, {"authorization": "Bearer secret"}):
+        assert httpx2.post(url, json=HELLO, headers=headers).is_success
+    wait_for(lambda: running.service.queue.num_admitted == 0)
+    long = {**HELLO, "system": "x" * 2000}
+    error_of(httpx2.post(url, json=long, headers=headers), 413, "request_too_large")
+    running.service.queue.admit("someone", 1)
+    full = httpx2.post(url, json=HELLO, headers=headers)
+    error_of(full, 503, "overloaded_error")
+    assert int(full.headers["retry-after"]) >= 1
+    running.service.queue.release("someone")
+
+
+def test_too_many_requests_of_one_client(start, engine):
+    import httpx2
+
+    running = start(max_per_client=1)
+    running.service.queue.admit("127.0.0.1", 1)
+    error_of(httpx2.post(f"{running.url}/v1/messages", json=HELLO), 429, "rate_limit_error")
+    running.service.queue.release("127.0.0.1")
+
+
+def test_a_stream_that_breaks_off_says_so(start, engine):
+    import httpx2
+
+    engine.pieces = ["Hel", fake.Broken("secret")]
+    engine.round_s = 0.03
+    *_, last = events(httpx2.post(f"{start().url}/v1/messages", json={**HELLO, "stream": True}))
+    assert last["type"] == "error"
+    assert last["error"]["type"] == "api_error"
+
+
+def test_headers_of_clients_are_taken(client):
+    headers = {"anthropic-version": "2042-01-01", "anthropic-beta": "a-2025-01-01,b"}
+    assert client.post("/v1/messages?beta=true", json=HELLO, headers=headers).is_success
+
+
+def test_who_asks_is_logged(client, monkeypatch):
+    found = []
+    monkeypatch.setattr(
+        "draftree.serve.app.log_event", lambda name, **fields: found.append(fields.get("user"))
+    )
+    ask(client, metadata={"user_id": "me"})
+    wait_for(lambda: found == ["me"])
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_statistics_when_asked(client, is_stream):
+    response = ask(client, stream=is_stream, draftree={"stats": True})
+    usage = events(response)[-2]["usage"] if is_stream else response.json()["usage"]
+    assert usage["draftree"]["rounds"] == 2
+    assert "draftree" not in ask(client).json()["usage"]
+
+
+def test_what_came_from_the_cache_is_told_apart(client, engine):
+    def restore():
+        engine.started[-1].usage.cached_tokens = 2
+
+    engine.pieces = [restore, "Hello"]
+    usage = ask(client).json()["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (1, 2)
+
+
+def test_count_tokens(client, engine, monkeypatch):
+    asked = []
+
+    def encode_chat(messages, **options):
+        asked.append((messages, options))
+        return [1, 2, 3, 4]
+
+    monkeypatch.setattr(engine, "encode_chat", encode_chat, raising=False)
+    path = "/v1/messages/count_tokens"
+    body = {"model": "fake", "messages": HELLO["messages"], "system": "Be brief.", "tools": [TOOL]}
+    assert client.post(path, json=body).json() == {"input_tokens": 4}
+    ((messages, options),) = asked
+    assert [message["content"] for message in messages] == ["Be brief.", "hi"]
+    assert options["tools"][0]["function"]["name"] == "add"
+    assert options["thinking"] is None
+    assert "Unknown field: max_tokens" in error_of(ask(client, path), 400)
+    error_of(client.post(path, json={**body, "model": "x"}), 404, "not_found_error")
+    monkeypatch.setattr(engine, "encode_chat", lambda *_, **__: int("x"), raising=False)
+    error_of(client.post(path, json=body), 400)
+
+
+@pytest.mark.parametrize(
+    ("model", "hints"),
+    [
+        (MessagesRequest, message_create_params.MessageCreateParamsBase),
+        (MessagesRequest, beta_create_params.MessageCreateParamsBase),
+        (CountRequest, message_count_tokens_params.MessageCountTokensParams),
+    ],
+)
+def test_every_field_of_the_sdk_is_known(model, hints):
+    in_headers = {"betas"}
+    assert set(typing.get_type_hints(hints)) - set(model.model_fields) - in_headers == set()

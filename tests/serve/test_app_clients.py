@@ -1,0 +1,320 @@
+"""Clients as people have them: SDKs against the real server, and command lines where installed.
+
+The command lines run with a home of their own and see nothing of the tester's. With the fake engine
+they also call a tool, which no small model does reliably.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+
+import anthropic
+import openai
+import pydantic
+import pytest
+
+from draftree.core import FinishReason
+from draftree.text.reply import DeltaKind
+from tests.serve.conftest import wait_for
+from tests.serve.fake import Call, Delta
+from tests.serve.test_default_model import MODEL, ROOT, Process, read_metric
+
+PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"name": "get_weather", "description": "The weather of a city.", "input_schema": SCHEMA}
+FUNCTION = {"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": True}
+
+
+@pytest.fixture(scope="module")
+def server(smollm2_path):
+    server = Process("--api-key", "one", "--temperature", "0")
+    yield server
+    assert server.stop() == 0, "".join(server.lines)
+
+
+@pytest.fixture(scope="module")
+def claude(server):
+    with anthropic.Anthropic(base_url=server.url, api_key="one", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def gpt(server):
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="one", max_retries=0) as client:
+        yield client
+
+
+def test_anthropic_message_and_stream(claude):
+    options = {"model": MODEL, "max_tokens": 16, "messages": PARIS, "system": "Be brief."}
+    whole = claude.messages.create(**options)
+    with claude.messages.stream(**options) as stream:
+        text = "".join(stream.text_stream)
+        last = stream.get_final_message()
+    assert whole.content[0].text == text == last.content[0].text != ""
+    assert whole.stop_reason == last.stop_reason == "max_tokens"
+    assert whole.usage.output_tokens == last.usage.output_tokens == 16
+    usage = last.usage
+    num_prompt = usage.input_tokens + usage.cache_read_input_tokens
+    assert num_prompt == whole.usage.input_tokens + whole.usage.cache_read_input_tokens
+    assert usage.cache_read_input_tokens > 0
+    counted = claude.messages.count_tokens(model=MODEL, messages=PARIS, system="Be brief.")
+    assert counted.input_tokens == num_prompt
+
+
+def test_anthropic_stop_sequence(claude):
+    options = {"model": MODEL, "max_tokens": 16, "messages": PARIS}
+    text = claude.messages.create(**options).content[0].text
+    word = text.split()[2]
+    reply = claude.messages.create(**options, stop_sequences=["#####", word])
+    assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", word)
+    assert reply.content[0].text == text[: text.index(word)]
+
+
+def test_anthropic_tools(claude):
+    options = {"model": MODEL, "max_tokens": 64, "tools": [WEATHER]}
+    choice = {"type": "tool", "name": "get_weather"}
+    reply = claude.messages.create(messages=PARIS, tool_choice=choice, **options)
+    (block,) = reply.content
+    assert (reply.stop_reason, block.type, block.name) == ("tool_use", "tool_use", "get_weather")
+    assert isinstance(block.input["city"], str)
+    with claude.messages.stream(messages=PARIS, tool_choice={"type": "any"}, **options) as stream:
+        kinds = [event.type for event in stream]
+        assert stream.get_final_message().content[0].input == block.input
+    assert "input_json" in kinds
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "Rain."}
+    messages = [
+        *PARIS,
+        {"role": "assistant", "content": reply.content},
+        {"role": "user", "content": [result]},
+    ]
+    none = {"type": "none"}
+    answer = claude.messages.create(messages=messages, tool_choice=none, **options)
+    assert answer.content[0].type == "text"
+
+
+def test_anthropic_structured_output(claude):
+    output = {"format": {"type": "json_schema", "schema": {"enum": ["red", "green"]}}}
+    reply = claude.messages.create(model=MODEL, max_tokens=16, messages=PARIS, output_config=output)
+    assert json.loads(reply.content[0].text) in ("red", "green")
+
+
+def test_anthropic_errors(claude, server):
+    options = {"model": MODEL, "max_tokens": 4, "messages": PARIS}
+    with pytest.raises(anthropic.NotFoundError, match="There is no model 'other'"):
+        claude.messages.create(**{**options, "model": "other"})
+    with pytest.raises(anthropic.BadRequestError, match="Unknown field: mood") as caught:
+        claude.messages.create(**options, extra_body={"mood": "good"})
+    assert caught.value.body["error"]["type"] == "invalid_request_error"
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
+        claude.messages.create(
+            **{**options, "messages": [{"role": "user", "content": "a b " * 4000}]}
+        )
+    image = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
+    with pytest.raises(anthropic.BadRequestError, match="'image'"):
+        claude.messages.create(**{**options, "messages": [{"role": "user", "content": [image]}]})
+    with pytest.raises(anthropic.BadRequestError, match="thinking is not supported"):
+        claude.messages.create(**options, thinking={"type": "enabled", "budget_tokens": 2})
+    bearer = anthropic.Anthropic(base_url=server.url, auth_token="one", max_retries=0)
+    wrong = anthropic.Anthropic(base_url=server.url, api_key="wrong", max_retries=0)
+    with bearer, wrong:
+        assert bearer.messages.create(**options).content
+        with pytest.raises(anthropic.AuthenticationError):
+            wrong.messages.create(**options)
+
+
+def test_leaving_an_anthropic_stream_ends_the_reply(claude, server):
+    cancelled = read_metric(server, "draftree_cancelled_total")
+    story = [{"role": "user", "content": "Tell me a long story about a tree."}]
+    stream = claude.messages.create(model=MODEL, max_tokens=1500, messages=story, stream=True)
+    for event in stream:
+        if event.type == "content_block_delta":
+            break
+    stream.close()
+    wait_for(lambda: read_metric(server, "draftree_cancelled_total") == cancelled + 1, 5)
+
+
+def test_responses_and_their_stream(gpt):
+    options = {"model": MODEL, "input": "Say hi.", "instructions": "Be brief."}
+    whole = gpt.responses.create(**options)
+    with gpt.responses.stream(**options) as stream:
+        text = "".join(
+            event.delta for event in stream if event.type == "response.output_text.delta"
+        )
+        last = stream.get_final_response()
+    assert whole.output_text == text == last.output_text != ""
+    assert whole.status == last.status == "completed"
+    assert whole.usage.output_tokens == last.usage.output_tokens
+    cut = gpt.responses.create(**options, max_output_tokens=2)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_responses_tools(gpt):
+    question = [{"role": "user", "content": "What is the weather in Paris?"}]
+    options = {"model": MODEL, "tools": [FUNCTION], "max_output_tokens": 64}
+    reply = gpt.responses.create(
+        input=question, tool_choice="required", parallel_tool_calls=False, **options
+    )
+    (call,) = reply.output
+    assert (call.type, call.name) == ("function_call", "get_weather")
+    assert isinstance(json.loads(call.arguments)["city"], str)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."}
+    answer = gpt.responses.create(
+        input=[*question, *reply.output, result], tool_choice="none", **options
+    )
+    assert answer.output[0].type == "message"
+
+
+def test_responses_structured_output(gpt):
+    class City(pydantic.BaseModel):
+        name: str
+        is_large: bool
+
+    reply = gpt.responses.parse(model=MODEL, input="Describe Paris.", text_format=City)
+    assert isinstance(reply.output_parsed, City)
+
+
+def test_responses_errors(gpt):
+    with pytest.raises(openai.BadRequestError) as caught:
+        gpt.responses.create(model=MODEL, input="hi", previous_response_id="resp_1")
+    assert caught.value.param == "previous_response_id"
+    with pytest.raises(openai.BadRequestError) as caught:
+        gpt.responses.create(model=MODEL, input="a b " * 4000)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+
+
+def test_litellm(server):
+    litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+    options = {"messages": [{"role": "user", "content": "Say hi."}], "api_key": "one"}
+    openai_way = {"model": f"openai/{MODEL}", "api_base": f"{server.url}/v1"}
+    anthropic_way = {"model": f"anthropic/{MODEL}", "api_base": server.url}
+    texts = []
+    for way in (openai_way, anthropic_way):
+        whole = litellm.completion(**way, **options, max_tokens=12)
+        chunks = litellm.completion(**way, **options, max_tokens=12, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert whole.choices[0].message.content == text
+        texts.append(text)
+    assert texts[0] == texts[1] != ""
+    with pytest.raises(litellm.BadRequestError, match="temperature"):
+        litellm.completion(**openai_way, **options, temperature=3)
+
+
+def find_command(name):
+    """Installed for everyone, or by npm in the repository's folder."""
+    local = ROOT / "node_modules" / ".bin" / name
+    found = shutil.which(name) or (str(local) if local.exists() else None)
+    if found is None:
+        pytest.skip(f"the command {name} is not installed; npm has it")
+    return found
+
+
+def run(command, home, **variables):
+    """The command's output; it must succeed."""
+    (home / "work").mkdir(exist_ok=True)
+    result = subprocess.run(
+        command,
+        cwd=home / "work",
+        env={"HOME": str(home), "PATH": os.environ["PATH"], **variables},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    return result.stdout.strip()
+
+
+def run_claude(url, home, model, *arguments):
+    variables = {
+        "ANTHROPIC_BASE_URL": url,
+        "ANTHROPIC_AUTH_TOKEN": "one",
+        "ANTHROPIC_MODEL": model,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "64",
+    }
+    return run([find_command("claude"), "-p", *arguments], home, **variables)
+
+
+def run_codex(url, home, model, *arguments):
+    (home / ".codex").mkdir(exist_ok=True)
+    (home / "instructions.md").write_text("You are a helpful assistant.")
+    (home / ".codex" / "config.toml").write_text(
+        f"""
+        model = "{model}"
+        model_provider = "draftree"
+        model_instructions_file = "{home}/instructions.md"
+        check_for_update_on_startup = false
+        [analytics]
+        enabled = false
+        [model_providers.draftree]
+        name = "draftree"
+        base_url = "{url}/v1"
+        wire_api = "responses"
+        env_key = "DRAFTREE_API_KEY"
+        """
+    )
+    command = [find_command("codex"), "exec", "--skip-git-repo-check", *arguments]
+    return run(command, home, DRAFTREE_API_KEY="one")
+
+
+def test_claude_code_answers(server, tmp_path):
+    tokens = read_metric(server, "draftree_completion_tokens_total")
+    small = ("--system-prompt", "You are a helpful assistant.", "--tools", "")
+    assert run_claude(server.url, tmp_path, MODEL, "Say hi", *small)
+    assert read_metric(server, "draftree_completion_tokens_total") > tokens
+
+
+def test_claude_code_with_all_its_tools_calls_one(start, engine, tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "note.txt").write_text("The word is marmalade.\n")
+    call_a_tool(engine, "Read", {"file_path": str(tmp_path / "work" / "note.txt")})
+    assert run_claude(start().url, tmp_path, "fake", "What is the word?") == "It is marmalade."
+    first, second = engine.calls[-2:]
+    names = {tool["function"]["name"] for tool in first["tools"]}
+    assert {"Read", "Write", "Bash"} <= names
+    *_, said, result = second["prompt"]
+    assert said["tool_calls"][0]["function"]["name"] == "Read"
+    assert result["role"] == "tool" and "The word is marmalade." in result["content"]
+
+
+def test_codex_answers(server, tmp_path):
+    schema = {
+        "type": "object",
+        "properties": {"greeting": {"type": "string", "maxLength": 20}},
+        "required": ["greeting"],
+        "additionalProperties": False,
+    }
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    features = ("shell_tool", "unified_exec", "multi_agent", "goals", "plugins", "apps")
+    options = [word for name in features for word in ("--disable", name)]
+    options += ["--output-schema", str(tmp_path / "schema.json")]
+    said = run_codex(server.url, tmp_path, MODEL, *options, "Say hi")
+    assert list(json.loads(said)) == ["greeting"]
+
+
+def test_codex_with_all_its_tools_calls_one(start, engine, tmp_path):
+    call_a_tool(engine, "exec_command", {"cmd": "echo marmalade"})
+    assert run_codex(start().url, tmp_path, "fake", "What is the word?") == "It is marmalade."
+    first, second = engine.calls[-2:]
+    names = {tool["function"]["name"] for tool in first["tools"]}
+    assert "exec_command" in names
+    assert any("." in name for name in names), "no function in a namespace"
+    *_, said, result = second["prompt"]
+    assert said["tool_calls"][0]["function"]["name"] == "exec_command"
+    assert (result["role"], result["tool_call_id"]) == ("tool", "call_1")
+
+
+def call_a_tool(engine, name, arguments):
+    """Have the fake engine call a tool, and answer when the result has come."""
+
+    def go_on():
+        engine.pieces = [end, "It is", " marmalade."]
+
+    def end():
+        engine.finish_reason = FinishReason.STOP
+
+    call = Call(0, "call_1", name, json.dumps(arguments))
+    engine.max_ctx = 10**6
+    engine.finish_reason = FinishReason.TOOL_CALLS
+    engine.pieces = [go_on, Delta(kind=DeltaKind.TOOL_CALL, tool_call=call)]
