@@ -18,9 +18,17 @@ from draftree.bench.dataset import Prompt, load_prompts
 from draftree.bench.disturbance import foreign_share, look
 from draftree.bench.machine import describe_machine
 from draftree.bench.record import identify_model
+from draftree.bench.writing import (
+    Text,
+    acceptance_length,
+    accepted_shares,
+    encode_prompt,
+    total_rate,
+    write_text,
+)
 from draftree.chat import Engine
 from draftree.config import usable_cores
-from draftree.core import Request, SamplingParams, Usage
+from draftree.core import SamplingParams
 
 SETS: Final = ("humaneval", "gsm8k", "math500", "chat")
 _SEED: Final = 7
@@ -70,12 +78,6 @@ class SetRun:
     disturbance: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    tokens: list[int]
-    usage: Usage
-
-
 def load_set(name: str, limit: int, cache: Path) -> list[Prompt]:
     """Prompts spread evenly over a set."""
     if name == "chat":
@@ -87,18 +89,11 @@ def load_set(name: str, limit: int, cache: Path) -> list[Prompt]:
     return prompts[::step][:limit]
 
 
-def write_text(engine: Engine, prompt: Prompt, num_tokens: int, temperature: float) -> Text:
-    """Always from an empty cache, so that every run does the same work."""
-    encode = engine.encode_chat if prompt.is_chat else engine.tokenizer.encode
-    engine.tokens.forget()
-    request = Request(
-        tuple(encode(prompt.text)[: _MAX_CTX - num_tokens]),
-        num_tokens,
-        SamplingParams(temperature=temperature, seed=_SEED),
-        engine.tokenizer.stop_ids,
-    )
-    stream = engine.tokens.generate(request)
-    return Text([event.token for event in stream], stream.usage)
+def write_sampled(engine: Engine, prompt: Prompt, num_tokens: int, temperature: float) -> Text:
+    ids = encode_prompt(engine, prompt, num_tokens)
+    sampling = SamplingParams(temperature=temperature, seed=_SEED)
+    stop_ids = engine.tokenizer.stop_ids
+    return write_text(engine.tokens, ids, num_tokens, sampling, stop_ids=stop_ids)
 
 
 def measure_acceptance(
@@ -125,8 +120,8 @@ def measure_acceptance(
             before = look()
             key = (name, setting.temperature)
             if key not in texts:
-                texts[key] = [write_text(plain, p, num_tokens, key[1]) for p in prompts]
-            drafted = [write_text(engine, p, num_tokens, setting.temperature) for p in prompts]
+                texts[key] = [write_sampled(plain, p, num_tokens, key[1]) for p in prompts]
+            drafted = [write_sampled(engine, p, num_tokens, setting.temperature) for p in prompts]
             share = foreign_share(before, look(), usable_cores())
             yield summarize_texts(name, setting, texts[key], drafted, share)
         engine.close()
@@ -140,39 +135,23 @@ def summarize_texts(
     drafted: Sequence[Text],
     disturbance: float | None,
 ) -> SetRun:
-    rounds = [text.usage.rounds for text in drafted]
-    num_rounds = sum(r.num_rounds for r in rounds)
-    num_tokens = sum(text.usage.completion_tokens for text in drafted)
-    depth = max((len(r.accepted_by_depth) for r in rounds), default=0)
-    shares = []
-    for i in range(depth):
-        accepted, verified = (
-            sum(counts[i] for counts in lists if i < len(counts))
-            for lists in (
-                [r.accepted_by_depth for r in rounds],
-                [r.verified_by_depth for r in rounds],
-            )
-        )
-        shares.append(round(accepted / verified, 4) if verified else 0.0)
+    usages = [text.usage for text in drafted]
+    num_rounds = sum(u.rounds.num_rounds for u in usages)
+    num_drafted = sum(u.rounds.num_drafted for u in usages)
     return SetRun(
         data=name,
         setting=setting,
         num_prompts=len(drafted),
         num_equal=sum(a.tokens == b.tokens for a, b in zip(plain, drafted, strict=True)),
-        num_tokens=num_tokens,
+        num_tokens=sum(u.completion_tokens for u in usages),
         num_rounds=num_rounds,
-        acceptance_length=round(num_tokens / num_rounds, 4),
-        accepted_by_depth=shares,
-        nodes_per_round=round(sum(r.num_drafted for r in rounds) / num_rounds, 2),
-        tokens_per_second=_rate(drafted),
-        plain_tokens_per_second=_rate(plain),
+        acceptance_length=acceptance_length(usages),
+        accepted_by_depth=accepted_shares(usages),
+        nodes_per_round=round(num_drafted / num_rounds, 2),
+        tokens_per_second=round(total_rate(usages), 2),
+        plain_tokens_per_second=round(total_rate([text.usage for text in plain]), 2),
         disturbance=disturbance,
     )
-
-
-def _rate(texts: Sequence[Text]) -> float:
-    ms = sum(text.usage.decode_ms for text in texts)
-    return round(1000.0 * sum(text.usage.completion_tokens for text in texts) / ms, 2)
 
 
 def main(model: str, draft: str, out: Path, cache: Path, limit: int, num_tokens: int) -> None:

@@ -73,6 +73,10 @@ def _unexplained(measures: Json) -> float:
     return float(sum(len(g["disagreements"]) - g["num_explained"] for g in groups))
 
 
+def _overhead_ratio(measures: Json) -> float:
+    return float(measures["ratio"]["value"])
+
+
 def _bars_of(
     sha256: str, decode: tuple[float, float], prefill: tuple[float, float]
 ) -> tuple[Bar, ...]:
@@ -128,7 +132,9 @@ BARS: Final = (
         "warm start to first token",
         *("start", SMOLLM2, lambda m: float(m["first_token_s"]["median"]), False, 2.0, 1.0, "s"),
     ),
+    Bar("server against the engine alone", "overhead", SMOLLM2, _overhead_ratio, True, 0.97, 0.99),
     *_bars_of(CODER, (1.0, 1.3), (2.0, 4.0)),
+    Bar("server against the engine alone", "overhead", CODER, _overhead_ratio, True, 0.97, 0.99),
     *_card_bars(),
 )
 

@@ -6,7 +6,6 @@ is time, memory, and that drafting changes no token.
 
 import gc
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,14 +13,13 @@ from typing import Final
 import numpy as np
 
 from draftree.bench.fault import BenchError
-from draftree.bench.sample import Samples, summarize
+from draftree.bench.sample import Report, Samples, summarize
 from draftree.config import EngineConfig
 from draftree.core import Request, SamplingParams
 from draftree.decode.graph import GraphDecoder
 from draftree.engine.engine import TokenEngine
 from draftree.prefill.chunked import prefill
 
-Report = Callable[[str], None]
 WIDTHS: Final = (1, 8, 16, 24, 32)
 PROMPTS: Final = (512, 2048, 13312)
 DEPTHS: Final = (512, 16384, 65536)
@@ -103,10 +101,10 @@ class Subject:
         """Tokens after the prompt, and the milliseconds of each round."""
         self.prefill(prompt[:-1])
         engine = self.engine
-        rounds = engine.rounds_of(max(budget, 1))
+        rounds, drafter = engine.rounds_of(budget), engine.drafter if budget else None
         assert rounds is not None
         decoder = GraphDecoder(
-            *(engine.target, engine.drafter, rounds, Request(prompt, count, sampling)),
+            *(engine.target, drafter, rounds, Request(prompt, count, sampling)),
             use_draft=budget > 0,
             is_auto=False,
         )

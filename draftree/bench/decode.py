@@ -2,16 +2,14 @@
 operations.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from draftree.bench.operation import Shares, measure_shares
-from draftree.bench.sample import Ratio, Samples, divide, summarize
+from draftree.bench.sample import Ratio, Report, Samples, divide, summarize
 from draftree.bench.subject import Subject, wide_config
-
-Report = Callable[[str], None]
 
 DEPTHS: Final = (32, 512, 1024, 2048)
 WIDTHS: Final = (1, 2, 4, 8, 16, 24, 32, 64)

@@ -44,6 +44,39 @@ def _suite(measures: Json) -> dict[str, Any]:
     return {name: {key: item[key] for key in names} for name, item in measures["sets"].items()}
 
 
+def _context(measures: Json) -> dict[str, Any]:
+    depths = measures["depths"].items()
+    return {
+        "plain": {depth: row["plain"]["median"] for depth, row in depths},
+        "speculative": {depth: row["speculative"]["median"] for depth, row in depths},
+        "ttft_ms": {depth: row["ttft_ms"]["median"] for depth, row in depths},
+        "num_equal": sum(row["num_equal"] for _, row in depths),
+        "num_texts": sum(row["num_texts"] for _, row in depths),
+    }
+
+
+def _budget(measures: Json) -> dict[str, Any]:
+    rows = measures["budgets"].items()
+    return {
+        "best": measures["best"],
+        "best_fixed": measures["best_fixed"],
+        "tokens_per_second": {name: row["rate"]["median"] for name, row in rows},
+        "num_equal": sum(row["num_equal"] for _, row in rows),
+        "num_texts": sum(row["num_texts"] for _, row in rows),
+    }
+
+
+def _overhead(measures: Json) -> dict[str, Any]:
+    names = ("num_equal", "num_replies")
+    return {"ratio": measures["ratio"]["value"]} | {name: measures[name] for name in names}
+
+
+def _http(measures: Json) -> dict[str, Any]:
+    names = ("throughput", "ttft", "gap_ms", "token_ms")
+    levels = measures["levels"].items()
+    return {clients: {name: level[name] for name in names} for clients, level in levels}
+
+
 def _multiturn(measures: Json) -> dict[str, Any]:
     ratios = {
         name: measures[name]["value"] for name in ("second_over_first", "returned_over_fresh")
@@ -75,6 +108,10 @@ _READERS: Final[dict[str, Callable[[Json], dict[str, Any]]]] = {
     "start": lambda measures: {"first_token_s": measures["first_token_s"]["median"]},
     "parity": _parity,
     "suite": _suite,
+    "context": _context,
+    "budget": _budget,
+    "overhead": _overhead,
+    "http": _http,
     "multiturn": _multiturn,
     "card": _card,
 }

@@ -5,16 +5,13 @@ the given context and that context has been filled. File pages that stay mapped 
 peak is reported beside.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from draftree.bench.record import Json
-from draftree.bench.sample import Samples, summarize
+from draftree.bench.sample import Report, Samples, summarize
 from draftree.bench.worker import Child
-
-Report = Callable[[str], None]
 
 CONTEXT: Final = 2048
 METHOD: Final = (

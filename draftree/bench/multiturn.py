@@ -6,17 +6,14 @@ the prompt's ids to the first token.
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from draftree.bench.sample import Ratio, Samples, divide, summarize
+from draftree.bench.sample import Ratio, Report, Samples, divide, summarize
 from draftree.bench.subject import Subject
 from draftree.config import EngineConfig
 from draftree.core import Usage
-
-Report = Callable[[str], None]
 
 CONTEXT: Final = 2048
 BUDGET: Final = 22

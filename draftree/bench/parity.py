@@ -18,11 +18,9 @@ from draftree.bench.corpus import hash_ids
 from draftree.bench.fault import BenchError
 from draftree.bench.peers import open_peer
 from draftree.bench.record import Json
-from draftree.bench.sample import Samples, summarize
+from draftree.bench.sample import Report, Samples, summarize
 from draftree.bench.score import Scores
 from draftree.bench.worker import Child
-
-Report = Callable[[str], None]
 
 WINDOW: Final = 512
 NUM_TOKENS: Final = 20_480

@@ -5,17 +5,14 @@ through its server and through its library once, and then in the way that was fa
 """
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from draftree.bench.fault import BenchError
 from draftree.bench.record import Json
-from draftree.bench.sample import Ratio, Samples, divide, rates
+from draftree.bench.sample import Ratio, Report, Samples, divide, rates
 from draftree.bench.worker import Child
-
-Report = Callable[[str], None]
 
 PREFILL_LENS: Final = (512, 64)
 DECODE_TOKENS: Final = 128

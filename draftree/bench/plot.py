@@ -1,81 +1,127 @@
-"""Plots for the page: cost of a pass by its number of tokens, and shares of operations. Needs
-matplotlib.
+"""Pictures of results: which there are, and files or SVG text of them. Needs matplotlib.
+
+In: a folder of results. Out: a PNG for each picture that has data, the same for the same figures,
+or SVG whose ink takes the colour of the page it is put in. What they look like is in figure.py.
 """
 
-from collections.abc import Iterable
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from draftree.bench import figure
 from draftree.bench.fault import BenchError
-from draftree.bench.record import Json
+from draftree.bench.record import Json, read_places
 
-PLOT_KINDS: Final = ("decode-passes", "decode-operations")
 NO_MATPLOTLIB: Final = (
     "Plots need the package matplotlib; run `pip install 'draftree[bench]'`, or use --no-plots."
 )
+_STYLE: Final = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "svg.fonttype": "none",
+    **{
+        f"{name}color": figure.INK
+        for name in ("text.", "axes.edge", "axes.label", "axes.title", "xtick.", "ytick.")
+    },
+}
+_WIDE: Final = (9.0, 3.2)
+_NARROW: Final = (6.4, 3.2)
 
 
-def plot_name(kind: str, record: Json) -> str:
-    return f"{kind}-{record['model']['name']}.png"
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """kind: of the result that it belongs to. group: all results of a model by kind."""
+
+    kind: str
+    name: str
+    size: tuple[float, float]
+    draw: Callable[[Any, Mapping[str, Json]], None]
+    has_data: Callable[[Json], bool] = lambda measures: True
 
 
-def draw_plots(records: Iterable[Json], folder: Path) -> list[str]:
-    """Write a picture for every result that has one, and return their names."""
-    try:
-        # By name, so that type checkers do not need it either.
-        import_module("matplotlib").use("Agg")
-        pyplot = import_module("matplotlib.pyplot")
-    except ImportError:
-        raise BenchError(NO_MATPLOTLIB) from None
+def _has(*names: str) -> Callable[[Json], bool]:
+    return lambda measures: all(n in item for item in measures["sets"].values() for n in names)
+
+
+def _has_stages(measures: Json) -> bool:
+    """On a device that runs whole rounds, stages have no times of their own."""
+    return _has("stage_ms")(measures) and any(
+        ms for item in measures["sets"].values() for ms in figure.apart_from_verify(item)
+    )
+
+
+PLOTS: Final = (
+    Plot("peers", "peers", _NARROW, figure.draw_peers),
+    Plot("decode", "decode-passes", _NARROW, figure.draw_passes),
+    Plot("decode", "decode-operations", _NARROW, figure.draw_operations),
+    Plot("suite", "suite-speed-up", _NARROW, figure.draw_speed_up),
+    Plot("suite", "suite-rounds", _WIDE, figure.draw_rounds, _has("rounds_by_length")),
+    Plot("suite", "suite-stages", _NARROW, figure.draw_stages, _has_stages),
+    Plot("context", "context", _WIDE, figure.draw_context),
+    Plot("budget", "budget", _WIDE, figure.draw_budgets),
+    Plot("http", "http", _WIDE, figure.draw_clients),
+    Plot("card", "card", _WIDE, figure.draw_card),
+)
+
+
+def plot_name(plot: Plot, record: Json, place: str = "") -> str:
+    return f"{plot.name}-{record['model']['name']}{'-' + place if place else ''}.png"
+
+
+def plots_of(record: Json) -> list[Plot]:
+    """The pictures that a result has data for."""
+    return [p for p in PLOTS if p.kind == record["kind"] and p.has_data(record["measures"])]
+
+
+def draw_plots(results: Path, folder: Path) -> list[str]:
+    """Write a PNG for every picture, and return their names."""
     names = []
-    by_model: dict[str, dict[str, Json]] = {}
-    for record in records:
-        by_model.setdefault(record["model"]["name"], {})[record["kind"]] = record
-    for kinds in by_model.values():
-        if "decode" not in kinds:
-            continue
-        decode = kinds["decode"]
-        shares = dict(decode["measures"]["shares"])
-        if "prefill" in kinds:
-            shares |= kinds["prefill"]["measures"]["shares"]
-        for kind, draw, data in (
-            (PLOT_KINDS[0], _draw_passes, decode["measures"]["forward_ms"]),
-            (PLOT_KINDS[1], _draw_operations, shares),
-        ):
-            figure, axes = pyplot.subplots(figsize=(6.4, 3.6), layout="constrained")
-            draw(axes, data)
-            axes.set_title(decode["model"]["file"], fontsize=9)
-            folder.mkdir(parents=True, exist_ok=True)
-            name = plot_name(kind, decode)
-            # No date and no version inside, so that the same figures give the same file.
-            figure.savefig(folder / name, dpi=120, metadata={"Software": None})
-            pyplot.close(figure)
-            names.append(name)
+    for name, drawn in _draw_all(results):
+        folder.mkdir(parents=True, exist_ok=True)
+        # No date and no version inside, so that the same figures give the same file.
+        drawn.savefig(folder / name, dpi=110, facecolor="white", metadata={"Software": None})
+        names.append(name)
     return names
 
 
-def _draw_passes(axes: Any, forward_ms: dict[str, Any]) -> None:
-    widths = [int(width) for width in forward_ms]
-    medians = [cost["median"] for cost in forward_ms.values()]
-    lows = [cost["low"] for cost in forward_ms.values()]
-    axes.plot(widths, medians, marker="o", label="median")
-    axes.plot(widths, lows, linestyle=":", label="lowest")
-    axes.set_xlabel("tokens in a pass")
-    axes.set_ylabel("ms")
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend()
+def draw_pictures(results: Path) -> dict[str, str]:
+    """SVG of every picture by the name that its PNG has."""
+    pictures = {}
+    for name, drawn in _draw_all(results):
+        text = io.StringIO()
+        drawn.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+        svg = text.getvalue()
+        svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+        pictures[name] = svg.replace(figure.INK, "currentColor")
+    return pictures
 
 
-def _draw_operations(axes: Any, shares: dict[str, Any]) -> None:
-    names = list(dict.fromkeys(name for item in shares.values() for name in item["groups"]))
-    labels = [f"{width} tokens" if width != "1" else "1 token" for width in shares]
-    left = [0.0] * len(labels)
-    for name in names:
-        values = [100 * item["groups"].get(name, 0.0) for item in shares.values()]
-        axes.barh(labels, values, left=left, label=name)
-        left = [a + b for a, b in zip(left, values, strict=True)]
-    axes.invert_yaxis()
-    axes.set_xlabel("% of the time of a pass, operations run one at a time")
-    axes.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18))
+def _draw_all(results: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        # By name, so that type checkers do not need it either.
+        matplotlib = import_module("matplotlib")
+        new_figure = import_module("matplotlib.figure").Figure
+    except ImportError:
+        raise BenchError(NO_MATPLOTLIB) from None
+    for place, records in read_places(results).items():
+        groups: dict[str, dict[str, Json]] = {}
+        for record in records.values():
+            groups.setdefault(record["model"]["name"], {})[record["kind"]] = record
+        for record in records.values():
+            for plot in plots_of(record):
+                name = plot_name(plot, record, place)
+                with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+                    drawn = new_figure(figsize=plot.size, layout="constrained")
+                    plot.draw(drawn, groups[record["model"]["name"]])
+                    drawn.suptitle(record["model"]["file"], fontsize=8, x=0.01, ha="left")
+                    yield name, drawn

@@ -2,16 +2,14 @@
 chunk.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from draftree.bench.operation import Shares, measure_shares
-from draftree.bench.sample import Samples, rates
+from draftree.bench.sample import Report, Samples, rates
 from draftree.bench.subject import Subject, plain_config
-
-Report = Callable[[str], None]
 
 LENS: Final = (64, 256, 512, 1024, 2048)
 

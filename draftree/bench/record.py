@@ -24,7 +24,11 @@ KINDS: Final = (
     "start",
     "parity",
     "suite",
+    "context",
+    "budget",
     "multiturn",
+    "overhead",
+    "http",
     "card",
 )
 _FIELDS: Final = {
@@ -70,8 +74,16 @@ def identify_model(path: Path) -> ModelId:
     with path.open("rb") as data:
         while chunk := data.read(_CHUNK_BYTES):
             digest.update(chunk)
-    name = re.sub(r"[^a-z0-9.]+", "-", path.stem.lower()).strip("-")
-    return ModelId(name, path.name, path.stat().st_size, digest.hexdigest())
+    return ModelId(_slug(path.stem), path.name, path.stat().st_size, digest.hexdigest())
+
+
+def name_model(name: str) -> ModelId:
+    """A model whose bytes are not here, as a server calls it."""
+    return ModelId(_slug(name), name, 0, "")
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "model"
 
 
 def make_record(
@@ -109,6 +121,13 @@ def read_records(folder: Path) -> dict[str, Json]:
             raise BenchError(f"{path} is not JSON ({error}).") from error
         records[path.name] = check_record(data, str(path))
     return records
+
+
+def read_places(folder: Path) -> dict[str, dict[str, Json]]:
+    """The results of a folder by the name of their machine's folder: "" is the folder itself."""
+    inner = sorted(path for path in folder.glob("*") if path.is_dir())
+    places = {"": read_records(folder)} | {path.name: read_records(path) for path in inner}
+    return {name: records for name, records in places.items() if records}
 
 
 def check_record(data: Any, name: str) -> Json:

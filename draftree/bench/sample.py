@@ -1,10 +1,12 @@
 """Repeated measurements and what is made of them: medians, spread and ratios. Plain arithmetic."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from draftree.bench.fault import BenchError
+
+Report = Callable[[str], None]  # told what is being measured; "… 2 of 5" moves a bar
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from draftree.bench.fault import BenchError
-from draftree.bench.sample import Samples, summarize
+from draftree.bench.sample import Report, Samples, summarize
 from draftree.bench.worker import Child
-
-Report = Callable[[str], None]
 
 _PROMPT: Final = "def fibonacci(n):"
 _IMPORT_LINE: Final = re.compile(r"import time:\s*(\d+) \|\s*\d+ \|\s*([\w.]+)")

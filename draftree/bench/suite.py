@@ -5,33 +5,23 @@ Both run in turns in this process, greedily, to the same length. Speed-up is the
 times over all prompts of a set.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
+from draftree.bench import writing
 from draftree.bench.dataset import Prompt
 from draftree.bench.fault import BenchError
-from draftree.bench.sample import Samples, summarize
-from draftree.chat import Engine
-from draftree.config import EngineConfig
-from draftree.core import Request, Usage
-
-Report = Callable[[str], None]
-
-_WARM_UP: Final = Prompt(
-    "one two three four " * 12, is_chat=False
-)  # repeats, so that it is drafted
-_WARM_TOKENS: Final = 24
+from draftree.bench.sample import Report, Samples, summarize
+from draftree.bench.writing import Drafting, encode_prompt, open_writer, write_text
+from draftree.core import Usage
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteOptions:
     threads: int
     num_tokens: int
-    draft: str = "auto"
-    budget: int | str = "auto"
-    ngram: str = "on"
+    drafting: Drafting
     max_ctx: int = 2048
 
 
@@ -51,10 +41,15 @@ class SetMeasures:
     accepted_by_depth: list[float]
     num_drafted: int
     num_accepted: int
+    plain_ttft_ms: Samples  # of each prompt, to the first token
+    ttft_ms: Samples
+    rounds_by_length: list[int]  # [k]: rounds that gave k + 1 tokens
+    stage_ms: dict[str, float]  # of speculative decoding, over all prompts
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteMeasures:
+    device: str
     drafting: str  # what the drafts came from
     sets: dict[str, SetMeasures]
 
@@ -72,83 +67,47 @@ def measure_suite(
     path: Path, sets: Mapping[str, Sequence[Prompt]], options: SuiteOptions, report: Report
 ) -> SuiteMeasures:
     report("loading")
-    shared = EngineConfig(threads=options.threads, max_ctx=options.max_ctx)
-    plain = Engine.open(str(path), shared, draft="none", budget=0, ngram="off")
-    drafting = Engine.open(
-        str(path), shared, draft=options.draft, budget=options.budget, ngram=options.ngram
-    )
-    try:
-        warm = _encode(plain, _WARM_UP)
-        _write(plain, warm, _WARM_TOKENS)
-        _write(drafting, warm, _WARM_TOKENS)
-        sources = ["a trained draft"] if drafting.tokens.drafter is not None else []
-        sources += ["lookup in the text so far"] if options.ngram != "off" else []
+    shared = path, options.threads, options.max_ctx
+    drafted = options.drafting
+    with (
+        open_writer(*shared, drafted.plainly()) as plain,
+        open_writer(*shared, drafted) as drafting,
+    ):
         measures = {}
         for name, prompts in sets.items():
             pairs = []
             for number, prompt in enumerate(prompts):
                 report(f"{name}: prompt {number + 1} of {len(prompts)}")
-                ids = _encode(plain, prompt)[: options.max_ctx - options.num_tokens]
-                text, usage = _write(plain, ids, options.num_tokens)
-                other_text, other_usage = _write(drafting, ids, options.num_tokens)
-                pairs.append(Pair(text == other_text, usage, other_usage))
+                count, stop_ids = options.num_tokens, plain.tokenizer.stop_ids
+                ids = encode_prompt(plain, prompt, count)
+                a = write_text(plain.tokens, ids, count, stop_ids=stop_ids)
+                b = write_text(drafting.tokens, ids, count, stop_ids=stop_ids)
+                pairs.append(Pair(a.tokens == b.tokens, a.usage, b.usage))
             measures[name] = summarize_pairs(pairs)
-    finally:
-        plain.close()
-        drafting.close()
-    return SuiteMeasures(" and ".join(sources) or "none", measures)
+        source = writing.describe_drafts(drafting)
+        return SuiteMeasures(writing.device_name(drafting), source, measures)
 
 
 def summarize_pairs(pairs: Sequence[Pair]) -> SetMeasures:
     if not pairs:
         raise BenchError("There are no prompts to measure.")
     plain, drafting = [p.plain for p in pairs], [p.speculative for p in pairs]
-    num_tokens = sum(u.completion_tokens for u in drafting)
-    plain_rate, rate = _rate(plain), _rate(drafting)
-    num_rounds = sum(u.rounds.num_rounds for u in drafting)
+    plain_rate, rate = writing.total_rate(plain), writing.total_rate(drafting)
     return SetMeasures(
         num_prompts=len(pairs),
         num_equal=sum(p.is_equal for p in pairs),
-        num_tokens=num_tokens,
+        num_tokens=sum(u.completion_tokens for u in drafting),
         plain=summarize([u.tokens_per_second for u in plain], "tok/s"),
         speculative=summarize([u.tokens_per_second for u in drafting], "tok/s"),
         plain_rate=round(plain_rate, 2),
         speculative_rate=round(rate, 2),
         speed_up=round(rate / plain_rate, 4),
-        acceptance_length=round(num_tokens / num_rounds, 4),
-        accepted_by_depth=_shares_by_depth(drafting),
+        acceptance_length=writing.acceptance_length(drafting),
+        accepted_by_depth=writing.accepted_shares(drafting),
         num_drafted=sum(u.rounds.num_drafted for u in drafting),
         num_accepted=sum(u.rounds.num_accepted for u in drafting),
+        plain_ttft_ms=summarize([u.first_token_ms for u in plain], "ms"),
+        ttft_ms=summarize([u.first_token_ms for u in drafting], "ms"),
+        rounds_by_length=writing.rounds_by_length(drafting),
+        stage_ms=writing.stage_ms(drafting),
     )
-
-
-def _encode(engine: Engine, prompt: Prompt) -> list[int]:
-    if prompt.is_chat and engine.has_template:
-        return engine.encode_chat(prompt.text)
-    return engine.tokenizer.encode(prompt.text)
-
-
-def _write(engine: Engine, ids: Sequence[int], num_tokens: int) -> tuple[list[int], Usage]:
-    request = Request(tuple(ids), num_tokens, stop_ids=engine.tokenizer.stop_ids)
-    engine.tokens.forget()
-    stream = engine.tokens.generate(request)
-    tokens = [event.token for event in stream]
-    return tokens, stream.usage
-
-
-def _rate(usages: Sequence[Usage]) -> float:
-    return 1000.0 * sum(u.completion_tokens for u in usages) / sum(u.decode_ms for u in usages)
-
-
-def _shares_by_depth(usages: Sequence[Usage]) -> list[float]:
-    depth = max((len(u.rounds.verified_by_depth) for u in usages), default=0)
-    shares = []
-    for i in range(depth):
-        verified = sum(_at(u.rounds.verified_by_depth, i) for u in usages)
-        accepted = sum(_at(u.rounds.accepted_by_depth, i) for u in usages)
-        shares.append(round(accepted / verified, 4) if verified else 0.0)
-    return shares
-
-
-def _at(counts: Sequence[int], index: int) -> int:
-    return counts[index] if index < len(counts) else 0

@@ -7,21 +7,20 @@ how, is in draftree/bench.
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
+from draftree import env
+from draftree.cli.measurement import Bench, Line, measure_endpoint, open_bench, progress, sentences
 from draftree.cli.option import DEFAULT_MODEL
 from draftree.errors import DraftreeError
 
-if TYPE_CHECKING:
-    from draftree.bench.record import Json, ModelId
-
 RESULTS: Final = Path("results")
 PAGE: Final = Path("docs/benchmarks.md")
+HTML: Final = "report.html"
 ALL_MODELS: Final = (DEFAULT_MODEL, "qwen2.5-coder-0.5b")
 
 Model = Annotated[
@@ -37,8 +36,27 @@ Python = Annotated[
     str | None,
     typer.Option("--peer-python", help="Interpreter that has xllamacpp.", show_default=False),
 ]
+Data = Annotated[
+    list[str] | None,
+    typer.Option(help="own, humaneval, gsm8k or math500; may be given several times."),
+]
+PromptFile = Annotated[
+    Path | None, typer.Option(help='Own prompts: lines of JSON with "prompt" and "chat".')
+]
+Limit = Annotated[int, typer.Option(min=1, help="Most prompts of each set.")]
+NGen = Annotated[int, typer.Option("--n-gen", "-n", min=1, help="Tokens for each.")]
+Draft = Annotated[str, typer.Option(help="Draft, as for `draftree run`.")]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"],
+    typer.Option(help="Where to run; `auto` takes a GPU where there is one."),
+]
+Page = Annotated[Path, typer.Option(help="The page to write.")]
 
 app = typer.Typer(help="Measure speed, memory and agreement; write results and their page.")
+
+
+def _say_skipped(sentence: str) -> None:
+    print(f"skipped: {sentence}", file=sys.stderr)
 
 
 @app.command()
@@ -50,7 +68,7 @@ def peers(
     peer_python: Python = None,
 ) -> None:
     """Decode and prefill, ours and llama.cpp's in turns."""
-    with _bench(model, threads, results) as bench:
+    with open_bench(model, threads, results, _say_skipped) as bench:
         _finish(bench.peers(rounds, peer_python or sys.executable))
 
 
@@ -63,7 +81,7 @@ def _add_command(kind: str, num_rounds: int, help_text: str) -> None:
         rounds: Rounds = num_rounds,
         results: Results = RESULTS,
     ) -> None:
-        with _bench(model, threads, results) as bench:
+        with open_bench(model, threads, results, _say_skipped) as bench:
             _finish(bench.alone(kind, rounds))
 
     app.command(kind, help=help_text)(command)
@@ -106,7 +124,7 @@ def card(
     from draftree.bench.record import make_record, write_record
     from draftree.bench.synth import identify_pair, write_pair
 
-    with _sentences(), _progress() as say:
+    with sentences(), progress() as say:
         say("writing the files")
         pair = write_pair(shape, folder)
         measures = measure_card(pair, rounds, memory, say)
@@ -128,40 +146,146 @@ def parity(
     peer_python: Python = None,
 ) -> None:
     """Perplexity and first choices, ours against llama.cpp's and exact arithmetic."""
-    with _bench(model, threads, results) as bench:
+    with open_bench(model, threads, results, _say_skipped) as bench:
         _finish(bench.parity(tokens, exact_windows, peer_python or sys.executable))
 
 
 @app.command()
 def suite(
     model: Model = DEFAULT_MODEL,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(help="own, humaneval, gsm8k or math500; may be given several times."),
-    ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help='Own prompts: lines of JSON with "prompt" and "chat".')
-    ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Most prompts of each set.")] = 10,
-    n_gen: Annotated[int, typer.Option("--n-gen", "-n", min=1, help="Tokens for each.")] = 128,
-    draft: Annotated[str, typer.Option(help="Draft, as for `draftree run`.")] = "auto",
+    data: Data = None,
+    prompts: PromptFile = None,
+    limit: Limit = 10,
+    n_gen: NGen = 128,
+    draft: Draft = "auto",
+    device: Device = "auto",
     threads: Threads = 0,
     results: Results = RESULTS,
 ) -> None:
     """Plain against speculative decoding: equal texts, speed-up, AL."""
-    with _bench(model, threads, results) as bench:
-        _finish(bench.suite(tuple(data or ()), prompts, limit, n_gen, draft))
+    with open_bench(model, threads, results, _say_skipped) as bench:
+        _finish(bench.suite(data or (), prompts, limit, n_gen, draft, device))
+
+
+@app.command()
+def context(
+    model: Model = DEFAULT_MODEL,
+    depth: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Tokens before the reply; may be given several times."),
+    ] = None,
+    n_gen: NGen = 32,
+    draft: Draft = "auto",
+    device: Device = "auto",
+    threads: Threads = 0,
+    rounds: Rounds = 3,
+    results: Results = RESULTS,
+) -> None:
+    """By depth of context, plain and speculative: decoding, first token, AL."""
+    from draftree.bench.context import DEPTHS
+
+    with open_bench(model, threads, results, _say_skipped) as bench:
+        _finish(bench.context(depth or DEPTHS, rounds, n_gen, draft, device))
+
+
+@app.command()
+def budget(
+    model: Model = DEFAULT_MODEL,
+    budget: Annotated[
+        list[str] | None,
+        typer.Option(help="Nodes, or `auto`; may be given several times.", show_default=False),
+    ] = None,
+    data: Data = None,
+    prompts: PromptFile = None,
+    limit: Limit = 6,
+    n_gen: NGen = 96,
+    draft: Draft = "auto",
+    device: Device = "auto",
+    threads: Threads = 0,
+    passes: Annotated[int, typer.Option(min=1, help="How often all budgets are tried.")] = 3,
+    results: Results = RESULTS,
+) -> None:
+    """Fixed budgets and the automatic one beside plain decoding; names the best."""
+    for value in budget or ():
+        if value != "auto" and not (value.isascii() and value.isdecimal()):
+            raise typer.BadParameter(f"--budget is {value!r}; it must be a number or `auto`.")
+    with open_bench(model, threads, results, _say_skipped) as bench:
+        chosen = budget or ()
+        _finish(bench.budget(chosen, data or (), prompts, limit, passes, n_gen, draft, device))
+
+
+@app.command()
+def overhead(
+    model: Model = DEFAULT_MODEL,
+    limit: Annotated[int, typer.Option(min=1, help="Most prompts.")] = 6,
+    n_gen: NGen = 128,
+    threads: Threads = 0,
+    rounds: Rounds = 5,
+    results: Results = RESULTS,
+) -> None:
+    """`draftree serve` beside an engine in this process, in turns."""
+    with open_bench(model, threads, results, _say_skipped) as bench:
+        _finish(bench.overhead(limit, rounds, n_gen))
+
+
+@app.command()
+def http(
+    url: Annotated[
+        str | None, typer.Argument(help="Base URL; without one, a server is started for MODEL.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="The model's name there (the first if not given), or the one to start.",
+            show_default=False,
+        ),
+    ] = None,
+    clients: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="How many at a time; may be given several times. 1, 2, 4, 8."),
+    ] = None,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each client.")] = 3,
+    n_gen: NGen = 64,
+    api_key: Annotated[
+        str | None, typer.Option(help="Key to send, or DRAFTREE_API_KEY.", show_default=False)
+    ] = None,
+    label: Annotated[
+        str, typer.Option(help="Name of the result, if not the model's.", show_default=False)
+    ] = "",
+    threads: Threads = 0,
+    results: Results = RESULTS,
+) -> None:
+    """Any OpenAI-compatible server: first token, gaps, tokens per second by clients."""
+    counts = clients or [1, 2, 4, 8]
+    if url is None:
+        with open_bench(model or DEFAULT_MODEL, threads, results, _say_skipped) as bench:
+            _finish(bench.http(counts, requests, n_gen))
+        return
+    from draftree.bench.http import Endpoint
+
+    endpoint = Endpoint(url, model or "", api_key or next(iter(env.api_keys()), ""))
+    with sentences(), progress() as say:
+        _finish(measure_endpoint(endpoint, label, counts, requests, n_gen, results, say))
 
 
 @app.command()
 def report(
     results: Results = RESULTS,
-    page: Annotated[Path, typer.Option(help="The page to write.")] = PAGE,
+    page: Page = PAGE,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            help="Self-contained page to write as well; report.html beside the results.",
+            show_default=False,
+        ),
+    ] = None,
     plots: Annotated[bool, typer.Option(help="Draw plots as well.")] = True,
 ) -> None:
-    """Make the page of benchmarks from the result files."""
-    with _sentences():
-        _finish(_write_page(results, page, plots))
+    """Make the pages of benchmarks, Markdown and HTML, from the result files."""
+    with sentences():
+        _finish(_write_pages(results, page, html, plots))
 
 
 @app.command("all")
@@ -174,187 +298,81 @@ def run_all(
     rounds: Rounds = 5,
     tokens: Annotated[int, typer.Option(min=512, help="Tokens to score for parity.")] = 20_480,
     results: Results = RESULTS,
-    page: Annotated[Path, typer.Option(help="The page to write.")] = PAGE,
+    page: Page = PAGE,
     peer_python: Python = None,
 ) -> None:
-    """Everything, for the page: takes about ten minutes of a quiet machine."""
-    python = peer_python or sys.executable
-    lines: list[dict[str, Any]] = []
+    """Everything, for the pages: takes about twelve minutes of a quiet machine."""
+    lines: list[Line] = []
     skipped: list[str] = []
 
+    def skip(sentence: str) -> None:
+        _say_skipped(sentence)
+        skipped.append(sentence)
+
     @contextmanager
-    def skipping() -> Iterator[None]:
+    def skipping(what: str) -> Iterator[None]:
         """What cannot be had does not keep us from the rest."""
         try:
-            with _sentences():
+            with sentences():
                 yield
         except DraftreeError as error:
-            print(f"skipped: {error}", file=sys.stderr)
-            skipped.append(str(error))
-
-    def attempt(take: Callable[[], dict[str, Any]]) -> None:
-        with skipping():
-            lines.append(take())
+            skip(f"{what}: {error}")
 
     for name in model or ALL_MODELS:
-        with skipping(), _bench(name, threads, results) as bench:
-            attempt(partial(bench.peers, rounds, python))
-            attempt(partial(bench.alone, "decode", 2 * rounds))
-            attempt(partial(bench.alone, "prefill", min(rounds, 3)))
-            attempt(partial(bench.alone, "memory", min(rounds, 3)))
-            attempt(partial(bench.alone, "start", rounds))
-            attempt(partial(bench.alone, "multiturn", rounds))
-            attempt(partial(bench.suite, (), None, 4, 96, "auto"))
-            attempt(partial(bench.parity, tokens, min(4, tokens // 512), python))
-    with skipping():
-        _write_page(results, page, plots=True)
-    with _sentences():
-        written = _write_page(results, page, plots=False)
+        with skipping(name), open_bench(name, threads, results, skip) as bench:
+            kinds = _all_kinds(bench, rounds, tokens, peer_python or sys.executable)
+            for kind, take in kinds.items():
+                with skipping(f"{kind} of {name}"):
+                    lines.append(take())
+    written: dict[str, Any] = {}
+    with skipping("plots"):
+        written = _write_pages(results, page, None, plots=True)
+    if not written:
+        with sentences():
+            written = _write_pages(results, page, None, plots=False)
     _finish({**written, "results": lines, "skipped": skipped})
     if not lines:
         raise DraftreeError("Nothing could be measured.")
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """One model on its way through measurements; each writes a file and returns its last line."""
-
-    path: Path
-    threads: int
-    results: Path
-    say: Callable[[str], None]
-
-    def peers(self, rounds: int, python: str) -> dict[str, Any]:
-        from draftree.bench.peers import PeerOptions, measure_peers
-
-        options = PeerOptions(self.threads, rounds, python=python)
-        return self._record(
-            "peers", options.settings(), lambda model: measure_peers(self.path, options, self.say)
-        )
-
-    def alone(self, kind: str, rounds: int) -> dict[str, Any]:
-        """decode, prefill, memory, start or multiturn: ours, with nobody to compare with."""
-        from draftree.bench.decode import measure_decode
-        from draftree.bench.memory import measure_memory
-        from draftree.bench.multiturn import measure_multiturn
-        from draftree.bench.prefill import measure_prefill
-        from draftree.bench.start import measure_start
-
-        measures: dict[str, Callable[..., Any]] = {
-            "decode": measure_decode,
-            "prefill": measure_prefill,
-            "memory": measure_memory,
-            "start": measure_start,
-            "multiturn": measure_multiturn,
-        }
-        return self._record(
-            kind,
-            {"threads": self.threads, "rounds": rounds},
-            lambda model: measures[kind](self.path, self.threads, rounds, self.say),
-        )
-
-    def parity(self, num_tokens: int, exact_windows: int, python: str) -> dict[str, Any]:
-        from draftree.bench.parity import ParityOptions, measure_parity
-        from draftree.env import cache_dir
-
-        cache = cache_dir() / "peers"
-        options = ParityOptions(self.threads, python, cache, num_tokens, exact_windows)
-        return self._record(
-            "parity",
-            options.settings(),
-            lambda model: measure_parity(self.path, model.sha256, options, self.say),
-        )
-
-    def suite(
-        self, data: tuple[str, ...], file: Path | None, limit: int, n_gen: int, draft: str
-    ) -> dict[str, Any]:
-        from draftree.bench.dataset import NAMES, load_prompts, read_prompt_file
-        from draftree.bench.fault import BenchError
-        from draftree.bench.suite import SuiteOptions, measure_suite
-        from draftree.env import cache_dir
-
-        sets = {}
-        if file is not None:
-            sets[file.name] = read_prompt_file(file)[:limit]
-        for name in data or (() if file is not None else NAMES):
-            self.say(f"data set {name}")
-            try:
-                sets[name] = load_prompts(name, cache_dir() / "datasets")[:limit]
-            except BenchError as error:
-                if data:
-                    raise
-                print(f"skipped: {error}", file=sys.stderr)  # nobody asked for this one by name
-        options = SuiteOptions(self.threads, n_gen, draft)
-        settings = {"threads": self.threads, "num_tokens": n_gen, "limit": limit}
-        return self._record(
-            "suite",
-            {**settings, "budget": options.budget, "ngram": options.ngram},
-            lambda model: measure_suite(self.path, sets, options, self.say),
-        )
-
-    def _record(
-        self, kind: str, settings: "Json", measure: "Callable[[ModelId], Any]"
-    ) -> dict[str, Any]:
-        from draftree.bench.disturbance import foreign_share, look
-        from draftree.bench.headline import headline
-        from draftree.bench.record import identify_model, make_record, write_record
-        from draftree.config import usable_cores
-
-        model = identify_model(self.path)
-        before = look()
-        measures = measure(model)
-        share = foreign_share(before, look(), usable_cores())
-        record = make_record(kind, model, settings, measures, share)
-        path = write_record(self.results, record)
-        line = {"kind": kind, "model": model.name, "file": str(path), "disturbance": share}
-        return line | headline(record)
+def _all_kinds(
+    bench: Bench, rounds: int, num_tokens: int, python: str
+) -> dict[str, Callable[[], Line]]:
+    """Every kind but the card's, with settings that keep the whole short."""
+    few = min(rounds, 3)
+    return {
+        "peers": partial(bench.peers, rounds, python),
+        "decode": partial(bench.alone, "decode", 2 * rounds),
+        "prefill": partial(bench.alone, "prefill", few),
+        "memory": partial(bench.alone, "memory", few),
+        "start": partial(bench.alone, "start", rounds),
+        "multiturn": partial(bench.alone, "multiturn", few),
+        "suite": partial(bench.suite, (), None, 4, 96, "auto"),
+        "context": partial(bench.context, (128, 512, 2048, 4096), 1, 32, "auto"),
+        "budget": partial(bench.budget, (), (), None, 3, 2, 40, "auto"),
+        "overhead": partial(bench.overhead, 3, few, 64),
+        "http": partial(bench.http, (1, 2, 4), 1, 48),
+        "parity": partial(bench.parity, num_tokens, min(4, num_tokens // 512), python),
+    }
 
 
-@contextmanager
-def _bench(model: str, threads: int, results: Path) -> Iterator[Bench]:
-    """A model that is here, and somewhere to say how far things are."""
-    from draftree.config import usable_cores
-    from draftree.weights.hub import resolve
-
-    with _sentences(), _progress() as say:
-        yield Bench(resolve(model), threads or usable_cores(), results, say)
-
-
-@contextmanager
-def _sentences() -> Iterator[None]:
-    """What a measurement cannot go on with is the user's to know, not a bug."""
-    from draftree.bench.fault import BenchError
-
-    try:
-        yield
-    except BenchError as error:
-        raise DraftreeError(str(error)) from error
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """A line that changes on a terminal; elsewhere a line for each step."""
-    if not sys.stderr.isatty():
-        yield lambda text: print(text, file=sys.stderr, flush=True)
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("starting") as status:
-        yield status.update
-
-
-def _write_page(results: Path, page: Path, plots: bool) -> dict[str, Any]:
-    from draftree.bench.plot import draw_plots
-    from draftree.bench.record import read_records
+def _write_pages(results: Path, page: Path, html: Path | None, plots: bool) -> dict[str, Any]:
+    from draftree.bench.html import make_html
+    from draftree.bench.plot import draw_pictures, draw_plots
     from draftree.bench.report import make_page
 
     folder = page.parent / "plots"
     if plots:
-        draw_plots(read_records(results).values(), folder)
+        draw_plots(results, folder)
     names = sorted(path.name for path in folder.glob("*.png"))
+    text = make_page(results, names)
     page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(make_page(results, names), encoding="utf-8")
-    return {"page": str(page), "plots": names}
+    page.write_text(text, encoding="utf-8")
+    html = html or results / HTML
+    pictures = draw_pictures(results) if plots else {}
+    html.parent.mkdir(parents=True, exist_ok=True)
+    html.write_text(make_html(make_page(results, pictures), pictures), encoding="utf-8")
+    return {"page": str(page), "html": str(html), "plots": names}
 
 
 def _finish(line: dict[str, Any]) -> None:

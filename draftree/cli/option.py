@@ -96,7 +96,7 @@ class Settings:
         _engine("`exact` computes in float32 on decoded weights; `auto` is faster."),
     ] = None
     kv_type: Annotated[
-        Literal["f32", "f16"] | None, _engine("Number format of the KV cache.", "--kv")
+        Literal["f32", "f16", "q8"] | None, _engine("Number format of the KV cache.", "--kv")
     ] = None
     threads: Annotated[int | None, _engine("CPU threads.")] = None
     device: Annotated[

@@ -40,6 +40,9 @@ def serve(
     api_key: Annotated[
         list[str] | None, _several("Key that clients must send, or DRAFTREE_API_KEY")
     ] = None,
+    allowed_host: Annotated[
+        list[str] | None, _several("Name that clients may call the server by, or *")
+    ] = None,
     alias: Annotated[list[str] | None, _several("Another name for the model")] = None,
     temperature: Annotated[float, _server("For requests that give none.", min=0.0, max=2.0)] = 1.0,
     cors: Annotated[list[str] | None, _several("Origin whose pages may connect, or *")] = None,
@@ -66,6 +69,7 @@ def serve(
         version=__version__,
         aliases=tuple(alias or ()),
         api_keys=tuple(api_key or ()) or env.api_keys(),
+        allowed_hosts=(host, *(allowed_host or ())),
         cors_origins=tuple(cors or ()),
         temperature=temperature,
         max_queue=queue,

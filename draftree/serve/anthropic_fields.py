@@ -216,7 +216,9 @@ class MessagesRequest(PromptFields):
         None, ge=0, le=2, description="0 is greedy; if not given, what the server was started with."
     )
     top_p: float | None = Field(None, ge=0, le=1, description="Nucleus sampling; 1 is off.")
-    top_k: int | None = Field(None, ge=0, description="Keep the k likeliest tokens; 0 is off.")
+    top_k: int | None = Field(
+        None, ge=0, le=2**31, description="Keep the k likeliest tokens; 0 is off."
+    )
     stop_sequences: list[StopText] | None = Field(
         None, max_length=64, description="End before any of these texts; the reply says which."
     )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from draftree.core import SamplingParams
-from draftree.serve.length import check_length
+from draftree.serve.length import check_length, count_characters
 from draftree.serve.wire import ApiError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Conversation:
 
     @property
     def text_len(self) -> int:
-        return sum(len(message["content"]) for message in self.messages)
+        return count_characters(self.messages)
 
     def _open(self, role: str) -> dict[str, Any]:
         """The last message, if it is of this role, else a new one."""
@@ -62,7 +62,7 @@ class Conversation:
 def ask(
     engine: "Engine", *, conversation: Conversation, max_tokens: int | None, **options: Any
 ) -> "Generation":
-    check_length(engine, conversation.text_len)
+    check_length(engine, conversation.text_len + count_characters(options.get("tools")))
     limit = max_tokens or engine.plan.max_ctx
     return engine.chat(conversation.messages, max_tokens=limit, **options)
 

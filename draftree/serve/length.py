@@ -1,7 +1,7 @@
 """Prompts that cannot fit, told from their length alone: tokenizing them could take a minute."""
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftree.errors import CapacityError
 
@@ -19,6 +19,14 @@ def check_length(engine: "Engine", num_characters: int) -> None:
             f"but the context was planned for {engine.plan.max_ctx}; "
             "start with a larger --max-ctx or shorten the prompt."
         )
+
+
+def count_characters(value: Any) -> int:
+    """Of all texts in a JSON value; names of members do not count."""
+    if isinstance(value, str):
+        return len(value)
+    members = value.values() if isinstance(value, dict) else value
+    return sum(map(count_characters, members)) if isinstance(value, dict | list) else 0
 
 
 @lru_cache(maxsize=1)

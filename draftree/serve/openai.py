@@ -3,6 +3,7 @@
 In: HTTP requests. Out: calls on the engine, and a Wire that writes the reply.
 """
 
+import asyncio
 import secrets
 import time
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ from starlette.responses import Response
 from draftree.core import SamplingParams
 from draftree.errors import GrammarError, TokenizerError
 from draftree.serve.body import describe_body, read_body
-from draftree.serve.length import check_length
+from draftree.serve.length import check_length, count_characters
 from draftree.serve.openai_fields import (
     ChatRequest,
     CompletionRequest,
@@ -74,8 +75,11 @@ def make_routes(service: Service) -> APIRouter:
         check_completion(body)
         request.state.user = body.user
         prompts = split_prompts(body.prompt)
+        service.check_count(len(prompts) * (body.n or 1))
         has_logprobs = body.logprobs is not None
-        echoes = _decode_prompts(service.check_ready(), prompts) if body.echo else ()
+        echoes: tuple[str, ...] = ()
+        if body.echo:
+            echoes = await asyncio.to_thread(_decode_prompts, service.check_ready(), prompts)
         options = _reply_options(
             service, request, body, has_logprobs, num_prompts=len(prompts), echoes=echoes
         )
@@ -215,7 +219,7 @@ def _shared_options(body: SamplingFields) -> dict[str, Any]:
 def _chat(
     engine: "Engine", *, messages: list[dict[str, Any]], max_tokens: int | None, **options: Any
 ) -> "Generation":
-    check_length(engine, sum(map(_text_len, messages)))
+    check_length(engine, count_characters(messages) + count_characters(options["tools"]))
     _check_tokens(engine, "logit_bias", options["logit_bias"] or ())
     if options["thinking"] and not engine.can_think:
         field = "chat_template_kwargs.enable_thinking"
@@ -240,11 +244,6 @@ def _check_tokens(engine: "Engine", field: str, tokens: Iterable[int]) -> None:
     if unknown is not None:
         sentence = f"{field}: there is no token {unknown}; the vocabulary has {size} tokens."
         raise ApiError(400, sentence, param=field)
-
-
-def _text_len(message: dict[str, Any]) -> int:
-    content = message.get("content") or ""
-    return len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -53,7 +53,9 @@ class SamplingFields(WireModel):
         None, ge=0, le=2, description="0 is greedy; if not given, what the server was started with."
     )
     top_p: float | None = Field(None, ge=0, le=1, description="Nucleus sampling; 1 is off.")
-    top_k: int | None = Field(None, ge=0, description="Keep the k likeliest tokens; 0 is off.")
+    top_k: int | None = Field(
+        None, ge=0, le=2**31, description="Keep the k likeliest tokens; 0 is off."
+    )
     min_p: float | None = Field(
         None, ge=0, lt=1, description="Drop tokens below this share of the likeliest; 0 is off."
     )

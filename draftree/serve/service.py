@@ -91,6 +91,12 @@ class Service:
                 code="model_not_found",
             )
 
+    def check_count(self, num_replies: int) -> None:
+        limit = self.queue.max_per_client
+        if num_replies > limit:
+            sentence = f"The request asks for {num_replies} replies; at most {limit} are possible."
+            raise ApiError(400, sentence, param="n")
+
     async def submit(
         self,
         client: str,
@@ -102,10 +108,7 @@ class Service:
     ) -> list[Job]:
         """Queue one job a call, or say why not. prompt_field: blamed for too long a prompt."""
         engine = self.check_ready()
-        limit = self.queue.max_per_client
-        if len(calls) > limit:
-            sentence = f"The request asks for {len(calls)} replies; at most {limit} are possible."
-            raise ApiError(400, sentence, param="n")
+        self.check_count(len(calls))
         self.queue.admit(client, len(calls))
         loop = asyncio.get_running_loop()
         record = partial(self._record, request_id=request_id)
@@ -118,6 +121,8 @@ class Service:
                 if not self.queue.put(job):
                     raise busy(503, "The server is shutting down.", _STOPPING_RETRY_S)
                 num_queued += 1
+        except RecursionError:
+            raise ApiError(400, "The request is nested too deeply.") from None
         except (DraftreeError, ValueError) as error:
             reason = explain(error, engine)
             reason.param = prompt_field if reason.code == "context_length_exceeded" else None

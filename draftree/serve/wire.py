@@ -7,16 +7,38 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic.json_schema import models_json_schema
+from pydantic_core import CoreSchema
 
 REFUSED: Final = "refused"
+_MAX_PARTS: Final = 500_000  # of a body: objects, lists, and the quotes of names and texts
+_MAX_ERRORS: Final = 1000
+_MAX_NAME: Final = 200
+
+
+def _fail_fast(schema: Any) -> None:
+    if isinstance(schema, list | tuple):
+        for member in schema:
+            _fail_fast(member)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for member in schema.values():
+            _fail_fast(member)
 
 
 class WireModel(BaseModel):
     """A JSON object of a request. Fields that it does not declare are refused by name."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """One wrong item of a list is enough: millions of them would take gigabytes to report."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
 
 
 Body = TypeVar("Body", bound=WireModel)
@@ -64,6 +86,11 @@ def engine_failure(sentence: str) -> ApiError:
 
 
 def parse_body(model: type[Body], raw: bytes) -> Body:
+    # Quotes and brackets are counted before they become objects, which are much larger.
+    num_quotes = raw.count(b'"') - raw.count(rb"\"")
+    if num_quotes + raw.count(b"{") + raw.count(b"[") > _MAX_PARTS:
+        sentence = f"The body has too many parts: more than {_MAX_PARTS}."
+        raise ApiError(400, sentence, code="too_many_parts")
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
@@ -71,6 +98,9 @@ def parse_body(model: type[Body], raw: bytes) -> Body:
 
 
 def _explain(model: type[WireModel], raw: bytes, error: ValidationError) -> ApiError:
+    if error.error_count() > _MAX_ERRORS:
+        sentence = f"More than {_MAX_ERRORS} fields are unknown or wrong."
+        return ApiError(400, sentence, code="invalid_value")
     found = error.errors(include_url=False, include_context=False, include_input=False)
     if found[0]["type"] == "json_invalid":
         reason = found[0]["msg"].removeprefix("Invalid JSON: ")
@@ -110,7 +140,7 @@ def _name(data: Any, location: tuple[int | str, ...], is_missing: bool) -> str:
         elif isinstance(data, dict) and (part in data or is_absent):
             name += f".{part}" if name else part
             data = data.get(part)
-    return name
+    return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}…"
 
 
 def to_json(value: Any) -> str:

@@ -1,11 +1,15 @@
 """Made-up measurements of every kind, as dataclasses and as records."""
 
 from draftree.bench.bar import CODER, SMOLLM2
-from draftree.bench.decode import DecodeMeasures
-from draftree.bench.memory import MemoryMeasures
+from draftree.bench.budget import BudgetMeasures, BudgetRow
 from draftree.bench.card import CardMeasures, Equality
+from draftree.bench.context import ContextMeasures, DepthMeasures
+from draftree.bench.decode import DecodeMeasures
+from draftree.bench.http import HttpMeasures, StreamedReply, summarize_level
+from draftree.bench.memory import MemoryMeasures
 from draftree.bench.multiturn import MultiturnMeasures
 from draftree.bench.operation import Shares, group_kernels
+from draftree.bench.overhead import OverheadMeasures
 from draftree.bench.parity import Agreement, Disagreement, Noise, Noises, ParityMeasures
 from draftree.bench.peers import PeerMeasures, PeerOptions, judge
 from draftree.bench.prefill import PrefillMeasures
@@ -66,8 +70,51 @@ def parity(excess=0.001, gap=0.1):
 
 def suite():
     rate = summarize([100.0], "tok/s")
-    item = SetMeasures(4, 4, 256, rate, rate, 100.0, 150.0, 1.5, 1.8, [0.6, 0.4], 90, 40)
-    return SuiteMeasures("lookup in the text so far", {"own": item, "gsm8k": item})
+    ttft = summarize([30.0, 50.0], "ms")
+    stages = {"draft": 300.0, "tree": 20.0, "verify": 1200.0, "accept": 60.0, "commit": 40.0}
+    item = SetMeasures(
+        *(4, 4, 256, rate, rate, 100.0, 150.0, 1.5, 1.8, [0.6, 0.4], 90, 40),
+        *(ttft, ttft, [80, 30, 20, 12], stages | {"rest": 80.0}),
+    )
+    return SuiteMeasures("CPU", "lookup in the text so far", {"own": item, "gsm8k": item})
+
+
+def context():
+    depths = {}
+    for depth, scale in (("128", 1.0), ("512", 0.9), ("4096", 0.5)):
+        plain = summarize([100 * scale, 110 * scale, 90 * scale], "tok/s")
+        drafted = summarize([150 * scale, 160 * scale, 140 * scale], "tok/s")
+        ttft = summarize([float(depth)], "ms")
+        ratio = divide(drafted, plain)
+        depths[depth] = DepthMeasures(plain, drafted, ratio, ttft, ttft, 1.7, 3, 3)
+    return ContextMeasures("CPU", "lookup in the text so far", depths)
+
+
+def budget():
+    plain = summarize([100.0, 102.0], "tok/s")
+    rows = {}
+    for name, scale in (("0", 1.0), ("4", 1.2), ("22", 1.4), ("auto", 1.3)):
+        rate = summarize([100 * scale, 102 * scale], "tok/s")
+        rows[name] = BudgetRow(rate, divide(rate, plain), 1.0 + scale, 4.0, 6, 6)
+    refused = {"64": "on a GPU the budget is at most 63"}
+    return BudgetMeasures("CPU", "a trained draft", 3, rows, "22", "22", refused)
+
+
+def overhead():
+    served, direct = summarize([98.0, 99.0], "tok/s"), summarize([100.0, 100.0], "tok/s")
+    ttft = summarize([20.0, 30.0], "ms")
+    return OverheadMeasures(served, direct, divide(served, direct), ttft, ttft, 6, 6)
+
+
+def http():
+    levels = {}
+    for clients in (1, 2, 4):
+        replies = [
+            StreamedReply("ab", 3, True, [0.1 * clients, 0.1 * clients + 0.05], 0.2 * clients)
+            for _ in range(2 * clients)
+        ]
+        levels[str(clients)] = summarize_level(replies, 0.4 * clients)
+    return HttpMeasures("smollm2", True, levels)
 
 
 def multiturn():
@@ -102,6 +149,10 @@ SETTINGS = {
     "parity": {"threads": 2, "num_tokens": 20480, "window": 512, "exact_windows": 4},
     "suite": {"threads": 2, "num_tokens": 96, "limit": 4},
     "multiturn": {"threads": 2, "rounds": 2},
+    "context": {"threads": 2, "rounds": 1, "num_tokens": 32},
+    "budget": {"threads": 2, "passes": 2, "num_tokens": 40, "limit": 3, "sets": ["own"]},
+    "overhead": {"threads": 2, "rounds": 2, "num_tokens": 64, "limit": 3},
+    "http": {"clients": [1, 2, 4], "requests": 2, "num_tokens": 48, "is_own": True},
 }
 MODELS = {
     SMOLLM2: ModelId("smollm2", "SmolLM2.gguf", 98_362_432, SMOLLM2),

@@ -8,11 +8,11 @@ from draftree.bench.acceptance import (
     MAIN,
     SHAPES,
     Setting,
-    Text,
     load_set,
     make_table,
     summarize_texts,
 )
+from draftree.bench.writing import Text
 from draftree.core import RoundStats, Usage
 
 SETTING = Setting("tree", 22, 0, 0.0)

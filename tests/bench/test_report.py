@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 from draftree.bench.fault import BenchError
 from draftree.bench.record import KINDS, write_record
-from draftree.bench.report import SECTIONS, make_page
+from draftree.bench.report import make_page
+from draftree.bench.section import SECTIONS
 from draftree.cli.app import app
 from tests.bench import example
 
@@ -46,7 +47,15 @@ def test_every_kind_has_its_part(tmp_path):
     assert "| second turn | 75 [50 to 100] |" in page
     assert "first: 0.050 [0.050 to 0.050]; third" in page
     assert "2 of 2 replies after a hit have the text and the rounds" in page
-    assert "| gsm8k | 4 of 4 | 100.0 | 150.0 | 1.50 | 1.80 | 60 40 |" in page
+    assert "| gsm8k | 4 of 4 | 100.0 | 150.0 | 1.50 | 1.80 | 60 40 | 40 [30 to 50] |" in page
+    assert (
+        "| 512 | 3 of 3 | 90 [81 to 99] | 135 [126 to 144] | 1.50 [1.45 to 1.56] | 1.70 |" in page
+    )
+    assert "| **22** | 6 of 6 | 141 [140 to 143] | 1.40 [1.40 to 1.40] | 2.40 | 4.0 |" in page
+    assert "The best here is 22" in page and "Refused: 64 (on a GPU" in page
+    assert "| `draftree serve` | 98.5 [98 to 99] | 25 [20 to 30] |" in page
+    assert "server has 0.985 [0.980 to 0.990] of the engine's rate" in page
+    assert "| 2 | 15.0 | 200, 200 | 50, 50 | 100, 100 |" in page
 
 
 def test_a_changed_result_changes_the_page(tmp_path):
@@ -69,6 +78,15 @@ def test_a_busy_machine_is_said(tmp_path):
     assert "busy machine" not in make_page(tmp_path)
     write_record(tmp_path, example.record("decode", disturbance=0.4))
     assert "busy machine**, so that times mean little: decode-smollm2.json" in make_page(tmp_path)
+
+
+def test_somebodys_server_on_this_machine_is_no_disturbance(tmp_path):
+    record = example.record("http", disturbance=0.9)
+    write_record(tmp_path, record)
+    assert "busy machine" in make_page(tmp_path)
+    record["settings"]["is_own"] = False
+    write_record(tmp_path, record)
+    assert "busy machine" not in make_page(tmp_path)
 
 
 def test_memory_does_not_mind_a_busy_machine(tmp_path):
@@ -118,8 +136,10 @@ def test_command_writes_the_page_and_one_line(tmp_path):
     arguments = ["--results", str(tmp_path / "results"), "--page", str(page), "--no-plots"]
     result = CliRunner().invoke(app, ["bench", "report", *arguments])
     assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout) == {"page": str(page), "plots": []}
+    html = tmp_path / "results" / "report.html"
+    assert json.loads(result.stdout) == {"page": str(page), "html": str(html), "plots": []}
     assert page.read_text(encoding="utf-8") == make_page(tmp_path / "results")
+    assert "<h1" in html.read_text(encoding="utf-8")
 
 
 def test_command_refuses_in_one_sentence(tmp_path):

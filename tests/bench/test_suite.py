@@ -5,6 +5,7 @@ import pytest
 from draftree.bench.dataset import Prompt
 from draftree.bench.fault import BenchError
 from draftree.bench.suite import Pair, SuiteOptions, measure_suite, summarize_pairs
+from draftree.bench.writing import Drafting
 from draftree.core import RoundStats, Usage
 
 
@@ -16,7 +17,8 @@ def usage(tokens, decode_ms, rounds=0, verified=(), accepted=()):
         verified_by_depth=list(verified),
         accepted_by_depth=list(accepted),
     )
-    return Usage(completion_tokens=tokens, decode_ms=decode_ms, rounds=stats)
+    times = {"decode_ms": decode_ms, "first_token_ms": decode_ms / 10}
+    return Usage(completion_tokens=tokens, rounds=stats, **times)
 
 
 def test_sets_are_summed_over_their_prompts():
@@ -32,6 +34,9 @@ def test_sets_are_summed_over_their_prompts():
     assert measures.accepted_by_depth == [0.75, 0.75]
     assert measures.plain.samples == (100.0, 50.0)
     assert (measures.num_drafted, measures.num_accepted) == (80, 60)
+    assert measures.rounds_by_length == [30, 30, 15]
+    assert measures.stage_ms["rest"] == 1000.0
+    assert (measures.plain_ttft_ms.median, measures.ttft_ms.median) == (100.0, 50.0)
 
 
 def test_no_prompts_are_refused():
@@ -41,9 +46,11 @@ def test_no_prompts_are_refused():
 
 def test_texts_are_equal_on_a_tiny_model(tiny_path, say):
     sets = {"a": [Prompt("one two one two one two one two", False), Prompt("x = 1", False)]}
-    options = SuiteOptions(threads=2, num_tokens=12, max_ctx=256)
+    options = SuiteOptions(2, 12, Drafting(device="cpu"), max_ctx=256)
     measures = measure_suite(tiny_path, sets, options, say)
     assert measures.drafting == "lookup in the text so far"
     assert measures.sets["a"].num_equal == 2
+    assert measures.sets["a"].stage_ms["verify"] > 0.0
+    assert sum(measures.sets["a"].rounds_by_length) >= 2
     assert measures.sets["a"].num_prompts == 2
     assert "a: prompt 2 of 2" in say.lines

@@ -183,7 +183,8 @@ def test_responses_errors(gpt):
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
 
 
-def test_litellm(server):
+def test_litellm(server, monkeypatch):
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it asks the network for prices
     litellm = pytest.importorskip("litellm", reason="litellm is not installed")
     options = {"messages": [{"role": "user", "content": "Say hi."}], "api_key": "one"}
     openai_way = {"model": f"openai/{MODEL}", "api_base": f"{server.url}/v1"}

@@ -57,6 +57,7 @@ def fuzz(running, mode, num_each, number):
             response = case.call(session=session, timeout=20)
             statuses[case.operation.path, response.status_code] += 1
             check(response)
+            assert running.service.thread.num_failures == 0, case.body
 
         for operation in operations(running, mode):
             strategy = operation.as_strategy(generation_mode=mode)
@@ -75,7 +76,6 @@ def fuzz(running, mode, num_each, number):
             "queue": 0,
             "running": 0,
         }
-    assert running.service.thread.num_failures == 0
     assert running.service.queue.num_admitted == 0
     return statuses
 

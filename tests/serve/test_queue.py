@@ -186,7 +186,8 @@ def test_a_job_is_prepared_once_for_an_engine():
 
 
 @pytest.mark.parametrize(
-    ("delta", "most"), [(TEXT, 32_768), (Delta("a", logprobs=(Score(1, b"a", 0.0, (1, 2, 3)),)), 6_554)]
+    ("delta", "most"),
+    [(TEXT, 32_768), (Delta("a", logprobs=(Score(1, b"a", 0.0, (1, 2, 3)),)), 6_554)],
 )
 def test_a_reader_may_not_be_far_behind(delta, most):
     async def run():
