@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from draftree.core import DraftSize, ModelFacts
 from draftree.errors import CapacityError
 
-KV_BYTES = {"f32": 4, "f16": 2}
+KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8": 1.125}  # the last with scales, for heads of 32
+_Q8_ARCHITECTURES = ("llama",)  # where 8 bits were measured to do no harm; qwen2's keys suffer
 _DEFAULT_CTX = 8192
+_CHUNK = 128  # more rows are no faster on a CPU, and take more memory
 _MAX_BUDGET = 64
 _CARD_BUDGET = 23  # with the root, a whole bucket of rows
-_CARD_NODES = 64
+CARD_NODES = 64
 _CARD_CHUNKS = (2048, 1024, 512, 256)
 _CARD_RESERVE = 700 * 2**20  # the driver's context, loaded kernels, graphs
 _CARD_SLABS = 320 * 2**20  # weights of one slab in 16 bits, partial sums
@@ -43,10 +45,9 @@ class EngineConfig:
     ngram: str = "auto"  # look drafts up in the text: "on", "off" or "auto"
     max_ctx: int = 0
     math: str = "auto"  # "exact": float32 arithmetic on dequantised weights
-    kv_type: str = "auto"  # "f32" or "f16"
+    kv_type: str = "auto"  # "f32", "f16" or "q8"
     threads: int = 0
     chunk: int = 0  # tokens of one prefill pass
-    features_len: int = 0  # positions whose features are kept for the draft
     gpu_memory: float = 0.0  # GiB of the GPU that may be used; 0: all of it
     prefix_bytes: int | str = "auto"  # main memory for earlier conversations; 0: none
 
@@ -66,7 +67,6 @@ class EngineConfig:
             (self.max_ctx >= 0, "max ctx must be positive, or 0 for the default"),
             (0 <= self.threads <= 512, "threads must be between 1 and 512, or 0 for all cores"),
             (0 <= self.chunk <= 4096, "chunk must be between 1 and 4096, or 0 for the default"),
-            (self.features_len >= 0, "features length must be positive, or 0 for the default"),
             (
                 self.prefix_bytes == "auto"
                 or (isinstance(self.prefix_bytes, int) and self.prefix_bytes >= 0),
@@ -101,7 +101,6 @@ class Plan:
     max_nodes: int
     is_exact: bool
     kv_type: str
-    features_len: int
     prefix_bytes: int  # main memory at most, as conversations fill it
     memory: MemoryPlan
     card: Card | None = None  # None: the CPU
@@ -115,7 +114,7 @@ def plan_memory(
     used.
     """
     weights = 4 * facts.num_parameters if exact else facts.weight_bytes
-    kv = facts.num_kv_layers * facts.kv_width * KV_BYTES[kv_type] * (max_ctx + max_nodes)
+    kv = int(facts.num_kv_layers * facts.kv_width * KV_BYTES[kv_type] * (max_ctx + max_nodes))
     rows = chunk * (6 * facts.hidden_size + 3 * facts.ffn_size)
     logits = max_nodes * (facts.vocab_size + facts.stash_width)
     return MemoryPlan(weights, kv, facts.recurrent_bytes, 4 * (rows + logits))
@@ -126,14 +125,14 @@ def plan_card_memory(
 ) -> MemoryPlan:
     """What target and draft need on a GPU. The token embedding stays in main memory."""
     positions = max_ctx + max_nodes
-    kv = facts.num_kv_layers * facts.kv_width * KV_BYTES["f16"] * positions
+    kv = 2 * facts.num_kv_layers * facts.kv_width * positions
     stash = 4 * max_nodes * facts.stash_width
     # Rows in float32 (residual, one wide projection, what mixes it) and once more in 16 bits.
     rows = chunk * (4 * (4 * facts.hidden_size + 2 * facts.ffn_size) + 4 * facts.ffn_size)
     scratch = rows + 4 * max_nodes * facts.vocab_size + stash + _CARD_SLABS + _CARD_RESERVE
     extra = 0
     if draft is not None:
-        features = 4 * draft.feature_width * 3 * chunk
+        features = 4 * draft.feature_width * 2 * chunk
         logits = 4 * max_nodes * facts.vocab_size
         extra = draft.weight_bytes + 2 * draft.kv_width * positions + features + logits
     weights = int(1.01 * (facts.weight_bytes - facts.embedding_bytes))
@@ -178,9 +177,10 @@ def resolve(
         return _resolve_card(config, facts, max_ctx, card, draft, memory_limit)
     kv_type = config.kv_type
     if kv_type == "auto":
-        kv_type = "f16" if facts.is_quantized and not is_exact else "f32"
+        small = "q8" if facts.architecture in _Q8_ARCHITECTURES else "f16"
+        kv_type = small if facts.is_quantized and not is_exact else "f32"
     budget = _MAX_BUDGET if config.budget == "auto" else int(config.budget)
-    chunk = max(config.chunk or 256, budget + 1)
+    chunk = max(config.chunk or _CHUNK, budget + 1)
     max_nodes = budget + 1
     memory = plan_memory(facts, max_ctx, kv_type, exact=is_exact, chunk=chunk, max_nodes=max_nodes)
     limit = memory_limit if memory_limit is not None else machine_memory()
@@ -197,7 +197,6 @@ def resolve(
         max_nodes=max_nodes,
         is_exact=is_exact,
         kv_type=kv_type,
-        features_len=config.features_len or 4096,
         prefix_bytes=plan_prefix_bytes(config, limit - memory.total),
         memory=memory,
     )
@@ -211,11 +210,11 @@ def _resolve_card(
     draft: DraftSize | None,
     memory_limit: int | None,
 ) -> Plan:
-    if config.math == "exact" or config.kv_type == "f32":
-        raise ValueError("exact math and 32-bit keys and values need the CPU: add --device cpu")
+    if config.math == "exact" or config.kv_type in ("f32", "q8"):
+        raise ValueError("exact math and keys and values other than f16 need the CPU: --device cpu")
     budget = _CARD_BUDGET if config.budget == "auto" else int(config.budget)
-    if budget >= _CARD_NODES:
-        raise ValueError(f"on a GPU the budget is at most {_CARD_NODES - 1}, not {budget}")
+    if budget >= CARD_NODES:
+        raise ValueError(f"on a GPU the budget is at most {CARD_NODES - 1}, not {budget}")
     max_nodes = budget + 1
     limit = memory_limit or int(config.gpu_memory * _GIB) or card.memory_bytes
     for chunk in (config.chunk,) if config.chunk else _CARD_CHUNKS:
@@ -238,7 +237,6 @@ def _resolve_card(
         max_nodes=max_nodes,
         is_exact=False,
         kv_type="f16",
-        features_len=chunk,
         prefix_bytes=plan_prefix_bytes(config, machine_memory()),
         memory=memory,
         card=card,

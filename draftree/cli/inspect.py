@@ -12,12 +12,11 @@ from draftree.errors import DraftreeError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from draftree.core import ModelFacts
+    from draftree.core import DraftSize, ModelFacts
     from draftree.weights.checkpoint import Checkpoint
 
-_GIB: Final = 1024**3
 _CARD_SIZES: Final = (8, 12, 16, 24)
-_CARD_RESERVE: Final = _GIB  # the driver's own, and recorded graphs
+_SMALL_CHUNK: Final = 256  # tokens of a prefill pass where memory is short
 _CONTEXTS: Final = (2048, 8192, 32768, 131072)
 _NO_LIMIT: Final = 2**63
 _DRAFT_ARCHITECTURE: Final = "dflash"
@@ -35,10 +34,14 @@ def inspect(
     file: Annotated[
         str, typer.Argument(metavar="FILE", help="A GGUF file, a draft folder or a model's name.")
     ],
+    draft: Annotated[
+        str | None, typer.Option(help="A draft, whose memory on a GPU is planned as well.")
+    ] = None,
 ) -> None:
     """Show what a model file holds, and where it fits."""
     from rich.console import Console
 
+    from draftree.models.dflash import read_draft_size
     from draftree.models.facts import read_facts
     from draftree.weights import hub
     from draftree.weights.checkpoint import open_checkpoint
@@ -59,6 +62,9 @@ def inspect(
         console.print(f"Memory is not known: {error}", markup=False)
         return
     console.print(memory_table(facts, list_places()))
+    size = read_draft_size(open_checkpoint(hub.resolve(draft))) if draft else None
+    console.print()
+    console.print(card_table(facts, size, list_cards()))
 
 
 def describe(checkpoint: "Checkpoint") -> list[tuple[str, str]]:
@@ -103,15 +109,34 @@ def memory_table(facts: "ModelFacts", places: list[Place]) -> "Table":
     """What the engine would plan for several context lengths, and which KV types fit where."""
     from rich.table import Table
 
-    steps = [*(step for step in _CONTEXTS if step < facts.context_length), facts.context_length]
+    steps = _context_steps(facts)
     table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
-    table.title = "memory by context length and KV type; fits here, fits a card of"
+    table.title = "main memory by context length and KV type; fits"
     for heading in ("context", "f16", "f32", *(place.name for place in places)):
         table.add_column(heading, justify="right", no_wrap=True)
     for num_tokens in steps:
         half, full = (plan_bytes(facts, num_tokens, kv_type) for kv_type in ("f16", "f32"))
         fits = (fit_word(half, full, place.num_bytes) for place in places)
         table.add_row(str(num_tokens), format_bytes(half), format_bytes(full), *fits)
+    return table
+
+
+def card_table(facts: "ModelFacts", draft: "DraftSize | None", cards: list[Place]) -> "Table":
+    """What the engine would plan on a GPU, by purpose, and which cards hold it."""
+    from rich.table import Table
+
+    from draftree.config import CARD_NODES, plan_card_memory
+
+    table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
+    table.title = "memory on a GPU by context length, f16 keys and values; fits a card of"
+    for heading in ("context", "weights", "draft", "KV", "other", *(card.name for card in cards)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for num_tokens in _context_steps(facts):
+        memory = plan_card_memory(facts, draft, num_tokens, _SMALL_CHUNK, CARD_NODES)
+        rest = memory.scratch + memory.recurrent
+        parts = (memory.weights, memory.draft, memory.kv, rest)
+        fits = ("yes" if memory.total <= card.num_bytes else "no" for card in cards)
+        table.add_row(str(num_tokens), *map(format_bytes, parts), *fits)
     return table
 
 
@@ -129,12 +154,23 @@ def fit_word(half_bytes: int, full_bytes: int, room: int) -> str:
     return "f16" if half_bytes <= room else "no"
 
 
+def _context_steps(facts: "ModelFacts") -> list[int]:
+    return [*(step for step in _CONTEXTS if step < facts.context_length), facts.context_length]
+
+
 def list_places() -> list[Place]:
     from draftree.config import machine_memory
 
-    ram = machine_memory()
-    cards = [Place(f"{size} GB", size * _GIB - _CARD_RESERVE) for size in _CARD_SIZES]
-    return [Place("here", ram), *cards]
+    return [Place("here", machine_memory())]
+
+
+def list_cards() -> list[Place]:
+    """The usual sizes, which vendors count in powers of ten, and the card that is here."""
+    from draftree.engine.card import find_card
+
+    here = find_card("auto")
+    cards = [Place(f"{size} GB", size * 10**9) for size in _CARD_SIZES]
+    return [*cards, *([Place("here", here.memory_bytes)] if here else [])]
 
 
 def format_bytes(num_bytes: int) -> str:

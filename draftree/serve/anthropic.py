@@ -40,7 +40,7 @@ from draftree.serve.conversation import (
     choose_sampling,
     describe_tool,
 )
-from draftree.serve.length import check_length
+from draftree.serve.length import check_length, count_characters
 from draftree.serve.observed import ObservedCall
 from draftree.serve.reply import answer
 from draftree.serve.service import Service
@@ -164,8 +164,8 @@ def _texts(content: str | list[TextBlock] | None) -> list[str]:
 
 def _count(engine: "Engine", body: CountRequest) -> int:
     conversation = read_conversation(body)
-    check_length(engine, conversation.text_len)
     tools, thinking = _tools(body), _thinking(body)
+    check_length(engine, conversation.text_len + count_characters(tools))
     return len(engine.encode_chat(conversation.messages, tools=tools, thinking=thinking))
 
 

@@ -217,7 +217,7 @@ class MessagesRequest(PromptFields):
     )
     top_p: float | None = Field(None, ge=0, le=1, description="Nucleus sampling; 1 is off.")
     top_k: int | None = Field(
-        None, ge=0, le=2**31, description="Keep the k likeliest tokens; 0 is off."
+        None, ge=0, lt=2**31, description="Keep the k likeliest tokens; 0 is off."
     )
     stop_sequences: list[StopText] | None = Field(
         None, max_length=64, description="End before any of these texts; the reply says which."

@@ -164,7 +164,7 @@ class MessageWire:
 
 def _call_blocks(call: ToolCall) -> Iterator[dict[str, Any]]:
     """None for a call that was cut short: it has no input that could be told."""
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         arguments = json.loads(call.arguments)
         yield {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
 

@@ -54,7 +54,7 @@ class SamplingFields(WireModel):
     )
     top_p: float | None = Field(None, ge=0, le=1, description="Nucleus sampling; 1 is off.")
     top_k: int | None = Field(
-        None, ge=0, le=2**31, description="Keep the k likeliest tokens; 0 is off."
+        None, ge=0, lt=2**31, description="Keep the k likeliest tokens; 0 is off."
     )
     min_p: float | None = Field(
         None, ge=0, lt=1, description="Drop tokens below this share of the likeliest; 0 is off."

@@ -2,7 +2,15 @@
 
 import pytest
 
-from draftree.cli.inspect import Place, fit_word, format_bytes, format_count, memory_table
+from draftree.cli.inspect import (
+    Place,
+    card_table,
+    fit_word,
+    format_bytes,
+    format_count,
+    memory_table,
+)
+from draftree.core import DraftSize, ModelFacts
 from draftree.models.facts import read_facts
 from draftree.weights.checkpoint import open_checkpoint
 from tests.golden import golden
@@ -19,7 +27,7 @@ def test_real_model(draftree, smollm2_path):
     assert ["context", "8192"] in rows
     assert lines["tokenizer"][1:] == ["gpt2", "/", "smollm,", "49152", "tokens"]
     assert lines["Q4_1"] == ["Q4_1", "210", "63.3", "MiB"]
-    assert lines["8192"][-5:] == ["yes"] * 5
+    assert lines["8192"][-4:] == ["yes"] * 4  # every card holds it
 
 
 def test_hybrid_model(draftree):
@@ -77,3 +85,17 @@ def test_formats():
         "1.50 million",
         "27.00 billion",
     ]
+
+
+def test_the_flagship_with_its_draft_fits_a_24_gb_card():
+    """Planned from facts alone: 27B shapes in 4 to 6 bits, a 16-bit draft, 8K of context."""
+    facts = ModelFacts(
+        *("27B", "any", 26_900_000_000, 16_500_000_000, 262144, 248320, 5120, 17408, 64, 16),
+        *(2 * 4 * 256, 157_000_000, 48 * 22624, True, 715_000_000),
+    )
+    draft = DraftSize(3_470_000_000, 5 * 2 * 8 * 128, 5 * 5120)
+    table = card_table(facts, draft, [Place("16 GB", 16 * 10**9), Place("24 GB", 24 * 10**9)])
+    columns = [list(column.cells) for column in table.columns]
+    at = columns[0].index("8192")
+    assert columns[-2][at] == "no" and columns[-1][at] == "yes"
+    assert columns[-1][columns[0].index("262144")] == "no"

@@ -7,10 +7,12 @@ import time
 
 import pytest
 
+from draftree.chat import Engine
 from draftree.serve.server import new_server
 from draftree.serve.service import ServeOptions, Service
 from draftree.serve.thread import State
 from tests.serve import fake
+from tests.tiny import tiny_path
 
 
 class Running:
@@ -55,6 +57,26 @@ def shared():
     engine = fake.Engine()
     running = Running(engine.open).start()
     yield engine, running
+    running.stop()
+
+
+class BriefEngine(Engine):
+    """A real engine whose replies are a few tokens, whatever is asked for."""
+
+    def chat(self, messages, *, max_tokens, **options):
+        return super().chat(messages, max_tokens=min(max_tokens, 3), **options)
+
+    def complete(self, prompt, *, max_tokens, **options):
+        return super().complete(prompt, max_tokens=min(max_tokens, 3), **options)
+
+
+@pytest.fixture(scope="session")
+def brief():
+    """A server with a real, tiny model."""
+    options = {"max_ctx": 512, "draft": "none"}
+    running = Running(lambda: BriefEngine.open(str(tiny_path("qwen3")), **options)).start()
+    assert running.service.state is State.READY
+    yield running
     running.stop()
 
 

@@ -73,12 +73,14 @@ def test_anthropic_stop_sequence(claude):
 
 def test_anthropic_tools(claude):
     options = {"model": MODEL, "max_tokens": 64, "tools": [WEATHER]}
-    choice = {"type": "tool", "name": "get_weather"}
+    single = {"disable_parallel_tool_use": True}
+    choice = {"type": "tool", "name": "get_weather", **single}
     reply = claude.messages.create(messages=PARIS, tool_choice=choice, **options)
     (block,) = reply.content
     assert (reply.stop_reason, block.type, block.name) == ("tool_use", "tool_use", "get_weather")
     assert isinstance(block.input["city"], str)
-    with claude.messages.stream(messages=PARIS, tool_choice={"type": "any"}, **options) as stream:
+    choice = {"type": "any", **single}
+    with claude.messages.stream(messages=PARIS, tool_choice=choice, **options) as stream:
         kinds = [event.type for event in stream]
         assert stream.get_final_message().content[0].input == block.input
     assert "input_json" in kinds
@@ -276,6 +278,7 @@ def test_claude_code_with_all_its_tools_calls_one(start, engine, tmp_path):
     assert {"Read", "Write", "Bash"} <= names
     *_, said, result = second["prompt"]
     assert said["tool_calls"][0]["function"]["name"] == "Read"
+    assert said["reasoning_content"] == "Let me look."
     assert result["role"] == "tool" and "The word is marmalade." in result["content"]
 
 
@@ -303,11 +306,12 @@ def test_codex_with_all_its_tools_calls_one(start, engine, tmp_path):
     assert any("." in name for name in names), "no function in a namespace"
     *_, said, result = second["prompt"]
     assert said["tool_calls"][0]["function"]["name"] == "exec_command"
+    assert said["reasoning_content"] == "Let me look."
     assert (result["role"], result["tool_call_id"]) == ("tool", "call_1")
 
 
 def call_a_tool(engine, name, arguments):
-    """Have the fake engine call a tool, and answer when the result has come."""
+    """Have the fake engine think, call a tool, and answer when the result has come."""
 
     def go_on():
         engine.pieces = [end, "It is", " marmalade."]
@@ -318,4 +322,5 @@ def call_a_tool(engine, name, arguments):
     call = Call(0, "call_1", name, json.dumps(arguments))
     engine.max_ctx = 10**6
     engine.finish_reason = FinishReason.TOOL_CALLS
-    engine.pieces = [go_on, Delta(kind=DeltaKind.TOOL_CALL, tool_call=call)]
+    thought = Delta("Let me look.", DeltaKind.REASONING)
+    engine.pieces = [go_on, thought, Delta(kind=DeltaKind.TOOL_CALL, tool_call=call)]

@@ -9,46 +9,23 @@ import requests
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 
-from draftree.chat import Engine
-from draftree.serve.thread import State
-from tests.serve.conftest import Running
-from tests.tiny import tiny_path
-
 schemathesis = pytest.importorskip("schemathesis")
 RIGHT, WRONG = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
-MAX_TOKENS = 3  # of a reply; what is asked for is checked all the same
 
 
-class BriefEngine(Engine):
-    def chat(self, messages, *, max_tokens, **options):
-        return super().chat(messages, max_tokens=min(max_tokens, MAX_TOKENS), **options)
-
-    def complete(self, prompt, *, max_tokens, **options):
-        return super().complete(prompt, max_tokens=min(max_tokens, MAX_TOKENS), **options)
-
-
-@pytest.fixture(scope="module")
-def running():
-    options = {"max_ctx": 512, "draft": "none"}
-    running = Running(lambda: BriefEngine.open(str(tiny_path("qwen3")), **options)).start()
-    assert running.service.state is State.READY
-    yield running
-    running.stop()
-
-
-def operations(running, mode):
+def operations(brief, mode):
     """Every endpoint. Right requests name the right model; wrong ones have bodies to get wrong."""
-    document = deepcopy(requests.get(f"{running.url}/openapi.json", timeout=10).json())
+    document = deepcopy(requests.get(f"{brief.url}/openapi.json", timeout=10).json())
     for schema in document["components"]["schemas"].values():
         if mode is RIGHT and "model" in schema.get("properties", {}):
             schema["properties"]["model"] = {"enum": ["fake"]}
     loaded = schemathesis.openapi.from_dict(document)
-    loaded.config.update(base_url=running.url)
+    loaded.config.update(base_url=brief.url)
     found = [result.ok() for result in loaded.get_all_operations()]
     return [each for each in found if mode is RIGHT or each.method == "post"]
 
 
-def fuzz(running, mode, num_each, number):
+def fuzz(brief, mode, num_each, number):
     """Send so many made-up requests to each endpoint; how often which status came back."""
     statuses = Counter()
     with requests.Session() as session:
@@ -57,9 +34,9 @@ def fuzz(running, mode, num_each, number):
             response = case.call(session=session, timeout=20)
             statuses[case.operation.path, response.status_code] += 1
             check(response)
-            assert running.service.thread.num_failures == 0, case.body
+            assert brief.service.thread.num_failures == 0, case.body
 
-        for operation in operations(running, mode):
+        for operation in operations(brief, mode):
             strategy = operation.as_strategy(generation_mode=mode)
             limits = settings(
                 max_examples=num_each,
@@ -70,13 +47,13 @@ def fuzz(running, mode, num_each, number):
             )
             with contextlib.suppress(Unsatisfiable):  # nothing to choose: it was asked once
                 seed(number)(limits(given(case=strategy)(send)))()
-        assert session.get(f"{running.url}/health", timeout=10).json() == {
+        assert session.get(f"{brief.url}/health", timeout=10).json() == {
             "status": "ok",
             "model": "fake",
             "queue": 0,
             "running": 0,
         }
-    assert running.service.queue.num_admitted == 0
+    assert brief.service.queue.num_admitted == 0
     return statuses
 
 
@@ -92,8 +69,8 @@ def check(response):
         assert response.text.endswith("\n\n")
 
 
-def test_a_few_hundred(running):
-    right, wrong = fuzz(running, RIGHT, 24, 1), fuzz(running, WRONG, 24, 2)
+def test_a_few_hundred(brief):
+    right, wrong = fuzz(brief, RIGHT, 24, 1), fuzz(brief, WRONG, 24, 2)
     paths = {path for path, status in right if status == 200}
     assert len({path for path, _ in wrong}) >= 5
     assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"} <= paths
@@ -102,8 +79,8 @@ def test_a_few_hundred(running):
 
 
 @pytest.mark.long
-def test_thousands(running):
-    statuses = fuzz(running, RIGHT, 400, 3) + fuzz(running, WRONG, 200, 4)
+def test_thousands(brief):
+    statuses = fuzz(brief, RIGHT, 400, 3) + fuzz(brief, WRONG, 200, 4)
     print(f"\n{sum(statuses.values())} requests")
     for (path, status), count in sorted(statuses.items()):
         print(f"{path:32} {status} {count:6}")

@@ -235,7 +235,7 @@ def test_readers_that_stall_are_cut_off(running, engine, monkeypatch):
     wait_for(lambda: len(running.server.server_state.connections) == 1)
     wait_for(lambda: not running.server.server_state.connections, 5)
     wait_for(lambda: running.service.queue.num_admitted == 0)
-    assert not running.server.server_state.tasks
+    wait_for(lambda: not running.server.server_state.tasks)
     engine.pieces = ["fine"]
     stalled.close()
 

@@ -31,7 +31,9 @@ def test_pieces_of_one_role_are_one_message():
         {"role": "tool", "tool_call_id": "2", "content": "h"},
         {"role": "user", "content": "i"},
     ]
-    assert conversation.text_len == len("a\nbc\ndfghi")
+    length = conversation.text_len
+    conversation.add_text("user", "x" * 100)
+    assert conversation.text_len == length + len("\n") + 100
 
 
 @pytest.mark.parametrize(
