@@ -12,7 +12,6 @@ from draftree.core import DraftSize, ModelFacts
 from draftree.errors import CapacityError
 
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8": 1.125}  # the last with scales, for heads of 32
-_Q8_ARCHITECTURES = ("llama",)  # where 8 bits were measured to do no harm; qwen2's keys suffer
 _DEFAULT_CTX = 8192
 _CHUNK = 128  # more rows are no faster on a CPU, and take more memory
 _MAX_BUDGET = 64
@@ -177,7 +176,7 @@ def resolve(
         return _resolve_card(config, facts, max_ctx, card, draft, memory_limit)
     kv_type = config.kv_type
     if kv_type == "auto":
-        small = "q8" if facts.architecture in _Q8_ARCHITECTURES else "f16"
+        small = "q8" if facts.has_even_keys else "f16"
         kv_type = small if facts.is_quantized and not is_exact else "f32"
     budget = _MAX_BUDGET if config.budget == "auto" else int(config.budget)
     chunk = max(config.chunk or _CHUNK, budget + 1)

@@ -164,6 +164,7 @@ class ModelFacts:
     stash_width: int  # floats that a tentative node keeps in all recurrent layers
     is_quantized: bool
     embedding_bytes: int = 0  # of the token embedding, where the head is a matrix of its own
+    has_even_keys: bool = False  # 8 bits of keys and values were measured to do no harm
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ def test_defaults() -> None:
     assert plan.threads == usable_cores() >= 1
     assert plan.max_ctx == 4096 and plan.max_nodes == 65
     assert plan.kv_type == "f16" and not plan.is_exact
+    assert resolve(EngineConfig(), replace(FACTS, has_even_keys=True)).kv_type == "q8"
     assert resolve(EngineConfig(), replace(FACTS, context_length=100_000)).max_ctx < 100_000
 
 
@@ -84,7 +85,7 @@ def test_memory_is_arithmetic() -> None:
     ("option", "value"),
     [
         ("math", "fast"),
-        ("kv_type", "q8"),
+        ("kv_type", "q4"),
         ("ngram", "maybe"),
         ("budget", -1),
         ("budget", 1025),
@@ -94,7 +95,6 @@ def test_memory_is_arithmetic() -> None:
         ("max_ctx", -1),
         ("threads", 513),
         ("chunk", 4097),
-        ("features_len", -1),
         ("prefix_bytes", -1),
         ("prefix_bytes", "much"),
     ],

@@ -36,9 +36,7 @@ def team(num_threads: int = 2) -> Team:
     return Team(num_threads)
 
 
-def new_ops(
-    *, exact: bool, num_threads: int = 2, kv_dtype: type[np.floating] = np.float32
-) -> CpuOps:
+def new_ops(*, exact: bool, num_threads: int = 2, kv_dtype: type[np.number] = np.float32) -> CpuOps:
     return CpuOps(
         team(num_threads),
         max_tokens=MAX_CTX,
@@ -55,7 +53,7 @@ def open_target(
     exact: bool = True,
     feature_layers: tuple[int, ...] = (),
     num_threads: int = 2,
-    kv_dtype: type[np.floating] = np.float32,
+    kv_dtype: type[np.number] = np.float32,
 ) -> Target:
     ops = new_ops(exact=exact, num_threads=num_threads, kv_dtype=kv_dtype)
     return Target(load_model(open_checkpoint(path), ops), ops, MAX_CTX, feature_layers)

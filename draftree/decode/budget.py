@@ -20,6 +20,7 @@ _RISE, _FALL = 0.1, 0.5  # weight of a new time in the running mean: noise only 
 _WARM_UP = 2  # passes of one node that are seen before they count: the first ones are cold
 _PRIOR_SLOPE = 0.15  # cost of one more node, in passes of one, until there is a measurement
 _PRIOR_ROUNDS = 2.0  # rounds that the prior counts for
+_PRIOR_GAIN = 1.2
 
 
 def _blend(known: float | None, ms: float) -> float:
@@ -104,6 +105,7 @@ class Calibration:
     """Draft confidence against what the target chose, by depth and kind of node."""
 
     def __init__(self, max_depth: int = 64) -> None:
+        self.gain = _PRIOR_GAIN  # rate of drafted rounds over that of plain steps, to begin with
         self._predicted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
         self._accepted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
 
@@ -115,6 +117,10 @@ class Calibration:
                     predicted, accepted = self._predicted[kind], self._accepted[kind]
                     predicted[depth] = 0.98 * predicted[depth] + outcome.masses[kind]
                     accepted[depth] = 0.98 * accepted[depth] + (outcome.right is kind)
+
+    def remember(self, gain: float) -> None:
+        """Another request gained so much; the next one may be like it, or not."""
+        self.gain = (gain + _PRIOR_GAIN) / 2
 
     def ratio(self, depth: int, kind: NodeKind) -> float:
         """Accepted over predicted for the step to `depth` (1 is the first)."""

@@ -23,10 +23,15 @@ from draftree.decode.ngram import NgramIndex
 from draftree.decode.sample import Sampler
 from draftree.decode.step import Emitted
 from draftree.decode.tree import DraftBlock, RankedTree, build_tree
+from draftree.kernels.cpu.select import top_share
 from draftree.models.target import Target, Verified
 
-_MIN_GAIN = 1.08  # below this, drafting is not worth the caches that it takes from the target
-_MAX_PAUSE = 64
+_MIN_GAIN = 1.04  # below this, drafting is not worth the caches that it takes from the target
+# Gain after a token of which the target was unsure, and what is added for one that was certain,
+# both over the gain in the mean: measured.
+_UNSURE, _SURE = 0.8, 0.4
+_HOPE = 1.15  # where the expected gain goes while nothing is drafted
+_HOPE_RATE, _MIN_HOPE_RATE = 0.02, 0.008  # how fast; slower after every disappointment
 _LOOKUP_LEN = 10
 _NUM_CANDIDATES = 8  # a position, under an automatic budget
 _DRAFTED_RUN, _PLAIN_RUN = 48, 4  # rounds; plain steps in a row, with the caches to themselves
@@ -71,9 +76,10 @@ class SpeculativeDecoder:
         self._calibration = (calibration if is_free else None) or Calibration()
         self._ngram = NgramIndex()
         self._anchor = -1
-        self._pause = 0  # plain steps before drafting is tried again
-        self._last_pause = 0
-        self._gain = 1.2  # running mean of the expected rate over that of plain steps
+        self._num_plain = 0  # plain steps that are still to come, to compare with
+        self._gain = self._calibration.gain  # running mean of expected rate over plain steps'
+        self._hope_rate = _HOPE_RATE
+        self._sureness = 0.5  # the target's highest probability where the anchor was chosen
         self._reach = 3.0  # running mean of how deep the text followed what was proposed
         self._num_drafted = 0
 
@@ -83,7 +89,7 @@ class SpeculativeDecoder:
         self._ngram.extend((*self._target.state.tokens, anchor))
 
     def finish(self) -> None:
-        """A step leaves nothing under way."""
+        self._calibration.remember(self._gain)
 
     def step(self, max_tokens: int) -> list[Emitted]:
         start = time.perf_counter()
@@ -113,6 +119,8 @@ class SpeculativeDecoder:
             self._watch(Round(tree, accepted.path, accepted.bonus, chosen.path_log_probs))
         self._ngram.extend(e.token for e in emitted)
         self._anchor = accepted.bonus
+        if self._options.is_auto and self._drafter is not None:
+            self._sureness = float(top_share(verified.logits[accepted.path[-1]]))
         return emitted
 
     def _draft(self, max_tokens: int) -> tuple[RankedTree, float]:
@@ -149,14 +157,26 @@ class SpeculativeDecoder:
         return tree, drafted_ms
 
     def _is_plain_turn(self) -> bool:
-        """Until one-node passes are known, while drafting pauses, and now and then to compare."""
-        if self._pause > 0 or not self._cost.is_measured:
-            self._pause = max(self._pause - 1, 0)
+        """Until one-node passes are known, now and then to compare, and where no gain is expected.
+
+        Each step without a draft adds some hope, so that drafting is tried again, first where the
+        target is sure of itself.
+        """
+        if self._num_plain > 0 or not self._cost.is_measured:
+            self._num_plain = max(self._num_plain - 1, 0)
+            return True
+        if self._gain * self._ease < _MIN_GAIN:
+            self._gain += self._hope_rate * (_HOPE - self._gain)
             return True
         self._num_drafted += 1
         if self._num_drafted % _DRAFTED_RUN == 0:
-            self._pause = _PLAIN_RUN
+            self._num_plain = _PLAIN_RUN
         return False
+
+    @property
+    def _ease(self) -> float:
+        """Gain to expect here over the gain in the mean."""
+        return _UNSURE + _SURE * self._sureness
 
     def _choose_nodes(self, ranked: RankedTree, is_weighed: bool) -> RankedTree:
         """All nodes under a fixed budget; those that pay under an automatic one.
@@ -169,18 +189,11 @@ class SpeculativeDecoder:
         order = sorted(range(len(chances)), key=lambda i: -chances[i])
         choice = best_budget([chances[i] for i in order], self._cost)
         if is_weighed:
-            self._weigh(choice.rate * self._cost.verify_ms(1))
+            gain = choice.rate * self._cost.verify_ms(1)
+            self._gain += 0.2 * (gain / self._ease - self._gain)
+            is_good = gain > _MIN_GAIN
+            self._hope_rate = _HOPE_RATE if is_good else max(0.8 * self._hope_rate, _MIN_HOPE_RATE)
         return ranked.select((0, *(i + 1 for i in sorted(order[: choice.num_nodes]))))
-
-    def _weigh(self, gain: float) -> None:
-        """Whether drafting is worth going on with. gain: expected rate over that of plain steps."""
-        self._gain += 0.2 * (gain - self._gain)
-        if self._gain < _MIN_GAIN:
-            self._last_pause = min(max(2 * self._last_pause, 4), _MAX_PAUSE)
-            self._pause = self._last_pause
-            self._gain = _MIN_GAIN + 0.05  # the next try starts with a little credit
-        elif self._gain > _MIN_GAIN + 0.2:
-            self._last_pause = 0
 
     def _verify(self, tree: DraftTree) -> tuple[Verified, float]:
         start = time.perf_counter()

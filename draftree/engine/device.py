@@ -10,7 +10,7 @@ from draftree.decode.graph import DeviceRounds
 from draftree.kernels.ops import Ops
 from draftree.models.target import Target
 
-_KV_TYPES = {"f32": np.float32, "f16": np.float16, "q8": np.int8}
+_KV_TYPES: dict[str, type[np.number]] = {"f32": np.float32, "f16": np.float16, "q8": np.int8}
 _DRAFT_CHUNK = 64  # rows of features that a draft reads together
 
 
@@ -75,7 +75,9 @@ class CpuDevice:
 
     def finish_loading(self) -> None:
         from draftree.kernels.cpu.compiler import release_compiler
+        from draftree.kernels.cpu.sampling import load_choices
 
+        load_choices()
         release_compiler()
 
     def close(self) -> None:

@@ -108,6 +108,7 @@ class TokenEngine:
         self._rounds = self.rounds_of(self.plan.max_nodes - 1)
         self._prefix = PrefixCache(self.target.state, self.drafter, self.plan.prefix_bytes)
         self._cost, self._calibration = CostModel(), Calibration()
+        self.target.state.commit_program()
         checkpoint.release()
         self._device.finish_loading()
 

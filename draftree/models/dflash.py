@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from draftree.core import DraftSize
 from draftree.errors import CheckpointError, ModelError
-from draftree.kernels.ops import Array, Ops
+from draftree.kernels.ops import Array, Ops, Weight
 from draftree.layers.attention import Attention, Projection
 from draftree.layers.block import Block, LayerState
 from draftree.models.metadata import Metadata
@@ -29,6 +29,7 @@ class DraftFacts:
     feature_layers: tuple[int, ...]  # the target's hidden state after each of these layers
     mask_token: int
     vocab_size: int | None  # where the file carries the target's vocabulary
+    head_tokens: tuple[int, ...] = ()  # the only ones worth proposing, rising; none: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,9 @@ class Draft:
             block(ops, x, state)
         return x
 
-    def record_head(self, ops: Ops, target: Model, x: Array) -> Array:
-        return ops.head(x, self.output_norm, self.eps, target.head)
+    def record_head(self, ops: Ops, head: Weight, x: Array) -> Array:
+        """head: the target's, or some of its rows."""
+        return ops.head(x, self.output_norm, self.eps, head)
 
 
 def read_draft_facts(checkpoint: Checkpoint) -> DraftFacts:
@@ -75,12 +77,16 @@ def read_draft_facts(checkpoint: Checkpoint) -> DraftFacts:
     if not isinstance(mask, int):
         raise CheckpointError(f"{checkpoint.path} does not name its mask token.")
     tokens = checkpoint.metadata.get("tokenizer.ggml.tokens")
+    likely = metadata.optional("head_tokens") or []
+    if not isinstance(likely, list) or likely != sorted({i for i in likely if isinstance(i, int)}):
+        raise CheckpointError(f"{checkpoint.path}: its head tokens are not a rising list of ids.")
     return DraftFacts(
         hidden_size=metadata.count("embedding_length"),
         block_size=metadata.count("block_size"),
         feature_layers=tuple(i - 1 for i in layers),  # the file counts inputs of the next layer
         mask_token=mask,
         vocab_size=len(tokens) if isinstance(tokens, list) else None,
+        head_tokens=tuple(likely),
     )
 
 
@@ -98,21 +104,21 @@ def read_draft_size(checkpoint: Checkpoint) -> DraftSize:
 
 def check_fit(facts: DraftFacts, draft_name: str, target: Model, target_name: str) -> None:
     """Refuse a draft that was made for another target."""
-    reason = ""
+    reason, vocab_size = "", target.vocab_size
     if facts.hidden_size != target.hidden_size:
         reason = f"it expects hidden size {facts.hidden_size}, the target has {target.hidden_size}"
     elif not all(0 <= i < target.num_layers for i in facts.feature_layers):
         reason = f"it reads layers {list(facts.feature_layers)}, the target has {target.num_layers}"
-    elif not 0 <= facts.mask_token < target.vocab_size:
+    elif not 0 <= facts.mask_token < vocab_size:
         reason = (
-            f"its mask token {facts.mask_token} is outside the target's vocabulary "
-            f"of {target.vocab_size}"
+            f"its mask token {facts.mask_token} is outside the target's vocabulary of {vocab_size}"
         )
-    elif facts.vocab_size is not None and facts.vocab_size > target.vocab_size:
+    elif facts.vocab_size is not None and facts.vocab_size > vocab_size:
         reason = (
-            f"it was trained on a vocabulary of {facts.vocab_size}, "
-            f"the target has {target.vocab_size}"
+            f"it was trained on a vocabulary of {facts.vocab_size}, the target has {vocab_size}"
         )
+    elif facts.head_tokens and not 0 <= facts.head_tokens[0] <= facts.head_tokens[-1] < vocab_size:
+        reason = f"it proposes tokens outside the target's vocabulary of {vocab_size}"
     if reason:
         raise ModelError(f"The draft {draft_name} does not fit the target {target_name}: {reason}.")
 

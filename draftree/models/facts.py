@@ -11,6 +11,8 @@ from draftree.weights.checkpoint import Checkpoint
 
 _FLOAT_BYTES = 4
 
+_EVEN_KEYS = ("llama",)  # qwen2's biases make some dimensions of a key much larger than others
+
 
 def read_facts(checkpoint: Checkpoint) -> ModelFacts:
     check_architecture(checkpoint)
@@ -51,4 +53,5 @@ def read_facts(checkpoint: Checkpoint) -> ModelFacts:
             for t in checkpoint.tensors.values()
         ),
         embedding_bytes=embedding.nbytes if "output.weight" in checkpoint.tensors else 0,
+        has_even_keys=checkpoint.architecture in _EVEN_KEYS,
     )

@@ -31,6 +31,7 @@ class Model:
     blocks: tuple[Block, ...]
     output_norm: Array
     head: Weight
+    head_rows: Embedding  # the same as the file holds it
 
     @property
     def num_layers(self) -> int:

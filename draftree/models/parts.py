@@ -38,12 +38,13 @@ def read_feed_forward(source: TensorSource, prefix: str, hidden: int, width: int
 
 def read_vocabulary(
     ops: Ops, source: TensorSource, vocab_size: int, hidden: int
-) -> tuple[Embedding, Weight]:
-    """Embedding and head; a file without a head uses the embedding for both."""
-    raw, qtype = source.raw("token_embd.weight", vocab_size, hidden)
+) -> tuple[Embedding, Weight, Embedding]:
+    """Embedding, head, and the head's rows in the file; without one the embedding is both."""
+    embedding = Embedding(*source.raw("token_embd.weight", vocab_size, hidden))
+    head = embedding
     if source.has("output.weight"):
-        return Embedding(raw, qtype), source.weight("output.weight", vocab_size, hidden)
-    return Embedding(raw, qtype), ops.pack(raw, qtype)
+        head = Embedding(*source.raw("output.weight", vocab_size, hidden))
+    return embedding, ops.pack(head.raw, head.qtype), head
 
 
 def read_attention(
@@ -139,7 +140,7 @@ def assemble_model(
 ) -> Model:
     """What comes before and after the blocks, and all of it together."""
     hidden = metadata.count("embedding_length")
-    embedding, head = read_vocabulary(ops, source, vocab_size, hidden)
+    embedding, head, head_rows = read_vocabulary(ops, source, vocab_size, hidden)
     return Model(
         architecture=architecture,
         vocab_size=vocab_size,
@@ -150,4 +151,5 @@ def assemble_model(
         blocks=tuple(blocks),
         output_norm=source.vector("output_norm.weight", hidden),
         head=head,
+        head_rows=head_rows,
     )

@@ -137,6 +137,6 @@ def _plain_call(call: Mapping[str, Any]) -> dict[str, Any]:
         return dict(call)
     try:
         arguments = json.loads(function["arguments"] or "{}")
-    except ValueError:  # the model wrote it; show it to the model as it was
+    except (ValueError, RecursionError):  # the model wrote it; show it to the model as it was
         return dict(call)
     return {**call, "function": {**function, "arguments": arguments}}

@@ -42,6 +42,12 @@ class Corpus:
     def sequence(self, index: int) -> np.ndarray:
         return self.ids[self.starts[index] : self.starts[index + 1]]
 
+    def frequent_tokens(self, count: int) -> list[int]:
+        """The tokens that occur most often, at most so many, rising."""
+        counts = np.bincount(self.ids)
+        best = np.argsort(-counts, kind="stable")[:count]
+        return sorted(best[counts[best] > 0].tolist())
+
     def save(self, path: Path) -> None:
         partial = path.with_name(f"{path.stem}.partial.npz")
         arrays = {name: getattr(self, name) for name in self.__slots__}

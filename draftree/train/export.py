@@ -5,6 +5,7 @@ target's embedding and head are not part of them.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,16 @@ def zlab_config(spec: DraftSpec) -> dict[str, Any]:
     }
 
 
-def export_gguf(draft: DraftModule, path: Path, format_name: str, name: str) -> None:
-    """One file; format_name is one of FORMATS."""
+def export_gguf(
+    draft: DraftModule,
+    path: Path,
+    format_name: str,
+    name: str,
+    head_tokens: Sequence[int] = (),
+) -> None:
+    """One file; format_name is one of FORMATS. head_tokens: what to propose on a CPU, rising; none
+    for all tokens.
+    """
     import gguf
 
     if format_name not in FORMATS:
@@ -79,6 +88,8 @@ def export_gguf(draft: DraftModule, path: Path, format_name: str, name: str) -> 
     writer = gguf.GGUFWriter(path, "dflash")
     writer.add_name(name)
     _add_metadata(writer, draft.spec)
+    if head_tokens:
+        writer.add_array("dflash.head_tokens", list(head_tokens))
     for zlab_name, value in draft.state_dict().items():
         gguf_name = rename_tensor(zlab_name)
         if gguf_name is None:

@@ -27,6 +27,7 @@ from draftree.train.teacher import load_teacher
 from draftree.weights.checkpoint import Checkpoint
 
 _PROMPT_SHARE = 0.5  # of a sequence, at most
+_HEAD_TOKENS = 8192  # tokens that a draft proposes, of a larger vocabulary
 
 
 class Watcher(Protocol):
@@ -88,8 +89,11 @@ def train_draft(
     name = f"{checkpoint.metadata.get('general.name') or checkpoint.path.stem} DFlash"
     record = write_record(folder, config, spec, corpus, trainer.curve, checkpoint, source)
     export_folder(trainer.draft, folder)
+    is_large = spec.vocab_size > 2 * _HEAD_TOKENS
+    head_tokens = corpus.frequent_tokens(_HEAD_TOKENS) if is_large else ()
     for format_name in formats:
-        export_gguf(trainer.draft, folder / f"draft-{format_name}.gguf", format_name, name)
+        path = folder / f"draft-{format_name}.gguf"
+        export_gguf(trainer.draft, path, format_name, name, head_tokens)
     draw_curve(trainer.curve, folder / "curve.png")
     write_card(record, name, folder / "README.md")
     return Trained(trainer.draft, trainer.curve, folder)

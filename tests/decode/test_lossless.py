@@ -180,7 +180,9 @@ def test_looked_up_drafts_alone_and_merged(
         for drafter in (None, oracle):
             rounds = check_lossless(target, plain, drafter, options, cost=_cost())
             kinds += count_kinds(rounds)
-    assert all(kinds[kind] > 0 for kind in ("lookup", "zero", "partial", "whole", "moved")), kinds
+    always = ("lookup", "zero", "partial", "whole", "moved")
+    wanted = ("lookup", "partial") if is_auto else always  # how much is drafted hangs on the clock
+    assert all(kinds[kind] > 0 for kind in wanted), kinds
 
 
 class _KnowingIndex(NgramIndex):

@@ -135,3 +135,22 @@ def test_a_request_that_asks_for_nothing_takes_the_short_way() -> None:
     for position, row in enumerate(rows(10)):
         neutral = Sampler(SamplingParams(), VOCAB, num_logprobs=1)
         assert plain.choose(row, position) == neutral.choose(row, position)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("bias", [(), ((8, 50.0),)])
+def test_a_draft_may_know_few_tokens(
+    temperature: float, bias: tuple[tuple[int, float], ...]
+) -> None:
+    """Ranked as if all others were impossible: noise and bias go by token, not by column."""
+    tokens, logits = np.array([2, 3, 8, 11, 40]), rows(3)
+    params = SamplingParams(temperature=temperature, seed=3)
+    sampler = Sampler(params, VOCAB, (1, 2), logit_bias=bias)
+    others = np.setdiff1d(np.arange(VOCAB), tokens)
+    impossible = logits.copy()
+    impossible[:, others] = -np.inf
+    expected = sampler.rank(impossible, 2, 4)
+    few = np.ascontiguousarray(logits[:, tokens])
+    block = sampler.rank(few, 2, 4, tokens)
+    assert np.array_equal(block.tokens, expected.tokens)
+    np.testing.assert_allclose(block.log_probs, expected.log_probs, atol=1e-5)

@@ -101,7 +101,7 @@ def check_oracle(engine: TokenEngine, budgets: tuple[int, ...], count: int) -> f
     """Deep paths change nothing either; the mean number of tokens a round."""
     lengths = []
     for name, sampling in SAMPLINGS.items():
-        plain, _ = decode(engine, engine.rounds_of(1), sampling, count, use_draft=False)
+        plain, _ = decode(engine, engine.rounds_of(0), sampling, count, use_draft=False)
         state = engine.target.state.snapshot()
         for budget in budgets:
             rounds = ScriptedGraphRounds(engine, budget, (*PROMPT, *plain), budget)

@@ -31,7 +31,11 @@ class Layer:
         self.shape = heads, kv_heads, dim
         self.step = Step(MAX_ROWS, MAX_NODES)
         self.cache = KvCache(kv_heads, dim, capacity, dtype)
-        self.cache.keys[:], self.cache.values[..., :dim] = np.nan, np.nan
+        if dtype == np.int8:
+            self.cache.keys[:], self.cache.values[..., :dim] = -128, -128
+            self.cache.key_scales[:], self.cache.value_scales[:] = np.nan, np.nan
+        else:
+            self.cache.keys[:], self.cache.values[..., :dim] = np.nan, np.nan
         widths = (heads * dim, kv_heads * dim, kv_heads * dim)
         self.inputs = [poison(MAX_ROWS, width) for width in widths]
         self.out = poison(MAX_ROWS, heads * dim)
@@ -44,9 +48,13 @@ class Layer:
         record_kv_commit(self.commit, self.step, self.cache)
 
     def random_inputs(self, rng, count):
-        """Values that float16 holds exactly, so that both caches have the same reference."""
+        """Values that the cache holds exactly, so that all types have the same reference."""
         heads, kv_heads, dim = self.shape
         found = [randn(rng, count, n * dim) for n in (heads, kv_heads, kv_heads)]
+        if self.cache.dtype == np.int8:
+            for rows in found[1:]:
+                rows[:] = np.rint(32 * rows).clip(-127, 127) / 32
+                rows[:, ::dim] = 127 / 32  # so that the scale is 1 / 32
         return [a.astype(np.float16).astype(np.float32) for a in found]
 
     def chain(self, inputs, committed):
@@ -63,10 +71,11 @@ class Layer:
         return self._run(inputs)
 
     def contents(self, length):
-        """Keys and values [kv_heads, length, head_dim] of the committed positions."""
-        heads = range(self.cache.kv_heads)
-        keys = [self.cache.keys_by_position(h)[:length] for h in heads]
-        return np.array(keys), self.cache.values[:, :length].copy()
+        """Keys and values [kv_heads, length, head_dim] of the committed positions, and scales."""
+        cache = self.cache
+        keys = [cache.keys_by_position(h)[:length] for h in range(cache.kv_heads)]
+        by_slot = (cache.values, cache.key_scales, cache.value_scales)
+        return np.array(keys), *(array[:, :length].copy() for array in by_slot)
 
     def _run(self, inputs):
         count = len(inputs[0])
@@ -88,7 +97,7 @@ def _reference(layer, q, k, v, mask):
     return attention_reference(*tensors, mask, dim**-0.5).flatten(1)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim"), [(9, 3, 64), (1, 1, 32), (8, 1, 32), (4, 2, 128), (5, 1, 48)]
 )
@@ -148,7 +157,7 @@ def test_tree_equals_reference(committed, window):
     tree=trees(MAX_NODES),
     shape=st.sampled_from([(3, 1, 32), (4, 4, 32), (6, 2, 48), (8, 1, 32)]),
     committed=st.sampled_from([0, 3, 16, 243, 255, 256, 300]),
-    dtype=st.sampled_from([np.float32, np.float16]),
+    dtype=st.sampled_from([np.float32, np.float16, np.int8]),
     num_threads=st.integers(1, 3),
     window=st.sampled_from([0, 0, 9, 60]),
 )
@@ -174,7 +183,7 @@ def test_tree_and_commit_equal_token_by_token(tree, shape, committed, dtype, num
         np.testing.assert_array_equal(kept, expected)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_chunks_equal_token_by_token(num_threads, dtype):
     """Rows alone (keys split over threads) and in blocks (one thread each) give the same bits."""
@@ -194,3 +203,19 @@ def test_large_scores_do_not_overflow():
     inputs[1][1] = -100.0
     out = layer.chain(inputs, 0)
     np.testing.assert_allclose(out, np.full((3, 32), 100.0), rtol=1e-6)
+
+
+def test_eight_bits_round_to_the_nearest():
+    """Each key and value of a head by its own largest number."""
+    rng = np.random.default_rng(3)
+    layer = Layer(2, 2, 32, dtype=np.int8)
+    inputs = [randn(rng, 9, 64) * 10.0 ** rng.integers(-3, 4, (9, 1)) for _ in range(3)]
+    inputs[1][4] = 0.0
+    layer.chain([a.astype(np.float32) for a in inputs], 0)
+    keys, values, key_scales, value_scales = layer.contents(9)
+    pairs = ((inputs[1], keys, key_scales), (inputs[2], values, value_scales))
+    for rows, quants, scales in pairs:
+        rows = rows.reshape(9, 2, 32).transpose(1, 0, 2)
+        np.testing.assert_allclose(scales, np.abs(rows).max(axis=2) / 127, rtol=1e-6)
+        error = np.abs(quants * scales[..., None] - rows)
+        assert (error <= 0.501 * scales[..., None]).all()

@@ -18,9 +18,7 @@ def test_keys_are_in_the_cache_before_anyone_attends() -> None:
     tape = Tape()
     PLAIN(tape, "x", "cache", add_to="residual")
     assert tape.calls.index("kv_write") < tape.calls.index("attention")
-    assert tape.calls == [
-        *("linears", "rope", "rope", "kv_write", "attention", "linear")
-    ]
+    assert tape.calls == [*("linears", "rope", "rope", "kv_write", "attention", "linear")]
 
 
 def test_norms_come_before_rotation_and_the_gate_after_attention() -> None:

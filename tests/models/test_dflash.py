@@ -237,6 +237,7 @@ def test_a_draft_for_another_target_is_refused() -> None:
         "layers [1, 4], the target has 4": replace(draft, feature_layers=(1, 4)),
         "mask token 512 is outside": replace(draft, mask_token=512),
         "vocabulary of 2000, the target has 512": replace(draft, vocab_size=2000),
+        "tokens outside the target's vocabulary of 512": replace(draft, head_tokens=(1, 512)),
     }
     for reason, facts in misfits.items():
         with pytest.raises(ModelError) as refusal:

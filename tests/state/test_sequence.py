@@ -107,9 +107,10 @@ def test_chunks_and_threads_do_not_change_a_bit(name: str) -> None:
         assert np.array_equal(run_chain(other, tokens, 64), whole)
 
 
+@pytest.mark.parametrize("kv_dtype", [np.float16, np.int8])
 @pytest.mark.parametrize("name", ["llama", "qwen35"])
-def test_half_precision_cache_keeps_the_contract(name: str) -> None:
-    target = open_target(tiny_path(name), kv_dtype=np.float16)
+def test_a_smaller_cache_keeps_the_contract(name: str, kv_dtype: type[np.number]) -> None:
+    target = open_target(tiny_path(name), kv_dtype=kv_dtype)
     tokens = np.random.default_rng(2).integers(0, 256, 30).tolist()
     whole = run_chain(target, tokens, 64)
     target.state.reset()

@@ -17,6 +17,7 @@ OTHERS = np.random.default_rng(6).integers(0, 256, 90).tolist()
 KINDS = {
     "attention": ("llama", np.float32),
     "halves": ("llama", np.float16),
+    "bytes": ("llama", np.int8),
     "hybrid": ("qwen35", np.float32),
 }
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from draftree.train.corpus import join_corpora, load_corpus, write_corpus
+from draftree.train.corpus import Corpus, join_corpora, load_corpus, write_corpus
 from draftree.train.settings import TextPlan
 from draftree.train.teacher import load_teacher
 from draftree.weights.checkpoint import open_checkpoint
@@ -35,6 +35,13 @@ def test_there_is_text_enough_and_it_follows_its_prompts(tmp_path):
         assert tuple(corpus.sequence(i)[: corpus.prompt_lens[i]].tolist()) in known
         assert len(corpus.sequence(i)) == 40
     assert 0 < corpus.is_greedy.mean() < 1
+
+
+def test_frequent_tokens():
+    parts = [np.array([5, 9, 9, 2, 5, 9], np.int32), np.array([0, 6], np.int64)]
+    corpus = Corpus(*parts, *(np.zeros(1, np.int32) for _ in range(3)))
+    assert corpus.frequent_tokens(2) == [5, 9]
+    assert corpus.frequent_tokens(100) == [2, 5, 9]
 
 
 def test_held_out_prompts_are_never_learned_from(tmp_path):

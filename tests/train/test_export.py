@@ -90,6 +90,17 @@ def test_eight_bits_are_the_quantised_weights(pair, tmp_path):
     assert not np.allclose(expected, _module_logits(teacher, draft, ids, 33), atol=1e-4)
 
 
+def test_a_draft_may_list_the_tokens_that_it_proposes(pair, tmp_path):
+    """The head has a column for each."""
+    _, draft = pair
+    tokens = [3, 4, 77, 500]
+    export_gguf(draft, tmp_path / "some.gguf", "f32", "Tiny", tokens)
+    export_gguf(draft, tmp_path / "all.gguf", "f32", "Tiny")
+    ids = np.random.default_rng(2).integers(0, 500, 40).tolist()
+    some, every = (_engine_logits(tmp_path / f"{name}.gguf", ids, 20) for name in ("some", "all"))
+    assert np.array_equal(some, every[:, tokens])
+
+
 def test_both_files_state_the_same_facts(pair, tmp_path):
     _, draft = pair
     export_folder(draft, tmp_path)

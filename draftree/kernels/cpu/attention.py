@@ -165,7 +165,7 @@ def record_attention(
     args = (
         *(step.control, step.depths, step.ancestors, step.max_nodes, window, int(bidirectional)),
         *(q, *head_strides(q, num_heads, head_dim), out, *head_strides(out, num_heads, head_dim)),
-        *(cache.keys, cache.values, int(cache.is_half), cache.capacity, head_dim, cache.value_dim),
+        *(cache.keys, cache.values, cache.type_word, cache.capacity, head_dim, cache.value_dim),
         *(kv_heads, group, _row_block(group), float(scale), multiply_kernel.address),
         *(flat[parts_len:], 4 * thread_len, num_threads, flat, split_rows),
         *(4 * chunk.part_len(cache.value_dim), 4 * chunk.tree_cols(step.max_nodes)),

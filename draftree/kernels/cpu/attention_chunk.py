@@ -9,7 +9,14 @@ of CHUNK.
 import numpy as np
 from numba import njit
 
-from draftree.kernels.cpu.block import BLOCK_COLS, BLOCK_ROWS, CALL_WORDS, multiply
+from draftree.kernels.cpu.block import (
+    BLOCK_COLS,
+    BLOCK_ROWS,
+    CALL_WORDS,
+    TYPE_I8,
+    load_as,
+    multiply,
+)
 from draftree.kernels.cpu.simd import (
     LANES,
     bits_to_float,
@@ -18,7 +25,6 @@ from draftree.kernels.cpu.simd import (
     fma,
     load,
     load_f32,
-    load_half,
     load_i64,
     max_lanes,
     maximum,
@@ -37,7 +43,7 @@ _ZERO, _ONE = np.int64(0), np.int64(1)  # typed: a literal would compile a calle
 # Words of the operations' arguments.
 CONTROL, DEPTHS, ANCESTORS, MAX_NODES, WINDOW, BIDIRECTIONAL = range(6)
 Q, Q_ROW, Q_HEAD, OUT, OUT_ROW, OUT_HEAD = range(6, 12)
-KEYS, VALUES, IS_HALF, CAPACITY, HEAD_DIM, VALUE_DIM = range(12, 18)
+KEYS, VALUES, KV_TYPE, CAPACITY, HEAD_DIM, VALUE_DIM = range(12, 18)
 KV_HEADS, GROUP, ROW_BLOCK, SCALE, MULTIPLY = range(18, 23)
 SCRATCH, THREAD_BYTES, SCRATCH_THREADS, PARTS, SPLIT_ROWS, PART_BYTES, TREE_BYTES = range(23, 30)
 
@@ -133,14 +139,20 @@ def _range(own, row, base, limit):
 @njit
 def _score(args, own, kv_head, num_queries, first_slot, end_slot, out, out_row):
     """out[q, slot - first_slot] for slots [first_slot, end_slot), in whole blocks of 32."""
-    head_dim, is_half = args[HEAD_DIM], args[IS_HALF]
-    step = 32 if is_half != 0 else 64
+    head_dim, kind = args[HEAD_DIM], args[KV_TYPE]
+    step, start = 64 >> kind, out
     a, a_row, tile = load_i64(own + _QUERIES), 4 * head_dim, head_dim * step
     keys = args[KEYS] + (kv_head * args[CAPACITY] + first_slot) // LANES * tile
     for _ in range(first_slot, end_slot, BLOCK_COLS):
-        multiply(own, num_queries, is_half, 1, out, out_row, a, a_row, keys, step, tile, head_dim)
+        multiply(own, num_queries, kind, 1, out, out_row, a, a_row, keys, step, tile, head_dim)
         keys += 2 * tile
         out += 4 * BLOCK_COLS
+    if kind == TYPE_I8:
+        scales = args[KEYS] + args[KV_HEADS] * args[CAPACITY] * head_dim
+        scales += 4 * (kv_head * args[CAPACITY] + first_slot)
+        for c in range(0, 4 * (end_slot - first_slot), 64):
+            for row in range(start, start + num_queries * out_row, out_row):
+                store(row + c, load(row + c) * load(scales + c))
 
 
 @njit
@@ -181,19 +193,17 @@ def _softmax(weights, begin, end, tail):
 
 
 @njit
-def _weigh(args, own, first, num_queries, begin, end, values, is_half):
+def _weigh(args, own, first, num_queries, begin, end, values, kind):
     """parts[q] += weights[q, begin:end] x values[0 : end - begin] for queries from first."""
     value_dim, count = args[VALUE_DIM], end - begin
     w = load_i64(own + _WEIGHTS) + 4 * (first * CHUNK + begin)
     out_row, w_row = args[PART_BYTES], 4 * CHUNK
     out = load_i64(own + _CHUNK_PARTS) + first * out_row
-    size = 2 if is_half != 0 else 4
+    size = 4 >> kind
     step, half = value_dim * size, 16 * size
     if count > 0:
         for _ in range(0, value_dim, BLOCK_COLS):
-            multiply(
-                own, num_queries, is_half, 0, out, out_row, w, w_row, values, step, half, count
-            )
+            multiply(own, num_queries, kind, 0, out, out_row, w, w_row, values, step, half, count)
             values += 2 * half
             out += 4 * BLOCK_COLS
 
@@ -201,8 +211,8 @@ def _weigh(args, own, first, num_queries, begin, end, values, is_half):
 @njit
 def _weigh_shared(args, own, kv_head, num_queries, base, limit):
     """Values at [base, limit), where slot = position; what all queries of a block see is shared."""
-    group, is_half = args[GROUP], args[IS_HALF]
-    step = args[VALUE_DIM] * (2 if is_half != 0 else 4)
+    group, kind = args[GROUP], args[KV_TYPE]
+    step = args[VALUE_DIM] * (4 >> kind)
     values = args[VALUES] + (kv_head * args[CAPACITY] + base) * step
     for first in range(0, num_queries, BLOCK_ROWS):
         last = min(first + BLOCK_ROWS, num_queries)
@@ -214,12 +224,32 @@ def _weigh_shared(args, own, kv_head, num_queries, base, limit):
         for q in range(first, last):
             begin, end = _range(own, q // group, base, limit)
             end = min(low, end)
-            _weigh(args, own, q, _ONE, begin, end, values + begin * step, is_half)
-        _weigh(args, own, first, last - first, low, high, values + low * step, is_half)
+            _weigh(args, own, q, _ONE, begin, end, values + begin * step, kind)
+        _weigh(args, own, first, last - first, low, high, values + low * step, kind)
         for q in range(first, last):
             begin, end = _range(own, q // group, base, limit)
             begin = max(high, begin)
-            _weigh(args, own, q, _ONE, begin, end, values + begin * step, is_half)
+            _weigh(args, own, q, _ONE, begin, end, values + begin * step, kind)
+
+
+@njit
+def _value_scales(args, kv_head):
+    """The address of the scales of a head's values, by slot."""
+    scales = args[VALUES] + args[KV_HEADS] * args[CAPACITY] * args[VALUE_DIM]
+    return scales + 4 * kv_head * args[CAPACITY]
+
+
+@njit
+def _scale_weights(args, own, kv_head, num_queries, base, limit):
+    """Weights of the positions before limit, times the scales of their values, slot = position."""
+    scales, weights = _value_scales(args, kv_head) + 4 * base, load_i64(own + _WEIGHTS)
+    for q in range(num_queries):
+        begin, end = _range(own, q // args[GROUP], base, limit)
+        row = weights + 4 * q * CHUNK
+        for i in range(begin // 16 * 16, end, 16):
+            weight = load(row + 4 * i)
+            scaled = weight * load(scales + 4 * i)
+            store(row + 4 * i, blend(scaled, weight, limit - base - i))
 
 
 @njit
@@ -228,17 +258,19 @@ def _weigh_ancestors(args, own, kv_head, row, r, base):
     committed = load_i64(args[CONTROL] + 8 * COMMITTED)
     begin, end = _range(own, r, max(base, committed), base + CHUNK)
     shift = max(base, committed) - base
-    value_dim, target = args[VALUE_DIM], load_i64(own + _GATHERED)
+    value_dim, target, kind = args[VALUE_DIM], load_i64(own + _GATHERED), args[KV_TYPE]
+    scales, weights = _value_scales(args, kv_head), load_i64(own + _WEIGHTS)
     ancestors = args[ANCESTORS] + 8 * (row + r) * args[MAX_NODES]
     for i in range(begin + shift, end + shift):
         slot = committed + load_i64(ancestors + 8 * (base + i - committed))
         index = (kv_head * args[CAPACITY] + slot) * value_dim
         for c in range(index, index + value_dim, 16):
-            if args[IS_HALF] != 0:
-                store(target, load_half(args[VALUES] + 2 * c))
-            else:
-                store(target, load(args[VALUES] + 4 * c))
+            store(target, load_as(args[VALUES] + c * (4 >> kind), kind))
             target += 64
+        if kind == TYPE_I8:
+            for q in range(r * args[GROUP], (r + 1) * args[GROUP]):
+                weight = weights + 4 * (q * CHUNK + i)
+                store_f32(weight, load_f32(weight) * load_f32(scales + 4 * slot))
     target = load_i64(own + _GATHERED)
     for q in range(r * args[GROUP], (r + 1) * args[GROUP]):
         _weigh(args, own, q, _ONE, begin + shift, end + shift, target, _ZERO)
@@ -267,6 +299,8 @@ def attend_chunk(args, own, kv_head, row, num_rows, base):
         if begin < end:
             tail = parts + q * stride + 4 * value_dim
             _softmax(weights + 4 * q * CHUNK, begin, end, tail)
+    if args[KV_TYPE] == TYPE_I8:
+        _scale_weights(args, own, kv_head, num_queries, base, limit)
     _weigh_shared(args, own, kv_head, num_queries, base, limit)
     if has_nodes:
         for r in range(num_rows):

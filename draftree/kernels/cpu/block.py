@@ -1,8 +1,8 @@
 """Small matrix products in registers, and moves of single lanes: the inside of attention.
 
 out[r, 32 columns] (+)= sum over k of a[r, k] * b[k, 32 columns], summed in the order of k with one
-rounding per term, so an element does not depend on how many rows share the block. b is float32 or
-float16.
+rounding per term, so an element does not depend on how many rows share the block. b is float32,
+float16 or int8, which a word says: its elements have 4 >> word bytes.
 """
 
 # ruff: noqa: ANN001, ANN002, ANN201, ANN202  (numba inspects these signatures; types are numba's)
@@ -17,11 +17,14 @@ from draftree.kernels.cpu.simd import LANES, f32x16, load_i64, store_i64
 
 BLOCK_ROWS = 8
 CALL_WORDS = 16
+TYPE_F32, TYPE_F16, TYPE_I8 = range(3)
 _VECTORS = 2
 BLOCK_COLS = _VECTORS * LANES
 _F32, _F16 = ir.FloatType(), ir.HalfType()
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 _V32, _V16 = ir.VectorType(_F32, LANES), ir.VectorType(_F16, LANES)
+_V8, _VI32 = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(_I32, LANES)
+_ALIGN = {_V32: 4, _V16: 2, _V8: 1}
 
 
 def _word(value):
@@ -30,8 +33,41 @@ def _word(value):
 
 def _load(builder, address, kind):
     value = builder.load(builder.inttoptr(address, kind.as_pointer()))
-    value.align = 2 if kind is _V16 else 4
+    value.align = _ALIGN.get(kind, 4)
     return value
+
+
+def _widen(builder, value):
+    """To float32, exactly."""
+    if value.type == _V16:
+        return builder.fpext(value, _V32)
+    return builder.sitofp(builder.sext(value, _VI32), _V32) if value.type == _V8 else value
+
+
+def _narrow(builder, value, kind):
+    """Rounded to nearest even; int8 must be in range."""
+    if kind == _V16:
+        return builder.fptrunc(value, _V16)
+    if kind == _V8:
+        function_type = ir.FunctionType(_V32, [_V32])
+        name = "llvm.rint.v16f32"
+        function = cgutils.get_or_insert_function(builder.module, function_type, name)
+        return builder.trunc(builder.fptosi(builder.call(function, [value]), _VI32), _V8)
+    return value
+
+
+def _by_type(builder, word, write):
+    """write(vector type) for the type that the word names."""
+    with builder.if_else(builder.icmp_signed("==", word, _word(TYPE_F16))) as (half, other):
+        with half:
+            write(_V16)
+        with other:
+            is_bytes = builder.icmp_signed("==", word, _word(TYPE_I8))
+            with builder.if_else(is_bytes) as (small, full):
+                with small:
+                    write(_V8)
+                with full:
+                    write(_V32)
 
 
 def _store(builder, value, address):
@@ -74,8 +110,7 @@ def _write_block(builder, num_rows, b_kind, is_fresh, operands):
         columns = []
         for n in range(_VECTORS):
             address = _at(builder, b, (b_step, loop.index), (b_next, _word(n)))
-            value = _load(builder, address, b_kind)
-            columns.append(builder.fpext(value, _V32) if b_kind is _V16 else value)
+            columns.append(_widen(builder, _load(builder, address, b_kind)))
         for r in range(num_rows):
             address = _at(builder, a, (a_row, _word(r)), (_word(4), loop.index))
             factor = _broadcast(builder, _load(builder, address, _F32))
@@ -101,17 +136,25 @@ def _block(num_rows, b_kind):
 
 _block_8, _block_4, _block_1 = _block(8, _V32), _block(4, _V32), _block(1, _V32)
 _half_8, _half_4, _half_1 = _block(8, _V16), _block(4, _V16), _block(1, _V16)
+_byte_8, _byte_4, _byte_1 = _block(8, _V8), _block(4, _V8), _block(1, _V8)
 
 
 @kernel
 def multiply_kernel(args, ticket, thread, num_threads):
     """Not an operation: other kernels call it by address with the words that `multiply` writes."""
-    num_rows, is_half, fresh = args[0], args[1], args[2]
+    num_rows, b_type, fresh = args[0], args[1], args[2]
     o, o_row, a, a_row = args[3], args[4], args[5], args[6]
     b, b_step, b_next, count = args[7], args[8], args[9], args[10]
     for row in range(0, num_rows, BLOCK_ROWS):
         left = num_rows - row
-        if is_half != 0:
+        if b_type == TYPE_I8:
+            if left > 4:
+                _byte_8(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
+            elif left > 1:
+                _byte_4(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
+            else:
+                _byte_1(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
+        elif b_type == TYPE_F16:
             if left > 4:
                 _half_8(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
             elif left > 1:
@@ -129,17 +172,17 @@ def multiply_kernel(args, ticket, thread, num_threads):
 
 
 @njit(inline="always")
-def multiply(call, num_rows, is_half, is_fresh, out, out_row, a, a_row, b, b_step, b_next, count):
+def multiply(call, num_rows, b_type, is_fresh, out, out_row, a, a_row, b, b_step, b_next, count):
     """out[num_rows, 32] (+)= a[num_rows, count] x b[count, 32]; strides in bytes.
 
-    b_step goes from k to k + 1, b_next from the first 16 columns to the others; b is float16 if
-    is_half. With is_fresh out starts from zero. Rows are taken by 8, 4 or 1: out and a must have
-    room for a multiple of 8 rows, and unless num_rows is 1 what lies behind the last row is
-    overwritten. call: the kernel's address, then room for 11 words.
+    b_step goes from k to k + 1, b_next from the first 16 columns to the others. With is_fresh out
+    starts from zero. Rows are taken by 8, 4 or 1: out and a must have room for a multiple of 8
+    rows, and unless num_rows is 1 what lies behind the last row is overwritten. call: the kernel's
+    address, then room for 11 words.
     """
     words = call + 8
     store_i64(words, num_rows)
-    store_i64(words + 8, is_half)
+    store_i64(words + 8, b_type)
     store_i64(words + 16, is_fresh)
     store_i64(words + 24, out)
     store_i64(words + 32, out_row)
@@ -153,46 +196,74 @@ def multiply(call, num_rows, is_half, is_fresh, out, out_row, a, a_row, b, b_ste
 
 
 @intrinsic
-def scatter(typingctx, address, stride, is_half, value):
-    """Lane i goes to address + i * stride, as float32 or rounded to float16."""
+def scatter(typingctx, address, stride, type_word, value):
+    """Lane i goes to address + i * stride, as the type that the word names."""
 
     def codegen(context, builder, signature, args):
-        base, stride, is_half, value = args
+        base, stride, type_word, value = args
 
-        def write(value, size):
+        def write(kind):
+            narrow = _narrow(builder, value, kind)
             for lane in range(LANES):
-                element = builder.extract_element(value, ir.Constant(_I32, lane))
+                element = builder.extract_element(narrow, ir.Constant(_I32, lane))
                 place = _at(builder, base, (stride, _word(lane)))
                 target = builder.inttoptr(place, element.type.as_pointer())
-                builder.store(element, target).align = size
+                builder.store(element, target).align = _ALIGN[kind]
 
-        with builder.if_else(builder.icmp_signed("!=", is_half, _word(0))) as (half, full):
-            with half:
-                write(builder.fptrunc(value, _V16), 2)
-            with full:
-                write(value, 4)
+        _by_type(builder, type_word, write)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64, f32x16), codegen
 
 
 @intrinsic
-def copy_element(typingctx, target, source, is_half):
-    """One float32 or float16 from address to address."""
+def store_as(typingctx, address, type_word, value):
+    """Sixteen consecutive values of the type that the word names."""
 
     def codegen(context, builder, signature, args):
-        target, source, is_half = args
+        address, type_word, value = args
 
-        def copy(kind, size):
-            value = builder.load(builder.inttoptr(source, kind.as_pointer()))
-            value.align = size
-            builder.store(value, builder.inttoptr(target, kind.as_pointer())).align = size
+        def write(kind):
+            place = builder.inttoptr(address, kind.as_pointer())
+            builder.store(_narrow(builder, value, kind), place).align = _ALIGN[kind]
 
-        with builder.if_else(builder.icmp_signed("!=", is_half, _word(0))) as (half, full):
-            with half:
-                copy(ir.IntType(16), 2)
-            with full:
-                copy(_I32, 4)
+        _by_type(builder, type_word, write)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, f32x16), codegen
+
+
+@intrinsic
+def load_as(typingctx, address, type_word):
+    """Sixteen consecutive values of the type that the word names."""
+
+    def codegen(context, builder, signature, args):
+        result = cgutils.alloca_once(builder, _V32)
+
+        def read(kind):
+            builder.store(_widen(builder, _load(builder, args[0], kind)), result)
+
+        _by_type(builder, args[1], read)
+        return builder.load(result)
+
+    return f32x16(types.int64, types.int64), codegen
+
+
+@intrinsic
+def copy_element(typingctx, target, source, type_word):
+    """One element of the type that the word names from address to address."""
+
+    def codegen(context, builder, signature, args):
+        target, source, type_word = args
+
+        def copy(kind):
+            element = ir.IntType(8 * _ALIGN[kind])
+            value = builder.load(builder.inttoptr(source, element.as_pointer()))
+            value.align = _ALIGN[kind]
+            place = builder.inttoptr(target, element.as_pointer())
+            builder.store(value, place).align = _ALIGN[kind]
+
+        _by_type(builder, type_word, copy)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen

@@ -2,17 +2,37 @@
 
 Slot = absolute position for committed tokens; the nodes of a tree take the slots after them in
 node order. Sixteen keys lie side by side, so that one vector load brings the same dimension of
-sixteen keys.
+sixteen keys. In eight bits, a key or value of one head has a scale of its own, so a row's bits do
+not depend on its neighbours.
 """
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
 import numpy as np
+from numba import njit
 
-from draftree.kernels.cpu.block import BLOCK_COLS, copy_element, scatter
+from draftree.kernels.cpu.block import (
+    BLOCK_COLS,
+    TYPE_F16,
+    TYPE_F32,
+    TYPE_I8,
+    copy_element,
+    scatter,
+    store_as,
+)
 from draftree.kernels.cpu.elementwise import head_strides, row_count
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.cpu.simd import LANES, load, load_i64, store, store_half
+from draftree.kernels.cpu.simd import (
+    LANES,
+    absolute,
+    load,
+    load_f32,
+    load_i64,
+    max_lanes,
+    maximum,
+    splat,
+    store_f32,
+)
 from draftree.kernels.cpu.step import COMMITTED, NUM_TOKENS, PATH_LEN, Step
 
 
@@ -24,8 +44,9 @@ class KvCache:
     """keys [kv_heads, capacity / 16, head_dim, 16], values [kv_heads, capacity, value_dim].
 
     capacity counts positions, committed and tentative ones; it is rounded up to whole blocks.
-    value_dim is head_dim rounded up likewise; what lies between is zero. dtype is float32 or
-    float16.
+    value_dim is head_dim rounded up likewise; what lies between is zero. dtype is float32, float16
+    or int8; then key_scales and value_scales, float32 [kv_heads, capacity], follow keys and values
+    in memory.
     """
 
     def __init__(
@@ -33,28 +54,35 @@ class KvCache:
         kv_heads: int,
         head_dim: int,
         capacity: int,
-        dtype: type[np.floating] = np.float32,
+        dtype: type[np.number] = np.float32,
     ) -> None:
         assert head_dim % LANES == 0, f"head_dim {head_dim} is not a multiple of {LANES}"
-        assert dtype in (np.float32, np.float16), "a cache holds float32 or float16"
+        assert dtype in _TYPES, "a cache holds float32, float16 or int8"
         self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, dtype
         self.capacity = round_up(capacity, BLOCK_COLS)
         self.value_dim = round_up(head_dim, BLOCK_COLS)
-        self.keys = np.zeros((kv_heads, self.capacity // LANES, head_dim, LANES), dtype)
-        self.values = np.zeros((kv_heads, self.capacity, self.value_dim), dtype)
+        self.type_word = _TYPES[dtype]
+        shape = (kv_heads, self.capacity // LANES, head_dim, LANES)
+        self.keys, self.key_scales = self._allocate(shape)
+        self.values, self.value_scales = self._allocate((kv_heads, self.capacity, self.value_dim))
 
-    @property
-    def is_half(self) -> bool:
-        return self.dtype == np.float16
+    def _allocate(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        num_bytes = int(np.prod(shape)) * np.dtype(self.dtype).itemsize
+        num_scales = self.kv_heads * self.capacity if self.dtype == np.int8 else 0
+        memory = np.zeros(num_bytes + 4 * num_scales, np.uint8)
+        scales = memory[num_bytes:].view(np.float32).reshape(self.kv_heads, -1)
+        return memory[:num_bytes].view(self.dtype).reshape(shape), scales
 
     def keys_by_position(self, kv_head: int) -> np.ndarray:
         """A copy of one head's keys as [capacity, head_dim], for looking at them."""
         return self.keys[kv_head].transpose(0, 2, 1).reshape(self.capacity, self.head_dim)
 
-    def copy(self, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    def copy(self, start: int, end: int) -> tuple[np.ndarray, ...]:
         """Slots start … end-1; of the keys whole tiles, so a few slots more."""
         tiles = self.keys[:, start // LANES : -(-end // LANES)]
-        return tiles.copy(), self.values[:, start:end].copy()
+        scales = (self.key_scales, self.value_scales) if self.dtype == np.int8 else ()
+        by_slot = (self.values, *scales)
+        return tiles.copy(), *(array[:, start:end].copy() for array in by_slot)
 
     def put(self, parts: tuple[np.ndarray, ...], start: int, end: int) -> None:
         """Slots start … end-1 of a copy that began at start. The keys that a copy has before start
@@ -62,7 +90,26 @@ class KvCache:
         """
         first, last = start // LANES, -(-end // LANES)
         self.keys[:, first:last] = parts[0][:, : last - first]
-        self.values[:, start:end] = parts[1][:, : end - start]
+        by_slot = (self.values, self.key_scales, self.value_scales)
+        for array, part in zip(by_slot, parts[1:], strict=False):
+            array[:, start:end] = part[:, : end - start]
+
+
+_TYPES = {np.float32: TYPE_F32, np.float16: TYPE_F16, np.int8: TYPE_I8}
+
+
+@njit
+def _scale_of(row, head_dim):
+    """What the largest of a row is 127 of."""
+    top = splat(0.0)
+    for c in range(row, row + 4 * head_dim, 64):
+        top = maximum(absolute(load(c)), top)
+    return max_lanes(top) / np.float32(127.0)
+
+
+@njit
+def _inverse(scale):
+    return np.float32(1.0) / scale if scale > np.float32(0.0) else np.float32(0.0)
 
 
 @kernel
@@ -71,8 +118,11 @@ def _kv_write_kernel(args, ticket, thread, num_threads):
     kv_heads, head_dim, value_dim, capacity = args[2], args[3], args[4], args[5]
     k, k_row, k_head = args[6], args[7], args[8]
     v, v_row, v_head = args[9], args[10], args[11]
-    keys, values, is_half = args[12], args[13], args[14]
-    size = 2 if is_half != 0 else 4
+    keys, values, kind = args[12], args[13], args[14]
+    size = 4 >> kind
+    key_scales = keys + kv_heads * capacity * head_dim
+    value_scales = values + kv_heads * capacity * value_dim
+    k_factor, v_factor = splat(1.0), splat(1.0)
     first_tile = committed // LANES
     num_tiles = (committed + num_rows - 1) // LANES + 1 - first_tile
     total = kv_heads * num_tiles  # whole tiles, so that threads do not share cache lines
@@ -85,20 +135,25 @@ def _kv_write_kernel(args, ticket, thread, num_threads):
             p_v = v + (slot - committed) * v_row + head * v_head
             p_lane = p_tile + (slot - tile * LANES) * size
             p_value = values + (head * capacity + slot) * value_dim * size
+            if kind == TYPE_I8:
+                k_scale, v_scale = _scale_of(p_k, head_dim), _scale_of(p_v, head_dim)
+                store_f32(key_scales + 4 * (head * capacity + slot), k_scale)
+                store_f32(value_scales + 4 * (head * capacity + slot), v_scale)
+                k_factor, v_factor = splat(_inverse(k_scale)), splat(_inverse(v_scale))
             for d in range(0, head_dim, LANES):
-                scatter(p_lane + d * LANES * size, LANES * size, is_half, load(p_k + 4 * d))
-                if is_half != 0:
-                    store_half(p_value + 2 * d, load(p_v + 4 * d))
-                else:
-                    store(p_value + 4 * d, load(p_v + 4 * d))
+                key, value = load(p_k + 4 * d) * k_factor, load(p_v + 4 * d) * v_factor
+                scatter(p_lane + d * LANES * size, LANES * size, kind, key)
+                store_as(p_value + d * size, kind, value)
 
 
 @kernel
 def _kv_commit_kernel(args, ticket, thread, num_threads):
     path_len, committed, path = load_i64(args[0]), load_i64(args[1]), args[2]
     kv_heads, head_dim, value_dim, capacity = args[3], args[4], args[5], args[6]
-    keys, values, is_half = args[7], args[8], args[9]
-    size = 2 if is_half != 0 else 4
+    keys, values, kind = args[7], args[8], args[9]
+    size = 4 >> kind
+    key_scales = keys + kv_heads * capacity * head_dim
+    value_scales = values + kv_heads * capacity * value_dim
     for head in range(thread, kv_heads, num_threads):
         for j in range(path_len):  # a node never lies before its place on the path
             node = load_i64(path + 8 * j)
@@ -110,8 +165,12 @@ def _kv_commit_kernel(args, ticket, thread, num_threads):
             v_from = values + (head * capacity + source) * value_dim * size
             v_to = values + (head * capacity + target) * value_dim * size
             for d in range(head_dim):
-                copy_element(p_to + d * 16 * size, p_from + d * 16 * size, is_half)
-                copy_element(v_to + d * size, v_from + d * size, is_half)
+                copy_element(p_to + d * 16 * size, p_from + d * 16 * size, kind)
+                copy_element(v_to + d * size, v_from + d * size, kind)
+            if kind == TYPE_I8:
+                for scales in (key_scales, value_scales):
+                    row = scales + 4 * head * capacity
+                    store_f32(row + 4 * target, load_f32(row + 4 * source))
 
 
 def record_kv_write(
@@ -132,7 +191,7 @@ def record_kv_write(
         *head_strides(v, cache.kv_heads, cache.head_dim),
         cache.keys,
         cache.values,
-        int(cache.is_half),
+        cache.type_word,
         reads=(k, v),
         writes=(cache.keys, cache.values),
     )
@@ -151,7 +210,7 @@ def record_kv_commit(program: Program, step: Step, cache: KvCache) -> None:
         cache.capacity,
         cache.keys,
         cache.values,
-        int(cache.is_half),
+        cache.type_word,
         reads=(cache.keys, cache.values),
         writes=(cache.keys, cache.values),
     )

@@ -56,7 +56,7 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
                 if has_matrices and left >= matrix_tokens:
                     tile = min(left, AMX_TOKENS)
                 else:
-                    tile = 8 if left >= 8 else 4 if left >= 4 else left
+                    tile = 8 if left >= 8 else left if left != 7 else 4
                 x = args[4] + first_token * x_stride
                 for strip in range(first_strip, last_strip):
                     weights = args[1] + strip * args[2]
@@ -75,6 +75,14 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
                     elif tile == 8:
                         multiply_tile(
                             form, isa, 8, weights, x, x_stride, cols, target, stride, bias, add
+                        )
+                    elif tile == 6:
+                        multiply_tile(
+                            form, isa, 6, weights, x, x_stride, cols, target, stride, bias, add
+                        )
+                    elif tile == 5:
+                        multiply_tile(
+                            form, isa, 5, weights, x, x_stride, cols, target, stride, bias, add
                         )
                     elif tile == 4:
                         multiply_tile(

@@ -74,7 +74,7 @@ class CpuOps:
         max_nodes: int,
         max_ctx: int,
         exact: bool = False,
-        kv_dtype: type[np.floating] = np.float32,
+        kv_dtype: type[np.number] = np.float32,
     ) -> None:
         self.team = team
         self.step = Step(max_tokens, max_nodes)

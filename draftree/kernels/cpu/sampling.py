@@ -10,9 +10,15 @@ from typing import NamedTuple
 import numpy as np
 
 from draftree.kernels.cpu.noise import gumbel
-from draftree.kernels.cpu.select import choose_filtered, choose_greedy, penalize, rank_row
+from draftree.kernels.cpu.select import (
+    choose_filtered,
+    choose_greedy,
+    penalize,
+    rank_row,
+    top_share,
+)
 
-__all__ = ["Filters", "SamplingScratch", "choose", "gumbel", "top_candidates"]
+__all__ = ["Filters", "SamplingScratch", "choose", "gumbel", "load_choices", "top_candidates"]
 
 
 class Filters(NamedTuple):
@@ -72,6 +78,14 @@ def choose(
             *(scratch.logits, scratch.best_scores, scratch.best_ids),
         )
     )
+
+
+def load_choices() -> None:
+    """Have the code of greedy decoding in memory before the first token needs it."""
+    logits = np.zeros(1, np.float32)
+    choose_greedy(logits)
+    top_share(logits)
+    top_candidates(logits[None], 1)
 
 
 def top_candidates(

@@ -243,6 +243,12 @@ def choose_greedy(logits):
 
 
 @cached_njit
+def top_share(logits):
+    """The probability of the largest."""
+    return 1.0 / _sum_exp(logits, logits[_argmax(logits)])
+
+
+@cached_njit
 def penalize(logits, seen_ids, seen_counts, repetition, presence, frequency):
     """In place: repetition scales towards less likely; presence and frequency subtract."""
     for i in range(len(seen_ids)):

@@ -68,7 +68,7 @@ def _arguments_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError:  # the model wrote it; show it to the model as it was
+        except (ValueError, RecursionError):  # the model wrote it; show it to the model as it was
             return {"arguments": function["arguments"]}
     return arguments if isinstance(arguments, Mapping) else {}
 
