@@ -134,7 +134,7 @@ def plan_card_memory(
         features = 4 * draft.feature_width * 2 * chunk
         logits = 4 * max_nodes * facts.vocab_size
         extra = draft.weight_bytes + 2 * draft.kv_width * positions + features + logits
-    weights = int(1.01 * (facts.weight_bytes - facts.embedding_bytes))
+    weights = int(1.025 * (facts.weight_bytes - facts.embedding_bytes))  # padding, stacking
     return MemoryPlan(weights, kv, facts.recurrent_bytes, scratch, extra)
 
 

@@ -1,9 +1,11 @@
 """How a weight matrix lies in device memory: units of 128 rows by 128 or 256 columns.
 
-Units follow each other along the columns, row tile by row tile; source/format.cu says what is in
-one. Here are the sizes, and the number of blocks that share out the units of a matrix.
+One or two row tiles are a band; the units of a band follow each other along the columns, tile by
+tile. source/format.cu says what is in a unit. Here are the sizes, and in how many shares the units
+of a matrix are given to blocks.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +61,14 @@ def unit_format(qtype: QuantType) -> UnitFormat:
     return UnitFormat(kept, _UNITS[kept][0])
 
 
+def stacked_format(qtypes: Iterable[QuantType]) -> UnitFormat | None:
+    """The layout in which rows of all these formats can lie in one matrix, without loss."""
+    forms = {unit_format(qtype) for qtype in qtypes}
+    if {form.qtype for form in forms} == {QuantType.Q4_K, QuantType.Q5_K}:
+        return unit_format(QuantType.Q5_K)
+    return forms.pop() if len(forms) == 1 else None
+
+
 def band_tiles(device: Gpu) -> int:
     """Row tiles that a block works on at once: two read activations half as often, if they fit."""
     return 2 if device.shared_per_block > 160_000 else 1
@@ -71,13 +81,18 @@ class PackedMatrix:
     format: UnitFormat
     num_rows: int
     num_cols: int
-    units: torch.Tensor  # uint8 [tiles, chunks, unit_bytes]
-    row_scale: torch.Tensor  # float32 [tiles * 128], powers of two
-    num_blocks: int  # fixed with the matrix: it decides in which order products are added up
+    units: torch.Tensor  # uint8 [bands, chunks, tiles of a band, unit_bytes]
+    row_scale: torch.Tensor  # float32 [bands * tiles of a band * 128], powers of two
+    is_plain: torch.Tensor  # int32 [1], whether every row_scale is 1
+    num_shares: int  # fixed with the matrix: it decides in which order products are added up
 
     @property
-    def num_tiles(self) -> int:
+    def num_bands(self) -> int:
         return self.units.shape[0]
+
+    @property
+    def band_tiles(self) -> int:
+        return self.units.shape[2]
 
     @property
     def num_chunks(self) -> int:
@@ -92,15 +107,16 @@ def new_matrix(form: UnitFormat, num_rows: int, num_cols: int, device: Gpu) -> P
     """Room for a matrix. Rows are padded to whole bands, which nobody reads."""
     in_band = band_tiles(device)
     bands, chunks = -(-num_rows // (ROWS * in_band)), -(-num_cols // form.cols)
-    num_blocks = min(bands * chunks, device.num_sms)
-    if bands * chunks * num_blocks >= 2**32:
+    num_shares = min(bands * chunks, device.num_sms)
+    if bands * chunks * num_shares >= 2**32:
         raise ValueError(f"a matrix of {num_rows} x {num_cols} is too large for the kernels")
-    place, tiles = device.place, bands * in_band
+    shape = (bands, chunks, in_band, form.unit_bytes)
     return PackedMatrix(
         form,
         num_rows,
         num_cols,
-        torch.empty((tiles, chunks, form.unit_bytes), dtype=torch.uint8, device=place),
-        torch.ones(tiles * ROWS, dtype=torch.float32, device=place),
-        num_blocks,
+        torch.empty(shape, dtype=torch.uint8, device=device.place),
+        torch.ones(bands * in_band * ROWS, dtype=torch.float32, device=device.place),
+        torch.ones(1, dtype=torch.int32, device=device.place),
+        num_shares,
     )

@@ -15,16 +15,13 @@ from draftree.kernels.cuda.prepare import prepare_plain
 from draftree.kernels.quant.formats import QuantType
 
 TOKEN_TILES = (1, 2, 3, 4, 6, 8)  # kernels exist for this many groups of 8 tokens
-_SLICE_TILES = 4  # where one launch is not enough, launches of this many
 # Kernels for more tiles run out of registers; two launches are faster.
-_MOST_TILES = {
-    QuantType.Q4_0: 4,
-    QuantType.Q4_1: 4,
-    QuantType.Q5_0: 4,
-    QuantType.Q5_1: 4,
-    QuantType.Q6_K: 6,
-}
+_MOST_TILES = dict.fromkeys((QuantType.F16, QuantType.Q8_0), 8)
+_FEW_TILES = 4
 _MOST_STAGES = 6
+# Weights on their way to a block. More would only take bandwidth from the end of the product
+# before, for which everything waits.
+_RING_BYTES = 100 * 1024
 _X_TILE_BYTES = 2304
 _RESERVED_SHARED = 2048  # what a block needs beside its stages, and the driver's own
 
@@ -33,7 +30,7 @@ _RESERVED_SHARED = 2048  # what a block needs beside its stages, and the driver'
 class Activations:
     """Prepared activations of up to 8 * num_tiles tokens."""
 
-    halves: torch.Tensor  # uint8 [padded_cols / 128, num_tiles, 2304], see source/prepare.cu
+    halves: torch.Tensor  # uint8 [padded_cols / 128, num_tiles, 2304], see source/halves.cu
     token_scale: torch.Tensor  # float32 [8 * num_tiles], powers of two
     num_cols: int
 
@@ -67,7 +64,7 @@ class LinearPlan:
     @property
     def stage_bytes(self) -> int:
         x_bytes = self.token_tiles * self.format.cols // 128 * _X_TILE_BYTES
-        sum_bytes = self.token_tiles * self.band_tiles * 4096
+        sum_bytes = self.token_tiles * 8 * (self.band_tiles * 128 + 4) * 4
         return max(self.band_tiles * self.format.unit_bytes + x_bytes, sum_bytes)
 
     @property
@@ -83,7 +80,7 @@ class LinearPlan:
         macros = (
             *self.format.macros,
             ("TOKEN_TILES", self.token_tiles),
-            ("TILES", self.band_tiles),
+            ("BAND", self.band_tiles),
             ("STAGES", self.num_stages),
             *(() if self.use_bulk else (("BULK", 0),)),
         )
@@ -91,14 +88,16 @@ class LinearPlan:
 
 
 def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
-    """The kernel for num_tokens, or the largest one that fits if they are too many for a launch."""
-    wanted, room = -(-num_tokens // 8), gpu.shared_per_block - _RESERVED_SHARED
-    most = _MOST_TILES.get(form.qtype, TOKEN_TILES[-1])
-    plans = [LinearPlan(form, tiles, band_tiles(gpu), 2) for tiles in TOKEN_TILES if tiles <= most]
+    """The kernel for num_tokens, which are shared out evenly if they are too many for a launch."""
+    room, band = gpu.shared_per_block - _RESERVED_SHARED, band_tiles(gpu)
+    most = _MOST_TILES.get(form.qtype, _FEW_TILES)
+    plans = [LinearPlan(form, tiles, band, 2) for tiles in TOKEN_TILES if tiles <= most]
     fitting = [plan for plan in plans if plan.shared_bytes <= room]
-    sliced = [plan for plan in fitting if plan.token_tiles <= _SLICE_TILES][-1]
-    plan = next((plan for plan in fitting if plan.token_tiles >= wanted), sliced)
-    return replace(plan, num_stages=min(_MOST_STAGES, room // plan.stage_bytes))
+    wanted = -(-num_tokens // 8)
+    num_launches = -(-wanted // fitting[-1].token_tiles)
+    plan = next(plan for plan in fitting if plan.token_tiles * num_launches >= wanted)
+    enough = -(-_RING_BYTES // (band * form.unit_bytes)) if gpu.can_chain else _MOST_STAGES
+    return replace(plan, num_stages=max(2, min(enough, _MOST_STAGES, room // plan.stage_bytes)))
 
 
 def new_activations(num_tokens: int, num_cols: int, gpu: Gpu) -> Activations:
@@ -153,12 +152,12 @@ def linear(
     kernel = load_kernel(plan.source, gpu)
     for first_token in range(0, num_tokens, 8 * plan.token_tiles):
         kernel.launch(
-            (matrix.num_blocks,),
+            (matrix.num_shares,),
             plan.num_threads,
             *(matrix.units, matrix.row_scale, x.halves, x.token_scale, out, bias),
             *(workspace.partial, workspace.arrived, live),
             min(8 * plan.token_tiles, num_tokens - first_token),
-            *(first_token, matrix.num_rows, matrix.num_tiles // plan.band_tiles, matrix.num_chunks),
+            *(first_token, matrix.num_rows, matrix.num_bands, matrix.num_chunks),
             *(x.num_tiles, out.stride(0), int(add_to)),
             shared_bytes=plan.shared_bytes,
             is_chained=is_chained,

@@ -23,7 +23,7 @@ from draftree.kernels.cuda.embed import embed
 from draftree.kernels.cuda.gated_delta import CudaDelta, DeltaArena, delta_commit, gated_delta
 from draftree.kernels.cuda.gated_delta_prefill import gated_delta_prefill
 from draftree.kernels.cuda.kv_cache import CudaKv, KvArena, kv_commit, kv_write
-from draftree.kernels.cuda.layout import PackedMatrix
+from draftree.kernels.cuda.layout import PackedMatrix, stacked_format
 from draftree.kernels.cuda.linear import Activations, linear
 from draftree.kernels.cuda.prefill import prefill_linear
 from draftree.kernels.cuda.prepare import (
@@ -375,9 +375,15 @@ class CudaOps:
 
 
 def _stackable(weights: Sequence[LazyMatrix]) -> list[list[int]]:
-    """Indices of matrices of one format, whose results may lie side by side in aligned columns."""
-    groups: dict[tuple[QuantType, int], list[int]] = {}
+    """Indices of matrices that can be one, their results side by side in aligned columns."""
+    groups: list[list[int]] = []
     for i, weight in enumerate(weights):
-        is_alone = weight.num_rows % 4 != 0
-        groups.setdefault((weight.qtype, i if is_alone else -1), []).append(i)
-    return list(groups.values())
+        for group in groups:
+            members = [weights[j] for j in group] + [weight]
+            is_aligned = all(member.num_rows % 4 == 0 for member in members)
+            if is_aligned and stacked_format(member.qtype for member in members):
+                group.append(i)
+                break
+        else:
+            groups.append([i])
+    return groups

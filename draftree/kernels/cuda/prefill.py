@@ -1,7 +1,8 @@
 """Matrix products for long prompts: slabs of weights, as 16-bit floats, for the vendor's matmul.
 
-Weights are rounded to 16 bits, which linear.py does not do. Scratch is bounded by `slab_bytes` of
-weights and one slab of float32 products.
+Weights are rounded to 16 bits, which linear.py does not do. Products go straight to their place,
+and are scaled afterwards where a token or a row has a scale; only where something is added do they
+take a detour. Scratch is bounded by `slab_bytes` of weights and one slab of float32 products.
 """
 
 import torch
@@ -10,38 +11,42 @@ from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.layout import ROWS, PackedMatrix, UnitFormat
 from draftree.kernels.cuda.prepare import HalfRows, new_half_rows, prepare_plain
 
-SLAB_BYTES = 128 * 1024 * 1024
+SLAB_BYTES = 192 * 1024 * 1024
 
 
-def expand_source(name: str, form: UnitFormat) -> KernelSource:
-    return KernelSource(name, ("bits", "format", "expand"), form.macros)
+def expand_source(name: str, form: UnitFormat, band: int = 2) -> KernelSource:
+    return KernelSource(name, ("bits", "format", "expand"), (*form.macros, ("BAND", band)))
 
 
-def expand(matrix: PackedMatrix, first_tile: int, num_tiles: int, gpu: Gpu) -> torch.Tensor:
-    """Whole tiles as float16 [num_tiles * 128, padded columns], rows divided by their row_scale."""
-    cols = matrix.num_chunks * matrix.format.cols
-    out = torch.empty((num_tiles * ROWS, cols), dtype=torch.float16, device=matrix.units.device)
-    load_kernel(expand_source("expand_kernel", matrix.format), gpu).launch(
-        (num_tiles * matrix.num_chunks,),
+def expand(matrix: PackedMatrix, first_band: int, num_bands: int, gpu: Gpu) -> torch.Tensor:
+    """Whole bands as float16 [rows, padded columns], rows divided by their row_scale."""
+    cols, band_rows = matrix.num_chunks * matrix.format.cols, matrix.band_tiles * ROWS
+    out = torch.empty(
+        (num_bands * band_rows, cols), dtype=torch.float16, device=matrix.units.device
+    )
+    source = expand_source("expand_kernel", matrix.format, matrix.band_tiles)
+    load_kernel(source, gpu).launch(
+        (num_bands * matrix.num_chunks * matrix.band_tiles,),
         256,
-        *(matrix.units[first_tile:], matrix.row_scale[first_tile * ROWS :], out),
+        *(matrix.units[first_band:], matrix.row_scale[first_band * band_rows :], out),
         *(matrix.num_chunks, cols),
     )
     return out
 
 
-def prepare_rows(x: torch.Tensor, gpu: Gpu) -> tuple[torch.Tensor, torch.Tensor]:
-    """float32 [tokens, cols] -> float16 [tokens, padded columns] and scales, float32 [tokens]."""
+def prepare_rows(x: torch.Tensor, gpu: Gpu) -> HalfRows:
+    """float32 [tokens, cols] as 16-bit floats, columns padded, and a scale for each token."""
     into = new_half_rows(x.shape[0], x.shape[1], gpu)
     prepare_plain(x, into, gpu)
-    return into.halves, into.token_scale
+    return into
 
 
-def _multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """float16 operands, float32 product; torch's matmul for the CPU has no such form."""
     if a.is_cuda:
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return a.float() @ b.float()
+        torch.mm(a, b, out_dtype=torch.float32, out=out)
+    else:
+        out.copy_(a.float() @ b.float())
 
 
 def prefill_linear(
@@ -55,24 +60,26 @@ def prefill_linear(
     slab_bytes: int = SLAB_BYTES,
 ) -> torch.Tensor:
     """out = x @ matrix.T (+ bias), float32 [tokens, num_rows], for any number of tokens."""
-    if isinstance(x, HalfRows):
-        halves, token_scale = x.halves[: len(out)], x.token_scale[: len(out)]
-    else:
-        halves, token_scale = prepare_rows(x, gpu)
-    cols = matrix.num_chunks * matrix.format.cols
-    slab_tiles = max(1, slab_bytes // (2 * cols * ROWS))
+    rows = x if isinstance(x, HalfRows) else prepare_rows(x, gpu)
+    halves, token_scale = rows.halves[: len(out)], rows.token_scale[: len(out)]
+    cols, band_rows = matrix.num_chunks * matrix.format.cols, matrix.band_tiles * ROWS
+    slab_bands = max(1, slab_bytes // (2 * cols * band_rows))
     rescale = load_kernel(expand_source("rescale_kernel", matrix.format), gpu)
-    used_tiles = -(-matrix.num_rows // ROWS)
-    for tile in range(0, used_tiles, slab_tiles):
-        num_tiles = min(slab_tiles, used_tiles - tile)
-        weights = expand(matrix, tile, num_tiles, gpu)
-        product = _multiply(halves[:, :cols], weights.T)
-        row = tile * ROWS
-        num_rows = min(matrix.num_rows - row, num_tiles * ROWS)
-        rescale.launch(
-            (-(-num_rows // 256), len(out)),
-            256,
-            *(product, matrix.row_scale[row:], token_scale, None if bias is None else bias[row:]),
-            *(out[:, row:], num_tiles * ROWS, num_rows, out.stride(0), int(add_to)),
-        )
+    is_direct = bias is None and not add_to  # the vendor's matmul writes to out
+    for band in range(0, matrix.num_bands, slab_bands):
+        num_bands = min(slab_bands, matrix.num_bands - band)
+        row = band * band_rows
+        num_rows = min(matrix.num_rows - row, num_bands * band_rows)
+        weights = expand(matrix, band, num_bands, gpu)[:num_rows]
+        to = out[:, row : row + num_rows]
+        product = to if is_direct else torch.empty(to.shape, device=out.device)
+        _multiply(halves[:, :cols], weights.T, product)
+        if not is_direct:
+            scales = matrix.row_scale[row:], token_scale, None if bias is None else bias[row:]
+            sizes = num_rows, num_rows, out.stride(0), int(add_to)
+            rescale.launch((len(out),), 512, product, *scales, matrix.is_plain, to, *sizes)
+    if is_direct:
+        scales = matrix.row_scale, token_scale, None
+        sizes = 0, matrix.num_rows, out.stride(0), 0
+        rescale.launch((len(out),), 512, None, *scales, matrix.is_plain, out, *sizes)
     return out

@@ -15,7 +15,10 @@ import torch
 
 from draftree.kernels.cuda.bench import (
     LinearRecord,
+    PassRecord,
+    SamplePass,
     bench_linear,
+    bench_pass,
     bench_prefill,
     bench_prepare,
     measure_read,
@@ -26,11 +29,12 @@ from draftree.kernels.quant.formats import QuantType
 
 TOKEN_COUNTS = (1, 2, 8, 16, 24, 32, 48, 64)
 SHAPES = (
+    (QuantType.Q4_K, 34816, 5120),
     (QuantType.Q4_K, 17408, 5120),
     (QuantType.Q4_K, 5120, 17408),
     (QuantType.Q4_K, 5120, 6144),
-    (QuantType.Q4_K, 1024, 5120),
-    (QuantType.Q5_K, 10240, 5120),
+    (QuantType.Q4_K, 14336, 5120),
+    (QuantType.Q5_K, 16480, 5120),
     (QuantType.Q6_K, 5120, 17408),
     (QuantType.Q6_K, 248320, 5120),
     (QuantType.Q8_0, 17408, 5120),
@@ -39,8 +43,9 @@ SHAPES = (
     (QuantType.Q5_0, 17408, 5120),
     (QuantType.BF16, 17408, 5120),
 )
-PREFILL_SHAPES = SHAPES[:1]
+PREFILL_SHAPES = ((QuantType.Q4_K, 34816, 5120), (QuantType.Q4_K, 5120, 17408))
 PREFILL_TOKENS = (128, 512, 2048)
+PASS_LAYERS = 64
 PREPARE_SHAPES = ((1, 5120), (24, 5120), (24, 17408))
 
 
@@ -62,6 +67,7 @@ class Report:
     read_terabytes_per_s: float
     prepare: list[PrepareRecord]
     linear: list[LinearRecord]
+    passes: list[PassRecord]
 
 
 def measure(device: Gpu) -> Report:
@@ -78,6 +84,8 @@ def measure(device: Gpu) -> Report:
         PrepareRecord(tokens, cols, round(bench_prepare(tokens, cols, device), 2))
         for tokens, cols in PREPARE_SHAPES
     ]
+    sample = SamplePass(PASS_LAYERS, device)
+    passes = [bench_pass(sample, num_tokens, device) for num_tokens in TOKEN_COUNTS]
     versions = {name: version(name) for name in ("torch", "cuda-core", "cuda-bindings")}
     return Report(
         timestamp=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -87,6 +95,7 @@ def measure(device: Gpu) -> Report:
         read_terabytes_per_s=round(read, 3),
         prepare=prepared,
         linear=records,
+        passes=passes,
     )
 
 

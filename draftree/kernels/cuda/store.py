@@ -1,7 +1,7 @@
 """Weights on the GPU, shared by all operations of a device: each matrix is packed once.
 
 A file's matrices stay where they are until it is known which of them are multiplied with the same
-rows; those of one format are then stacked and become one product.
+rows; those whose formats allow it are then stacked and become one product.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from draftree.kernels.cuda.compile import Gpu
 from draftree.kernels.cuda.embed import EmbedTable, new_embed_table
 from draftree.kernels.cuda.layout import PackedMatrix
 from draftree.kernels.cuda.linear import Workspace, new_workspace
-from draftree.kernels.cuda.pack import pack
+from draftree.kernels.cuda.pack import Uploader
 from draftree.kernels.quant.formats import QuantType
 
 _MOST_MATRIX_ROWS = 2**19  # more than any vocabulary
@@ -40,14 +40,15 @@ class WeightStore:
     def __init__(self, gpu: Gpu, max_rows: int) -> None:
         self.gpu = gpu
         self.workspace: Workspace = new_workspace(_MOST_MATRIX_ROWS, max_rows, gpu)
+        self._uploader = Uploader(gpu)
         self._stacks: dict[tuple[LazyMatrix, ...], PackedMatrix] = {}
         self._tables: dict[int, EmbedTable] = {}  # by address of the file's rows
 
     def matrix(self, *parts: LazyMatrix) -> PackedMatrix:
-        """The parts' rows one after the other; they have one format."""
+        """The parts' rows one after the other; their formats can be stacked."""
         if parts not in self._stacks:
-            raw = parts[0].raw if len(parts) == 1 else np.concatenate([p.raw for p in parts])
-            self._stacks[parts] = pack(raw, parts[0].qtype, self.gpu)
+            self._stacks[parts] = self._uploader.pack([(part.raw, part.qtype) for part in parts])
+            self._uploader.finish()
         return self._stacks[parts]
 
     def table(self, raw: np.ndarray, qtype: QuantType) -> EmbedTable:

@@ -1,25 +1,55 @@
 // out[token][row] (+)= weights[row][:] . x[token][:] (+ bias[row]) for up to 8 * TOKEN_TILES tokens.
 //
-// TILES row tiles make a band; bands are worked on in steps of COLS columns, one unit of each tile. All steps of
-// the matrix, band by band, are shared out evenly among the blocks, in order; a block streams its share through the
-// ring. The share depends on the matrix and the grid alone. A band that several blocks share is summed by the last of
-// them to finish, in the order of the columns. So the bits of a token's results do not depend on the other tokens.
+// BAND row tiles make a band; bands are worked on in steps of COLS columns, one unit of each tile. All steps of the
+// matrix, band by band, are shared out evenly among the blocks, in order; a block streams its share through the
+// ring. The shares depend on the matrix alone. A band that several blocks share is summed by the last of them to
+// finish, in the order of the columns. So the bits of a token's results do not depend on the other tokens.
 // A warp has STRIPS strips of 16 rows and one half of the columns.
 constexpr int STRIPS = 2;
-constexpr int BAND_STRIPS = TILES * ROWS / 16;
-constexpr int NUM_WARPS = BAND_STRIPS * 2 / STRIPS;
+constexpr int BAND_ROWS = BAND * ROWS;
+constexpr int NUM_WARPS = BAND_ROWS / 16 * 2 / STRIPS;
 constexpr int THREADS = NUM_WARPS * 32;
 constexpr int X_TILE_BYTES = 2048 + 256;  // 128 columns of 8 tokens, and sums of 16 columns in two parts
 constexpr int X_BLOCKS = COLS / 128;
-constexpr int X_BYTES = TOKEN_TILES * X_BLOCKS * X_TILE_BYTES;
-constexpr int STEP_BYTES = TILES * UNIT_BYTES;
-constexpr int SLOT = TOKEN_TILES * BAND_STRIPS * 32;  // a band's results in vectors of 4: [token tile][strip][lane]
-// At the end of a band a used stage holds its results.
-constexpr int STAGE_BYTES = STEP_BYTES + X_BYTES > SLOT * 16 ? STEP_BYTES + X_BYTES : SLOT * 16;
-constexpr int SHARE = (SLOT + THREADS - 1) / THREADS;  // vectors a thread
+constexpr int STEP_BYTES = BAND * UNIT_BYTES;
+// At the end of a band a used stage holds its results: [token][SUM_STRIDE] floats, padded against bank conflicts.
+constexpr int SUM_STRIDE = BAND_ROWS + 4;
+constexpr int SUM_BYTES = TOKEN_TILES * 8 * SUM_STRIDE * 4;
+constexpr int INPUT_BYTES = STEP_BYTES + TOKEN_TILES * X_BLOCKS * X_TILE_BYTES;
+constexpr int STAGE_BYTES = INPUT_BYTES > SUM_BYTES ? INPUT_BYTES : SUM_BYTES;
+// Then a thread has four rows of one token in eight: vectors n * THREADS + thread of a slot are its own.
+constexpr int ROW_THREADS = BAND_ROWS / 4;
+constexpr int SLOT = TOKEN_TILES * THREADS;
+static_assert(THREADS == ROW_THREADS * 8, "a thread of a row has each eighth token");
+
+// How warps, and blocks, tell each other that they are done: what a thread, and those it met before, read or wrote before
+// it counts is done for the thread that sees the sum, and those it meets after.
+#ifndef EMULATED
+DEV u32 count_up(u32* counter) {  // in shared memory
+  u32 before;
+  asm volatile("atom.add.acq_rel.cta.shared.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(counter)) : "memory");
+  return before;
+}
+
+DEV u32 count_up_globally(u32* counter) {
+  u32 before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
+DEV u32 read_count(const u32* counter) {
+  u32 n;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(n) : "l"(counter) : "memory");
+  return n;
+}
+#else
+DEV u32 count_up(u32* counter) { return atomicAdd(counter, 1u); }
+DEV u32 count_up_globally(u32* counter) { return atomicAdd(counter, 1u); }
+DEV u32 read_count(const u32* counter) { return *counter; }
+#endif
 
 struct Problem {
-  const u8* weights;         // [band][tile][chunk] units
+  const u8* weights;         // [band][chunk][tile] units
   const float* row_scale;    // [rows], used where weights are 16-bit floats
   const u8* x;               // [cols / 128][x_tiles] X_TILE_BYTES
   const float* token_scale;  // [tokens]
@@ -27,43 +57,36 @@ struct Problem {
   const float* bias;         // [rows] or null
   float4* partial;           // [blocks][2] slots
   u32* arrived;              // [bands], zero between launches
-  int num_tokens, first_token, num_rows, num_bands, num_chunks, x_tiles, out_stride, add_to_out;
+  int first_token, num_rows, num_bands, num_chunks, x_tiles, out_stride, add_to_out;
 };
 
-// One vector of sums to its places in out; index as in a slot.
-DEV void store_vector(const Problem& p, int band, int index, int live, const float* token_scale, float4 sum) {
-  const float v[4] = {sum.x, sum.y, sum.z, sum.w};
-  const int lane = index & 31, strip = index / 32 % BAND_STRIPS;
-  const int first_token = index / 32 / BAND_STRIPS * 8 + (lane & 3) * 2;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    const int row = (band * BAND_STRIPS + strip) * 16 + (lane >> 2) + (i >> 1) * 8, token = first_token + (i & 1);
-    if (row >= p.num_rows || token >= live) continue;
-    float* to = p.out + static_cast<u64>(p.first_token + token) * p.out_stride + row;
-    float y = __fmul_rn(__fmul_rn(v[i], BITS == 16 ? __ldg(p.row_scale + row) : OPERAND_UNIT), token_scale[token]);
-    if (p.bias) y = __fadd_rn(y, __ldg(p.bias + row));
-    if (p.add_to_out) y = __fadd_rn(*to, y);
-    *to = y;
-  }
-}
-
-// Adds up the two halves of the columns; `shared` then holds the block's part of the band.
-DEV void add_halves(float (*acc)[TOKEN_TILES][4], float4* shared, int first_strip, int half) {
+// Adds up the two halves of the columns; `sums` then holds the block's part of the band.
+DEV void add_halves(float (*acc)[TOKEN_TILES][4], float* sums) {
+  const int lane = threadIdx.x & 31, half = threadIdx.x >> 5 & 1, first_strip = (threadIdx.x >> 6) * STRIPS;
+  float* first = sums + (lane & 3) * 2 * SUM_STRIDE + first_strip * 16 + (lane >> 2);
 #pragma unroll
   for (int turn = 1; turn >= 0; turn--) {
     __syncthreads();
+    if (half == turn) {
 #pragma unroll
-    for (int n = 0; n < TOKEN_TILES; n++)
+      for (int n = 0; n < TOKEN_TILES; n++)
 #pragma unroll
-      for (int m = 0; m < STRIPS; m++)
-        if (half == turn) {
-          float4* at = shared + (n * BAND_STRIPS + first_strip + m) * 32 + (threadIdx.x & 31);
-          const float4 v = turn ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : *at;
-          const float* c = acc[m][n];
-          *at = make_float4(c[0] + v.x, c[1] + v.y, c[2] + v.z, c[3] + v.w);
-        }
+        for (int m = 0; m < STRIPS; m++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            float* at = first + (n * 8 + (i & 1)) * SUM_STRIDE + m * 16 + (i >> 1) * 8;
+            *at = turn ? acc[m][n][i] : __fadd_rn(acc[m][n][i], *at);
+          }
+    }
   }
   __syncthreads();
+}
+
+// This thread's vectors of the block's part.
+DEV void load_sums(const float* sums, float4* v) {
+  const float* first = sums + threadIdx.x / ROW_THREADS * SUM_STRIDE + threadIdx.x % ROW_THREADS * 4;
+#pragma unroll
+  for (int n = 0; n < TOKEN_TILES; n++) v[n] = *reinterpret_cast<const float4*>(first + n * 8 * SUM_STRIDE);
 }
 
 // The host sees to it that steps times blocks fit into 32 bits.
@@ -82,223 +105,292 @@ DEV Sharers sharers_of(u32 band, u32 num_bands, u32 num_chunks) {
   return {head, block_of(start + num_chunks - 1, num_steps), head * 2 + (first_step(head, num_steps) < start)};
 }
 
-DEV void add(float4& sum, float4 v) { sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w; }
+DEV float4* own_slot(const Problem& p, const Sharers& by, u32 block) {
+  return p.partial + (block == by.head ? by.head_slot : block * 2) * SLOT + threadIdx.x;
+}
 
-// Writes a finished band, or this block's part of it; the last block to come sums the parts in order.
-// is_alone: the other blocks, if any, have delivered their parts already.
-DEV void finish_band(const Problem& p, u32 band, const Sharers& by, bool is_alone, const float4* shared, int live,
-                     const float* token_scale) {
-  __shared__ bool is_last;
-  const int count = (live + 7) / 8 * BAND_STRIPS * 32, thread = threadIdx.x;
-  if (!is_alone) {
-    float4* to = p.partial + (blockIdx.x == by.head ? by.head_slot : blockIdx.x * 2) * SLOT;
-    for (int i = thread; i < count; i += THREADS) __stcg(to + i, shared[i]);
-    __threadfence();
-    __syncthreads();
-    if (thread == 0) is_last = atomicAdd(p.arrived + band, 1) == by.tail - by.head;
-    __syncthreads();
-    if (!is_last) return;
-  }
-  if (by.head != by.tail) __threadfence();
-  if (by.head != by.tail && thread == 0) p.arrived[band] = 0;
-  // All of a part is asked for at once, as far as registers go; parts follow in the order of the columns.
-  constexpr int ROUND = SHARE < 4 ? SHARE : 4;
-  for (int first = thread; first < count; first += ROUND * THREADS) {
-    float4 sum[ROUND];
+// Leaves this block's part for the last one to come. Only thread 0 waits for that to be done, and gets how many came before.
+DEV u32 publish_part(const Problem& p, u32 band, const Sharers& by, const float4* v) {
+  float4* to = own_slot(p, by, blockIdx.x);
+#pragma unroll
+  for (int n = 0; n < TOKEN_TILES; n++) __stcg(to + n * THREADS, v[n]);
+  __syncthreads();
+  return threadIdx.x ? 0 : count_up_globally(p.arrived + band);
+}
+
+// Sums the parts of a band in the order of the columns; v is this block's own. Thread 0 has seen that all have come.
+// Every thread brings its own vectors to shared memory first, as many at once as there is room for in the ring.
+DEV void add_parts(const Problem& p, u32 band, const Sharers& by, u8* ring, float4* v) {
+  constexpr int AHEAD = STAGES * STAGE_BYTES / (SLOT * 16);
+  float4* room = reinterpret_cast<float4*>(ring) + threadIdx.x;
+  if (threadIdx.x == 0) p.arrived[band] = 0;
+  __syncthreads();
+  float4 sum[TOKEN_TILES];
+#pragma unroll
+  for (int n = 0; n < TOKEN_TILES; n++) sum[n] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
 #pragma unroll 1
-    for (u32 block = by.head; block <= by.tail; block++) {
-      const float4* part = p.partial + (block == by.head ? by.head_slot : block * 2) * SLOT;
-      float4 v[ROUND];
+  for (u32 first = by.head; first <= by.tail; first += AHEAD) {
+    const u32 end = min(first + AHEAD, by.tail + 1);
+#pragma unroll 1
+    for (u32 block = first; block < end; block++)
 #pragma unroll
-      for (int k = 0; k < ROUND; k++) {
-        const int i = min(first + k * THREADS, count - 1);
-        v[k] = block == blockIdx.x ? shared[i] : __ldcg(part + i);
+      for (int n = 0; n < TOKEN_TILES; n++)
+        if (block != blockIdx.x) copy16_async(room + (block - first) * SLOT + n * THREADS, own_slot(p, by, block) + n * THREADS);
+    commit_copies();
+    wait_copies<0>();
+#pragma unroll 1
+    for (u32 block = first; block < end; block++)
+#pragma unroll
+      for (int n = 0; n < TOKEN_TILES; n++) {
+        const float4 part = block == blockIdx.x ? v[n] : room[(block - first) * SLOT + n * THREADS];
+        sum[n].x = __fadd_rn(sum[n].x, part.x), sum[n].y = __fadd_rn(sum[n].y, part.y);
+        sum[n].z = __fadd_rn(sum[n].z, part.z), sum[n].w = __fadd_rn(sum[n].w, part.w);
       }
+  }
 #pragma unroll
-      for (int k = 0; k < ROUND; k++)
-        if (block == by.head)
-          sum[k] = v[k];
-        else
-          add(sum[k], v[k]);
+  for (int n = 0; n < TOKEN_TILES; n++) v[n] = sum[n];
+}
+
+// Ends a band, of which v is this block's part: the thread's vectors, summed and scaled, to their places in out.
+DEV void finish_band(const Problem& p, u32 band, const Sharers& by, int live, const float* token_scale, u8* ring, float4* v) {
+  const int token = threadIdx.x / ROW_THREADS, row = band * BAND_ROWS + threadIdx.x % ROW_THREADS * 4;
+  float* to = p.out + static_cast<u64>(p.first_token + token) * p.out_stride + row;
+  const u64 stride = static_cast<u64>(p.out_stride) * 8;
+  const bool is_whole = row + 4 <= p.num_rows && (reinterpret_cast<u64>(p.out) & 15 | p.out_stride & 3) == 0;
+  float4 before[TOKEN_TILES] = {};
+#pragma unroll
+  for (int n = 0; n < TOKEN_TILES; n++)
+    if (p.add_to_out && is_whole && token + n * 8 < live) before[n] = *reinterpret_cast<const float4*>(to + n * stride);
+  if (by.head != by.tail) add_parts(p, band, by, ring, v);
+#pragma unroll
+  for (int n = 0; n < TOKEN_TILES; n++, to += stride) {
+    if (token + n * 8 >= live) return;
+    float y[4] = {v[n].x, v[n].y, v[n].z, v[n].w};
+    const float scale = token_scale[token + n * 8], old[4] = {before[n].x, before[n].y, before[n].z, before[n].w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if (row + i >= p.num_rows) break;
+      y[i] = __fmul_rn(__fmul_rn(y[i], BITS == 16 ? __ldg(p.row_scale + row + i) : OPERAND_UNIT), scale);
+      if (p.bias) y[i] = __fadd_rn(y[i], __ldg(p.bias + row + i));
+      if (p.add_to_out) y[i] = __fadd_rn(is_whole ? old[i] : to[i], y[i]);
+      if (!is_whole) to[i] = y[i];
     }
-#pragma unroll
-    for (int k = 0; k < ROUND; k++)
-      if (first + k * THREADS < count) store_vector(p, band, first + k * THREADS, live, token_scale, sum[k]);
+    if (is_whole) *reinterpret_cast<float4*>(to) = make_float4(y[0], y[1], y[2], y[3]);
   }
 }
 
 // Sums of many tokens leave no registers for the operands of several groups.
 constexpr int GROUP_UNROLL = TOKEN_TILES > 4 ? 1 : GROUPS;
 
+// Where a lane finds its part of a stage; the compiler keeps it, since it cannot know what comes out of a shuffle.
+struct Offsets {
+  Place place;
+  int x, sums;
+};
+
+DEV int keep(int v) { return __shfl_sync(~0u, v, threadIdx.x & 31); }
+
+DEV Offsets find_offsets() {
+  const int lane = threadIdx.x & 31, half = threadIdx.x >> 5 & 1, first_strip = (threadIdx.x >> 6) * STRIPS;
+  const int unit = first_strip / 8 * UNIT_BYTES;
+  Place p = place_in_unit(first_strip % 8, half, lane);
+  p.low = keep(unit + p.low), p.scale = keep(unit + p.scale), p.super = keep(unit + p.super), p.min = keep(unit + p.min);
+  if (HIGH_BYTES) p.high = keep(unit + p.high);
+  const int column = half * HALF_COLS;
+  const int x = STEP_BYTES + column / 128 * TOKEN_TILES * X_TILE_BYTES + column % 128 / 32 * 512 + lane * 16;
+  // The first half takes the leading bits of the sums of activations, the second the rest.
+  return {p, keep(x), keep(STEP_BYTES + 2048 + half * 128 + lane * 4)};
+}
+
 // One warp: STRIPS strips by half the columns of a unit. Token tiles that are not live give sums that nobody reads.
-DEV void multiply_unit(const u8* unit, const u8* x, int first_strip, int half, float (*acc)[TOKEN_TILES][4]) {
-  const int lane = threadIdx.x & 31;
+DEV void multiply_unit(const u8* stage, const Offsets& at, u32 magic, float (*acc)[TOKEN_TILES][4]) {
   Scales scales[STRIPS];
+  Place place[STRIPS];
 #pragma unroll
-  for (int m = 0; m < STRIPS; m++) scales[m] = load_scales(unit, first_strip + m, half, lane);
+  for (int m = 0; m < STRIPS; m++) {
+    const Place& p = at.place;
+    place[m] = {p.low + m * STRIP_LOW, p.high + m * STRIP_HIGH, p.scale + m * STRIP_SCALE, p.super + m * STRIP_SUPER,
+                p.min + m * STRIP_MIN};
+    scales[m] = load_scales(stage, place[m]);
+  }
+  float whole[STRIPS][TOKEN_TILES][4];  // sums over all groups, where scales are in the operands
 #pragma unroll GROUP_UNROLL
   for (int group = 0; group < GROUPS; group++) {
     u32 a[STRIPS][2][4];
 #pragma unroll
-    for (int m = 0; m < STRIPS; m++) load_operands(unit, scales[m], first_strip + m, half, group, lane, a[m]);
-    const int column = half * HALF_COLS + group * 32;
-    const u8* xs = x + column / 128 * TOKEN_TILES * X_TILE_BYTES + column % 128 / 32 * 512 + lane * 16;
+    for (int m = 0; m < STRIPS; m++)
+      if (HAS_BYTES)
+        load_scaled_operands(stage, place[m], scales[m], group, magic, a[m]);
+      else
+        load_operands(stage, place[m], scales[m], group, a[m]);
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES; n++) {
-      uint4 b = *reinterpret_cast<const uint4*>(xs + n * X_TILE_BYTES);
+      uint4 b = *reinterpret_cast<const uint4*>(stage + at.x + group * 512 + n * X_TILE_BYTES);
       if (BITS == 8) b.x = hmul2(b.x, 0x2C002C00u), b.z = hmul2(b.z, 0x2C002C00u);
 #pragma unroll
       for (int m = 0; m < STRIPS; m++) {
-        if (FORMAT == F16) {
-          mma(acc[m][n], a[m][0], b.x, b.y);
-          mma(acc[m][n], a[m][1], b.z, b.w);
-          continue;
-        }
-        float sum[2][4];
-        mma_new(sum[0], a[m][0], b.x, b.y);
-        if (FORMAT == Q6_K)
-          mma_new(sum[1], a[m][1], b.z, b.w);
+        float* c = FORMAT == F16 ? acc[m][n] : whole[m][n];
+        if (FORMAT != F16 && (group == 0 || !HAS_BYTES))
+          mma_new(c, a[m][0], b.x, b.y);
         else
-          mma(sum[0], a[m][1], b.z, b.w);
+          mma(c, a[m][0], b.x, b.y);
+        mma(c, a[m][1], b.z, b.w);
+        if (HAS_BYTES || FORMAT == F16) continue;
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-#pragma unroll
-          for (int step = 0; step <= (FORMAT == Q6_K); step++)
-            acc[m][n][i] = __fmaf_rn(sum[step][i], group_scale(scales[m], i >> 1, group, step), acc[m][n][i]);
+        for (int i = 0; i < 4; i++) acc[m][n][i] = __fmaf_rn(c[i], group_scale(scales[m], 0.0f, i >> 1, group, 0), acc[m][n][i]);
       }
     }
   }
-  if (FORMAT == F16) return;
 #pragma unroll
   for (int m = 0; m < STRIPS; m++) {
-    u32 a[4];
-    load_min_operands(unit, first_strip + m, lane, a);
-    const float factor[2] = {min_factor(unit, scales[m], first_strip + m, 0, lane), min_factor(unit, scales[m], first_strip + m, 1, lane)};
+    const Supers super = load_supers(stage, place[m]);
 #pragma unroll
-    for (int n = 0; n < TOKEN_TILES; n++) {
-      // The first half takes the leading bits of the sums of activations, the second the rest.
-      const u8* at = x + n * X_TILE_BYTES + 2048 + half * 128 + lane * 4;
+    for (int n = 0; HAS_BYTES && n < TOKEN_TILES; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) acc[m][n][i] = __fmaf_rn(whole[m][n][i], super.scale[i >> 1], acc[m][n][i]);
+    u32 a[4];
+    if (HAS_OFFSET) load_min_operands(stage, place[m], threadIdx.x, a);
+    const float factor[2] = {min_factor(super.min[0]), min_factor(super.min[1])};
+#pragma unroll
+    for (int n = 0; HAS_OFFSET && n < TOKEN_TILES; n++) {
+      const u32* sums = reinterpret_cast<const u32*>(stage + at.sums + n * X_TILE_BYTES);
       float sum[4];
       if (COLS == 128)
-        mma_new_short(sum, a, *reinterpret_cast<const u32*>(at));
+        mma_new_short(sum, a, *sums);
       else
-        mma_new(sum, a, *reinterpret_cast<const u32*>(at), *reinterpret_cast<const u32*>(at + TOKEN_TILES * X_TILE_BYTES));
+        mma_new(sum, a, *sums, sums[TOKEN_TILES * X_TILE_BYTES / 4]);
 #pragma unroll
       for (int i = 0; i < 4; i++) acc[m][n][i] = __fmaf_rn(sum[i], factor[i >> 1], acc[m][n][i]);
     }
   }
 }
 
-// Fills the stages in turn: stage i % STAGES with step i of the block's share and the activations for it.
+// Fills the stages in turn: stage i % STAGES with step i of the share and the activations for it.
 struct Feeder {
   const Problem& p;
   u8* stages;
-  u64 *full, *empty;
+  u64* full;
   u32 begin, count;
+  int x_bytes;
 
+  // Also says how much is to come before the stage is full.
   DEV_MEMBER void copy_weights(u32 i) {
-    const u32 band = (begin + i) / p.num_chunks, chunk = (begin + i) % p.num_chunks;
-    expect_bytes(full + i % STAGES, STEP_BYTES);
-    for (int k = 0; k < TILES; k++)
-      copy_async(stages + i % STAGES * STAGE_BYTES + k * UNIT_BYTES,
-                 p.weights + (static_cast<u64>(band * TILES + k) * p.num_chunks + chunk) * UNIT_BYTES, UNIT_BYTES, full + i % STAGES);
+    const int stage = i % STAGES;
+    expect_bytes(full + stage, STEP_BYTES + X_BLOCKS * x_bytes);
+    copy_async(stages + stage * STAGE_BYTES, p.weights + static_cast<u64>(begin + i) * STEP_BYTES, STEP_BYTES, full + stage);
   }
 
-  DEV_MEMBER void copy_x(u32 i, int x_bytes) {
-    const u32 chunk = (begin + i) % p.num_chunks;
+  DEV_MEMBER void copy_x(u32 i, u32 band) {
+    u32 chunk = begin + i - band * p.num_chunks;
+    while (chunk >= p.num_chunks) chunk -= p.num_chunks;
     u8* to = stages + i % STAGES * STAGE_BYTES + STEP_BYTES;
-    expect_bytes(full + i % STAGES, X_BLOCKS * x_bytes);
-    for (int b = 0; b < X_BLOCKS; b++) {
-      const u64 from = static_cast<u64>(chunk * X_BLOCKS + b) * p.x_tiles + p.first_token / 8;
-      copy_async(to + b * TOKEN_TILES * X_TILE_BYTES, p.x + from * X_TILE_BYTES, x_bytes, full + i % STAGES);
-    }
+    const u8* from = p.x + static_cast<u64>(chunk * X_BLOCKS * p.x_tiles + p.first_token / 8) * X_TILE_BYTES;
+#pragma unroll
+    for (int b = 0; b < X_BLOCKS; b++)
+      copy_async(to + b * TOKEN_TILES * X_TILE_BYTES, from + b * p.x_tiles * X_TILE_BYTES, x_bytes, full + i % STAGES);
   }
 
-  // Refills the stage of step i, which must be empty.
-  DEV_MEMBER void refill(u32 i, int x_bytes) {
-    if (i + STAGES < count) copy_weights(i + STAGES), copy_x(i + STAGES, x_bytes);
+  // Refills the stage of step i, which must be empty; band is that of step i or an earlier one.
+  DEV_MEMBER void refill(u32 i, u32 band) {
+    if (i + STAGES < count) copy_weights(i + STAGES), copy_x(i + STAGES, band);
   }
-
-  DEV_MEMBER bool is_empty(u32 i) { return has_ended(empty + i % STAGES, i / STAGES & 1); }
-  DEV_MEMBER void wait_empty(u32 i) { wait_barrier(empty + i % STAGES, i / STAGES & 1); }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
     linear_kernel(const u8* weights, const float* row_scale, const u8* x, const float* token_scale, float* out,
                   const float* bias, float4* partial, u32* arrived, const int* live_count, int num_tokens, int first_token,
                   int num_rows, int num_bands, int num_chunks, int x_tiles, int out_stride, int add_to_out) {
-  const Problem p = {weights,     row_scale, x,         token_scale, out,     bias,       partial,   arrived, num_tokens,
+  const Problem p = {weights,     row_scale, x,         token_scale, out,     bias,       partial,   arrived,
                      first_token, num_rows,  num_bands, num_chunks,  x_tiles, out_stride, add_to_out};
   extern __shared__ __align__(128) u8 stages[];
-  __shared__ u64 full[STAGES], empty[STAGES];
+  __shared__ u64 full[STAGES];
+  __shared__ u32 num_left[STAGES];  // how many times a warp has left the stage
   __shared__ float scales[TOKEN_TILES * 8];
-  __shared__ Sharers ends[2];  // of the first and the last band; those between belong to this block alone
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, half = warp & 1, first_strip = (warp >> 1) * STRIPS;
-  const u32 num_steps = num_bands * num_chunks;
-  const u32 begin = first_step(blockIdx.x, num_steps), count = first_step(blockIdx.x + 1, num_steps) - begin;
-  const u32 first_band = begin / num_chunks;
-  u32 band = first_band, chunk = begin % num_chunks;
-  Feeder feeder = {p, stages, full, empty, begin, count};
+  __shared__ int live;            // tokens that count
+  __shared__ u32 shared_magic;    // MAGIC in a way that keeps the compiler from seeing a constant: it stays in a register
+  __shared__ Sharers sharers[2];  // of the first and the last band; those between belong to this block alone
+  const u32 num_steps = num_bands * num_chunks, begin = first_step(blockIdx.x, num_steps);
+  const u32 count = first_step(blockIdx.x + 1, num_steps) - begin;
+  Feeder feeder = {p, stages, full, begin, count, min(TOKEN_TILES, x_tiles - first_token / 8) * X_TILE_BYTES};
   let_later_grids_start();
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; i++) init_barrier(full + i, 2), init_barrier(empty + i, NUM_WARPS);
+    shared_magic = MAGIC | num_rows >> 31;
+    for (int i = 0; i < STAGES; i++) init_barrier(full + i, 1), num_left[i] = 0;
     publish_barriers();
-    ends[0] = sharers_of(first_band, num_bands, num_chunks);
-    ends[1] = sharers_of((begin + count - 1) / num_chunks, num_bands, num_chunks);
   }
-  __syncthreads();
   // Weights never change, so the first of them need not wait for earlier grids.
   const bool starts = !BULK || threadIdx.x == 0;
   for (u32 i = 0; starts && i < min(STAGES, count); i++) feeder.copy_weights(i);
+  const Offsets offsets = find_offsets();
+  const u32 first_band = begin / num_chunks;
+  u32 band = first_band;
+  if (threadIdx.x / 2 == 16) {  // two threads of the second warp
+    const u32 which = threadIdx.x & 1, last_band = (begin + count - 1) / num_chunks;
+    sharers[which] = sharers_of(which ? last_band : first_band, num_bands, num_chunks);
+  }
+  __syncthreads();
   wait_for_earlier_grids();
-  const int live = min(num_tokens, (live_count ? *live_count : first_token + num_tokens) - first_token);
-  const int x_bytes = max(1, (live + 7) / 8) * X_TILE_BYTES;
   for (u32 i = 0; i < STAGES; i++) {
-    if (starts && i < count) feeder.copy_x(i, x_bytes);
+    if (starts && i < count) feeder.copy_x(i, band);
     end_stage_copy();
   }
-  if (threadIdx.x < live) scales[threadIdx.x] = token_scale[first_token + threadIdx.x];
+  if (threadIdx.x == 0) live = min(num_tokens, (live_count ? *live_count : first_token + num_tokens) - first_token);
+  if (threadIdx.x < num_tokens) scales[threadIdx.x] = token_scale[first_token + threadIdx.x];
+  const u32 magic = shared_magic;
+  u32 first_answer = ~0u, turn = 0, parity = 0;
   float acc[STRIPS][TOKEN_TILES][4] = {};
   for (u32 i = 0; i < count; i++) {
-    u8* stage = stages + i % STAGES * STAGE_BYTES;
-    const bool is_end = ++chunk == num_chunks || i + 1 == count;
+    u8* stage = stages + turn * STAGE_BYTES;
     // Asked before the last step is multiplied, so that the answer is there when it is needed.
-    const u32 seen = is_end ? __ldcv(arrived + band) : 0;
+    const bool is_last = i + 1 == count, is_end = is_last || begin + i + 1 == (band + 1) * num_chunks;
+    const u32 seen = is_last && threadIdx.x == 0 ? read_count(arrived + band) : 0;
 #if BULK
-    // The stage before is refilled when all warps have left it; the warps take turns at that.
-    bool must_refill = i > 0 && warp == i % NUM_WARPS && lane == 0;
-    if (must_refill && feeder.is_empty(i - 1)) feeder.refill(i - 1, x_bytes), must_refill = false;
-    wait_barrier(full + i % STAGES, i / STAGES & 1);
+    wait_barrier(full + turn, parity);
 #else
     meet_at_stage<STAGES - 1>();
 #endif
     __syncwarp();
-    multiply_unit(stage + first_strip / 8 * UNIT_BYTES, stage + STEP_BYTES, first_strip % 8, half, acc);
-#if BULK
-    if (must_refill) feeder.wait_empty(i - 1), feeder.refill(i - 1, x_bytes);
-#endif
+    multiply_unit(stage, offsets, magic, acc);
     if (is_end) {
-      float4* shared = reinterpret_cast<float4*>(stage);
-      add_halves(acc, shared, first_strip, half);
-      const bool is_first = band == first_band, is_shared = is_first || i + 1 == count;
-      const Sharers by = is_shared ? ends[!is_first] : Sharers{blockIdx.x, blockIdx.x, 0};
-      finish_band(p, band, by, __syncthreads_and(seen == by.tail - by.head), shared, live, scales);
+      add_halves(acc, reinterpret_cast<float*>(stage));
+      float4 v[TOKEN_TILES];
+      load_sums(reinterpret_cast<float*>(stage), v);
+      Sharers by = {blockIdx.x, blockIdx.x, 0};
+      if (band == first_band || is_last) by = sharers[band != first_band];
+      // Other blocks' parts are added at the end of the share, where the ring is free and most parts have come.
+      const u32 others = by.tail - by.head;
+      bool is_mine = others == 0 || is_last && __syncthreads_or(threadIdx.x == 0 && seen == others);
+      if (!is_mine) {
+        const u32 before = publish_part(p, band, by, v);
+        if (!is_last) first_answer = before;
+        is_mine = is_last && __syncthreads_or(threadIdx.x == 0 && before == others);
+      }
+      if (is_mine) finish_band(p, band, by, live, scales, stages, v);
 #pragma unroll
       for (int m = 0; m < STRIPS; m++)
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; n++)
 #pragma unroll
           for (int c = 0; c < 4; c++) acc[m][n][c] = 0.0f;
-      chunk = 0, band++;
       release_stores();
     }
 #if BULK
     __syncwarp();
-    if (lane == 0) arrive(empty + i % STAGES);
+    // The last warp to leave a stage refills it.
+    if (threadIdx.x % 32 == 0 && count_up(num_left + turn) % NUM_WARPS == NUM_WARPS - 1) feeder.refill(i, band);
 #else
     __syncthreads();
-    feeder.refill(i, x_bytes);
+    feeder.refill(i, band);
     end_stage_copy();
 #endif
+    band += is_end;
+    if (++turn == STAGES) turn = 0, parity ^= 1;
   }
+  // Seldom: the other blocks of the first band had come before this one.
+  const Sharers by = sharers[0];
+  if (!__syncthreads_or(threadIdx.x == 0 && first_answer == by.tail - by.head)) return;
+  float4 v[TOKEN_TILES];
+#pragma unroll
+  for (int n = 0; n < TOKEN_TILES; n++) v[n] = __ldcg(own_slot(p, by, blockIdx.x) + n * THREADS);
+  finish_band(p, first_band, by, live, scales, stages, v);
 }

@@ -1,4 +1,11 @@
-// Raw GGUF rows to units; rows arrive in slabs.
+// Raw GGUF rows to units; rows arrive in slabs. Rows of Q4_K may lie in units of Q5_K, beside rows of that format.
+constexpr bool IS_WIDENED = FORMAT == Q5_K && SOURCE == Q4_K;
+constexpr int RAW_BYTES = IS_WIDENED ? 144 : BLOCK_BYTES;
+
+DEV u32 read_weight(const u8* block, int i) {
+  return IS_WIDENED ? block[16 + (i >> 6) * 32 + (i & 31)] >> (i >> 5 & 1) * 4 & 15 : read_quant(block, i);
+}
+
 // A bound of a block's weights.
 DEV float block_bound(const u8* block) {
   if (FORMAT == F16) return fabsf(read_float(block));
@@ -7,15 +14,19 @@ DEV float block_bound(const u8* block) {
   return HAS_SUPER_MIN ? d * (63 * ((1 << BITS) - 1)) + m * 63 : d * ((1 << BITS) - 1) + m;
 }
 
-// A warp a row: the power of two by which the row is divided where its weights are written as 16-bit floats.
-extern "C" __global__ void row_scale_kernel(const u8* raw, float* row_scale, int num_rows, int num_cols) {
+// A warp a row: the power of two by which the row is divided where its weights are written as 16-bit floats. Quantised
+// weights of ordinary size are rounded well enough as they are; is_plain says that all are.
+extern "C" __global__ void row_scale_kernel(const u8* raw, float* row_scale, int* is_plain, int num_rows, int num_cols) {
   const int row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), num_blocks = num_cols / BLOCK_LEN;
   if (row >= num_rows) return;
   float largest = 0.0f;
   for (int b = threadIdx.x & 31; b < num_blocks; b += 32)
-    largest = fmaxf(largest, block_bound(raw + (static_cast<u64>(row) * num_blocks + b) * BLOCK_BYTES));
+    largest = fmaxf(largest, block_bound(raw + (static_cast<u64>(row) * num_blocks + b) * RAW_BYTES));
   for (int d = 16; d; d >>= 1) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, d));
-  row_scale[row] = pow2(-exponent_to(largest, 13));
+  const bool is_ordinary = FORMAT != F16 && largest > 0x1p-7f && largest < 0x1p15f;
+  if (threadIdx.x & 31) return;
+  row_scale[row] = is_ordinary ? 1.0f : pow2(-exponent_to(largest, 13));
+  if (row_scale[row] != 1.0f) *is_plain = 0;
 }
 
 // The scales of one row and half unit; first_group counts groups of 32 along the row.
@@ -27,7 +38,7 @@ DEV void pack_scales(const u8* row, u8* unit, int strip, int r, int half, int fi
   for (int group = 0; group < GROUPS; group++) {
     const int k = first_group + group;
     const bool inside = k < num_groups;
-    const u8* block = row + static_cast<u64>(inside ? k * 32 / BLOCK_LEN : 0) * BLOCK_BYTES;
+    const u8* block = row + static_cast<u64>(inside ? k * 32 / BLOCK_LEN : 0) * RAW_BYTES;
     if (HAS_SUPER_MIN) {
       bytes[group] = inside ? read_super_byte(block, k & 7, 0) : 0;
       (unit + MIN_AT)[(strip * 32 + g * 4 + group) * 4 + half * 2 + upper] = inside ? read_super_byte(block, k & 7, 1) : 0;
@@ -41,7 +52,7 @@ DEV void pack_scales(const u8* row, u8* unit, int strip, int r, int half, int fi
   }
   if (half || !SUPER_BYTES) return;
   const bool inside = first_group < num_groups;
-  const u8* block = row + static_cast<u64>(inside ? first_group * 32 / BLOCK_LEN : 0) * BLOCK_BYTES;
+  const u8* block = row + static_cast<u64>(inside ? first_group * 32 / BLOCK_LEN : 0) * RAW_BYTES;
   u16* super = reinterpret_cast<u16*>(unit + SUPER_AT);
   const int index = strip * 16 + g * 2 + upper;
   if (HAS_SUPER_MIN)
@@ -57,9 +68,9 @@ DEV void pack_octet(const u8* row, u8* unit, int strip, int r, int half, int t, 
   u32 q[8];
   for (int i = 0; i < 8; i++) {
     const int column = k * 32 + i / 4 * 16 + t * 4 + i % 4;
-    const u8* block = row + static_cast<u64>(inside ? column / BLOCK_LEN : 0) * BLOCK_BYTES;
+    const u8* block = row + static_cast<u64>(inside ? column / BLOCK_LEN : 0) * RAW_BYTES;
     const float factor = i % 4 < 2 ? unscale * 0.0625f : unscale;
-    q[i] = !inside ? 0 : FORMAT == F16 ? to_half(read_float(block) * factor) : read_quant(block, column % BLOCK_LEN);
+    q[i] = !inside ? 0 : FORMAT == F16 ? to_half(read_float(block) * factor) : read_weight(block, column % BLOCK_LEN);
   }
   if (BITS == 16) {
     for (int i = 0; i < 4; i++)  // pair i is word upper + 2 (i % 2) of step i / 2
@@ -80,15 +91,17 @@ DEV void pack_octet(const u8* row, u8* unit, int strip, int r, int half, int t, 
   }
 }
 
-// A thread: one row, half a unit's columns, one lane's eight columns of each group. Rows past the end are zero.
-extern "C" __global__ void repack_kernel(const u8* raw, const float* row_scale, u8* units, int num_rows, int num_cols, int num_chunks) {
+// A thread: one row, half a unit's columns, one lane's eight columns of each group. raw has the rows from first_row
+// to last_row; what lies after num_rows is zero. Blocks count units from that of first_row on.
+extern "C" __global__ void repack_kernel(const u8* raw, const float* row_scale, u8* units, int first_row, int last_row,
+                                         int num_rows, int num_cols, int num_chunks) {
   const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
   const int t = index & 3, half = index >> 2 & 1, r = index >> 3 & 15, strip = index >> 7 & 7, chunk = index / 1024 % num_chunks;
-  const int row = index / 1024 / num_chunks * ROWS + strip * 16 + r;
-  if (row >= (num_rows + ROWS - 1) / ROWS * ROWS) return;
-  u8* unit = units + static_cast<u64>(index / 1024) * UNIT_BYTES;
+  const int tile = first_row / ROWS + index / 1024 / num_chunks, row = tile * ROWS + strip * 16 + r;
   const bool is_row = row < num_rows;
-  const u8* source = raw + static_cast<u64>(is_row ? row : 0) * (num_cols / BLOCK_LEN) * BLOCK_BYTES;
+  if (row < first_row || is_row && row >= last_row) return;
+  u8* unit = units + (static_cast<u64>(tile / BAND * num_chunks + chunk) * BAND + tile % BAND) * UNIT_BYTES;
+  const u8* source = raw + static_cast<u64>(is_row ? row - first_row : 0) * (num_cols / BLOCK_LEN) * RAW_BYTES;
   const float unscale = is_row && FORMAT == F16 ? 1.0f / row_scale[row] : 1.0f;
   const int first_group = (chunk * COLS + half * HALF_COLS) / 32, num_groups = is_row ? num_cols / 32 : 0;
   u32 high = 0;
