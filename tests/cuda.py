@@ -24,7 +24,7 @@ class CudaPlace:
 
     def __init__(self, gpu: Gpu, *, max_tokens: int = MAX_CTX, max_nodes: int = MAX_NODES) -> None:
         self.gpu, self._max_tokens, self._max_nodes = gpu, max_tokens, max_nodes
-        self.store = WeightStore(gpu, max_rows=64)
+        self.store = WeightStore(gpu)
 
     def new_ops(self) -> CudaOps:
         return CudaOps(

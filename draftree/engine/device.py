@@ -92,7 +92,7 @@ class CudaDevice:
 
         self._plan = plan
         limit_memory(plan.memory_limit, gpu(index))
-        self._store = WeightStore(gpu(index), max_rows=plan.max_nodes)
+        self._store = WeightStore(gpu(index))
 
     def new_ops(self) -> Ops:
         return self.new_draft_ops(1)

@@ -209,6 +209,11 @@ class FairQueue:
             self._forget_if_empty(client)
             return job
 
+    def is_idle(self, seconds: float) -> bool:
+        """Whether nothing comes for so long; waits no longer than until something does."""
+        with self._changed:
+            return not self._changed.wait_for(lambda: self._waiting or self._is_closed, seconds)
+
     def close(self) -> list[Job]:
         """Take no more jobs; return those that waited."""
         with self._changed:

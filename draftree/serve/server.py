@@ -5,6 +5,7 @@ In: how to open the engine, options, a bound socket. It listens while the model 
 failed is opened again.
 """
 
+import gc
 import signal
 import socket
 from collections.abc import Callable
@@ -90,6 +91,7 @@ def serve(
 
     def on_change(state: State) -> None:
         log_event("state", state=state)
+        _tidy_up(state)
         if state is State.READY and not service.thread.num_failures:
             on_ready()
         elif state is State.FAILED:
@@ -101,7 +103,19 @@ def serve(
     server.run(sockets=[listener])
     service.queue.close()
     service.thread.join(_LAST_WORDS_S)
+    gc.unfreeze()
     if service.thread.failure is not None:
         raise service.thread.failure
     if server.signal == signal.SIGINT:
         raise KeyboardInterrupt
+
+
+def _tidy_up(state: State) -> None:
+    """What a ready engine consists of stays, and need not be looked at again by every collection of
+    garbage, which would take longer than a round.
+    """
+    if state is State.READY:
+        gc.collect()
+        gc.freeze()
+    else:
+        gc.unfreeze()

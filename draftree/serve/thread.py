@@ -4,6 +4,7 @@ it fails.
 In: jobs of the queue. Out: their deltas, and a state that /health shows. Knows no HTTP.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from draftree.core import FinishReason
-from draftree.errors import CapacityError, DraftreeError
+from draftree.errors import CapacityError, DraftreeError, ServeError
 from draftree.serve.log import log_event
 from draftree.serve.queue import FairQueue, Job
 from draftree.serve.wire import ApiError, engine_failure
@@ -20,6 +21,8 @@ from draftree.serve.wire import ApiError, engine_failure
 if TYPE_CHECKING:
     from draftree.chat import Engine
 
+_log: Final = logging.getLogger("draftree")
+_REST_S: Final = 0.02  # in which a reply's end is sent, and often the next request comes
 _MAX_FAILURES: Final = 3  # in a row; after that it is not the requests' fault
 
 
@@ -104,7 +107,7 @@ class EngineThread:
             self._recover(error)
             return
         self._failures_in_a_row = 0
-        if not self._queue.num_waiting:
+        if self._queue.is_idle(_REST_S):
             self._keep()
 
     def _keep(self) -> None:
@@ -155,9 +158,11 @@ class EngineThread:
     def _recover(self, error: Exception) -> None:
         self.num_failures += 1
         self._failures_in_a_row += 1
-        log_event("engine failed", error=f"{type(error).__name__}: {error}")
+        _log.error("engine failed", exc_info=error)
         if self._failures_in_a_row >= _MAX_FAILURES:
-            raise error
+            times = f"{self._failures_in_a_row} times in a row"
+            reason = f"{type(error).__name__}: {error}"
+            raise ServeError(f"The engine failed {times}, at last with {reason}.") from error
         self._change(State.RECOVERING)
         self._queue.forget_engine()
         self._close()

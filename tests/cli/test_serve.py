@@ -22,7 +22,18 @@ def served(monkeypatch):
 def test_options(draftree, engine, served, monkeypatch):
     result = draftree(
         *("serve", "models/some.gguf", "--port", "0", "--host", "localhost", "--api-key", "a"),
-        *("--api-key", "b", "--alias", "x", "--temperature", "0.5", "--cors", "*"),
+        *(
+            "--api-key",
+            "b",
+            "--alias",
+            "x",
+            "--temperature",
+            "0.5",
+            "--cors",
+            "*",
+            "--allowed-host",
+            "a.example",
+        ),
         *("--queue", "7", "--queue-per-client", "3", "--max-body", "2", "--grace", "1.5"),
         *("--log-prompts", "--draft", "none", "--budget", "5", "--max-ctx", "77"),
     )
@@ -30,6 +41,7 @@ def test_options(draftree, engine, served, monkeypatch):
     options = served["options"]
     assert (options.model_id, options.aliases) == ("some", ("x",))
     assert (options.api_keys, options.cors_origins) == (("a", "b"), ("*",))
+    assert options.allowed_hosts == ("localhost", "a.example")
     assert (options.temperature, options.grace_s, options.log_prompts) == (0.5, 1.5, True)
     assert (options.max_queue, options.max_per_client, options.max_body_bytes) == (7, 3, 2 * 2**20)
     ((model, config),) = engine.opened

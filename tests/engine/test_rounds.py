@@ -73,6 +73,18 @@ def test_drafting_changes_no_text(open_engine, any_gpu: Gpu) -> None:
                 assert stream.usage.acceptance_length > 1.2
 
 
+def test_prompts_of_a_middling_length(open_engine) -> None:
+    """More rows than any tree has, fewer than prefill takes: the same bits whatever the budget."""
+    prompt = tuple(int(t) for t in np.random.default_rng(2).integers(0, 250, 50))
+    texts, states = [], []
+    for budget in (0, 8):
+        engine = open_engine(budget)
+        stream = engine.generate(request(SamplingParams(), 2, prompt))
+        texts.append([event.token for event in stream])
+        states.append(engine.target.state.snapshot())
+    assert texts[0] == texts[1] and equal_parts(*states)
+
+
 def decode(engine: TokenEngine, rounds, sampling: SamplingParams, count: int, *, use_draft: bool):
     """Tokens after the prompt, and tokens a round."""
     engine.forget()

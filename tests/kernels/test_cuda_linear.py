@@ -307,3 +307,11 @@ def test_wrong_shapes_are_refused(gpu: Gpu) -> None:
         prepare(torch.empty((8, 512), device=gpu.place), halves, gpu)
     with pytest.raises(ValueError, match="multiple of 32"):
         pack(np.zeros((4, 80), np.uint8), QuantType.F16, gpu)
+
+
+def test_a_small_workspace_is_refused(any_gpu: Gpu) -> None:
+    matrix, _ = make(QuantType.Q8_0, 128, 128, any_gpu)
+    x = prepare(tokens(40, 128, any_gpu), new_activations(40, 128, any_gpu), any_gpu)
+    out = torch.zeros((40, 128), device=any_gpu.place)
+    with pytest.raises(ValueError, match="workspace is too small for"):
+        linear(matrix, x, out, new_workspace(128, 8, any_gpu), any_gpu)

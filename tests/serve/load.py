@@ -30,14 +30,13 @@ ROOT = Path(__file__).parents[2]
 APIS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 SHARE_LEAVING, SHARE_SLOW = 0.3, 0.3
 NUM_LIGHT = 10  # streams of each client, but for a greedy one that has a fifth of all
-ENDS = ("data: [DONE]", '"type":"message_stop"', '"type":"response.completed"')
+ENDS = ("[DONE]", "event: message_stop", "event: response.completed", "event: response.incomplete")
 
 
 class PacedGeneration(fake.Generation):
     """Rounds of several tokens, which take as long as on a GPU."""
 
     def __iter__(self):
-        self._engine.started.clear()  # or the fake itself would grow
         pace = random.Random(self._pieces[0])
         rest = list(self._pieces)
         while rest and not self._is_cancelled.is_set():
@@ -50,6 +49,10 @@ class PacedGeneration(fake.Generation):
             del rest[:num_tokens]
             self._on_round()
         self.finish_reason = FinishReason.CANCELLED if rest else FinishReason.STOP
+
+    def close(self):
+        """Is not written down, as the fake's are: the server's memory is what counts."""
+        self.finish_reason = self.finish_reason or FinishReason.CANCELLED
 
 
 class PacedEngine(fake.Engine):
@@ -267,6 +270,7 @@ def summarize(tally, rss_mb, num_streams, seconds):
         "faults": tally.faults[:5],
         "num_faults": len(tally.faults),
         "rss_mb": {"warm": round(start_mb, 1), "end": round(end_mb, 1)},
+        "rss_series_mb": [round(value, 1) for value in rss_mb[:: max(1, len(rss_mb) // 12)]],
         "rss_growth_mb": round(end_mb - start_mb, 1),
         "wait_s": {
             "median": round(median(waits), 2),

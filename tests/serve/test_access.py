@@ -1,8 +1,8 @@
-"""Keys and clients."""
+"""Keys, names of the server, and clients."""
 
 import pytest
 
-from draftree.serve.access import Keys, client_name
+from draftree.serve.access import Hosts, Keys, client_name
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,33 @@ def test_without_keys_everyone_may_ask():
 def test_clients_differ_by_key_and_by_address():
     names = {client_name(key, host) for key in (-1, 0, 1) for host in ("a", "b", None)}
     assert len(names) == 9
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("localhost", "LOCALHOST:8000", "localhost.", "app.localhost", "127.0.0.1:80", "[::1]:80"),
+        *("[::1]", "192.168.0.7", "[fe80::1%25eth0]:8000", "box", "box.local", "box.lan", ""),
+        *(
+            "host.docker.internal:8000",
+            "llm.example.org",
+            "LLM.example.org.:443",
+            "printer.home.arpa",
+        ),
+    ],
+)
+def test_own_names(host):
+    assert Hosts(["llm.example.org"], has_keys=False).knows(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io"),
+        *("notlocal.example", "x.llm.example.org", "evil.example]", "a.b@localhost.c", "1.2.3.4.5"),
+    ],
+)
+def test_names_of_others(host):
+    assert not Hosts(["llm.example.org"], has_keys=False).knows(host)
+    assert Hosts(["llm.example.org"], has_keys=True).knows(host)
+    assert Hosts(["*"], has_keys=False).knows(host)

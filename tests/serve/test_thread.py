@@ -11,6 +11,7 @@ from draftree.serve.thread import EngineThread, State, explain
 from tests.serve import fake
 from tests.serve.conftest import wait_for
 from tests.serve.test_openai import HELLO, chunks, error_of
+from tests.serve.test_reply import open_stream
 
 
 def post(running, **fields):
@@ -64,7 +65,8 @@ def test_three_failures_in_a_row_end_the_server(start, engine):
         wait_for(lambda: running.service.state is State.READY)
         assert post(running).status_code == 500
     wait_for(lambda: running.service.state is State.FAILED)
-    assert isinstance(running.service.thread.failure, fake.Broken)
+    reason = "The engine failed 3 times in a row, at last with Broken: always."
+    assert str(running.service.thread.failure) == reason
     assert post(running).status_code == 503
 
 
@@ -169,3 +171,28 @@ def test_empty_reply(start, engine, is_stream):
         assert [c["choices"][0]["finish_reason"] for c in found] == [None, "stop"]
     else:
         assert response.json()["choices"][0]["message"]["content"] == ""
+
+
+def test_conversations_are_kept_when_nothing_waits(start, engine):
+    running = start()
+    post(running)
+    wait_for(lambda: engine.num_kept == 1)
+    engine.round_s = 0.05
+    engine.pieces = ["word "] * 4
+    streams = [open_stream(running) for _ in range(3)]
+    wait_for(lambda: len(engine.ended) == 4)
+    wait_for(lambda: engine.num_kept == 2)
+    for stream in streams:
+        stream.close()
+
+
+def test_keeping_that_fails_harms_nobody(start, engine, monkeypatch):
+    running = start()
+
+    def fail():
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(engine, "keep", fail)
+    assert post(running).is_success
+    assert post(running).is_success
+    assert running.service.state is State.READY

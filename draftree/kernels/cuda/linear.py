@@ -107,11 +107,15 @@ def new_activations(num_tokens: int, num_cols: int, gpu: Gpu) -> Activations:
     return Activations(halves, torch.zeros(tiles * 8, device=place), num_cols)
 
 
+def partial_floats(token_tiles: int, gpu: Gpu) -> int:
+    """Two bands' sums of every block, for so many groups of 8 tokens."""
+    return gpu.num_sms * 2 * token_tiles * 8 * 128 * band_tiles(gpu)
+
+
 def new_workspace(max_rows: int, max_tokens: int, gpu: Gpu) -> Workspace:
     """Scratch for matrices of up to max_rows rows."""
     tiles = next((n for n in TOKEN_TILES if n * 8 >= max_tokens), TOKEN_TILES[-1])
-    floats = gpu.num_sms * 2 * tiles * 8 * 128 * band_tiles(gpu)
-    place = gpu.place
+    floats, place = partial_floats(tiles, gpu), gpu.place
     arrived = torch.zeros(-(-max_rows // 128), dtype=torch.int32, device=place)
     return Workspace(torch.empty(floats, device=place), arrived)
 
@@ -149,6 +153,8 @@ def linear(
     if x.num_cols != matrix.num_cols or num_tokens > 8 * x.num_tiles:
         raise ValueError(f"{x.num_tiles} tiles of {x.num_cols} columns do not fit the product")
     plan = plan or plan_linear(matrix.format, num_tokens, gpu)
+    if partial_floats(plan.token_tiles, gpu) > workspace.partial.numel():
+        raise ValueError(f"the workspace is too small for {8 * plan.token_tiles} tokens")
     kernel = load_kernel(plan.source, gpu)
     for first_token in range(0, num_tokens, 8 * plan.token_tiles):
         kernel.launch(

@@ -15,6 +15,7 @@ from draftree.kernels.cuda.embed import EmbedTable, new_embed_table
 from draftree.kernels.cuda.layout import PackedMatrix
 from draftree.kernels.cuda.linear import Workspace, new_workspace
 from draftree.kernels.cuda.pack import Uploader
+from draftree.kernels.cuda.program import MOST_ROWS
 from draftree.kernels.quant.formats import QuantType
 
 _MOST_MATRIX_ROWS = 2**19  # more than any vocabulary
@@ -37,9 +38,9 @@ class LazyMatrix:
 
 
 class WeightStore:
-    def __init__(self, gpu: Gpu, max_rows: int) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
-        self.workspace: Workspace = new_workspace(_MOST_MATRIX_ROWS, max_rows, gpu)
+        self.workspace: Workspace = new_workspace(_MOST_MATRIX_ROWS, MOST_ROWS, gpu)
         self._uploader = Uploader(gpu)
         self._stacks: dict[tuple[LazyMatrix, ...], PackedMatrix] = {}
         self._tables: dict[int, EmbedTable] = {}  # by address of the file's rows
