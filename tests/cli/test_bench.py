@@ -80,5 +80,5 @@ def test_all_says_what_it_could_not_take(tiny_path, tmp_path, monkeypatch):
     result = bench("all", *options)
     assert result.exit_code == 1 and "Nothing could be measured." in result.stderr
     line = json.loads(result.stdout.splitlines()[-1])
-    assert len(line["skipped"]) == len(KINDS) - 1
+    assert sum("asleep" in sentence for sentence in line["skipped"]) == len(KINDS) - 1
     assert f"context of {tiny_path}: The machine is asleep." in line["skipped"]
