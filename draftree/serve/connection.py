@@ -17,6 +17,7 @@ from draftree.serve.wire import ApiError, busy, encode, to_json
 REQUEST_S: Final = 30.0  # for a request's head, and for what is left of a body that nobody reads
 READ_S: Final = 60.0  # without a reader taking 48 of the 64 KiB that wait for it, or the last bytes
 MAX_CONNECTIONS: Final = 800
+_PIECE_BYTES: Final = 2**15  # at most, before others get their turn
 _LINGER_S: Final = 2.0  # in which a client that is refused may read why
 _RETRY_S: Final = 5
 
@@ -30,6 +31,7 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.max_size = _PIECE_BYTES  # type: ignore[attr-defined]
         if len(self.connections) > MAX_CONNECTIONS:
             self._refuse(busy(503, "There are too many connections.", _RETRY_S))
             transport.close()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Call: TypeAlias = "Callable[[Engine], Generation]"
 
-_FRAME_S: Final = 0.02
+_FRAME_S: Final = 0.03
 _MAX_UNREAD: Final = 2**15  # pieces and log-probabilities that a reader may be behind
 _MAX_RETRY_S: Final = 60
 

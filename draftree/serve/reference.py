@@ -36,19 +36,28 @@ from one that is not there; the same holds when an engine that failed is opened 
 
 - **Key**: with `--api-key` or `DRAFTREE_API_KEY`, clients send `Authorization: Bearer KEY` or
   `x-api-key: KEY`. Otherwise any key is taken, and none.
+- **Host**: without a key, the server answers only to names that no public name server can give to
+  it (addresses, `localhost`, names without a dot, `.local`, `.internal`, `.lan`, `.home.arpa`,
+  this machine's own, and `--host`), so that no page of another site can pass for its own. Others
+  are a 403 unless named by `--allowed-host NAME`, or `--allowed-host '*'`.
 - **Fields**: every field is honoured or refused with a 400 that names it. Where a field is refused
   below, null is still taken, and so are the values given. null is the same as leaving a field out.
 - **Errors** are `{"error": {"message", "type", "param", "code"}}`:
-  400 (a field, bad JSON, too long a prompt: `context_length_exceeded`), 401, 404 (unknown model),
-  408 (the body takes a minute), 413 (the body is longer than `--max-body`), 415 (not sent as JSON),
-  429 and 503 (with Retry-After), 500 (the engine failed; it is opened again). Below `/v1/messages`
-  they are as Anthropic writes them: `{"type": "error", "error": {"type", "message"}}`.
+  400 (a field, bad JSON, too long a prompt: `context_length_exceeded`), 401, 403 (unknown host),
+  404 (unknown model), 408 (too slow), 413 (the body is longer than `--max-body`), 415 (not sent as
+  JSON), 429 and 503 (with Retry-After), 431 (too long a head), 500 (the engine failed; it is opened
+  again, but after three failures in a row the server ends). Below `/v1/messages` they are as
+  Anthropic writes them: `{"type": "error", "error": {"type", "message"}}`.
 - **Queue**: the engine works on one reply at a time. Clients, told apart by key and address, take
   turns. A client that has `--queue-per-client` requests here gets 429; when there are `--queue` in
   all, everyone gets 503. Several replies (`n`, several prompts) count as several requests.
-- **Leaving** cancels: a request that waits is dropped, one that runs ends after its round.
+- **Leaving** cancels: a request that waits is dropped, one that runs ends after its round. Closing
+  only the sending half of a connection is leaving too.
+- **Slowness** is bounded: 30 seconds for a request's head, 60 for its body, 60 for a reader to take
+  what is ready to be sent. A stream whose reader is 32,768 pieces behind ends with an error. There
+  may be 800 connections at a time; further ones get 503. Idle ones are closed after a minute.
 - **Streams** begin with the first token, or after ten seconds; from then on a comment (`: waiting`)
-  comes every ten seconds in which nothing else does. What comes within 20 ms comes in one event. A
+  comes every ten seconds in which nothing else does. What comes within 30 ms comes in one event. A
   stream that breaks off ends with an error event.
 - **Stopping** the server (SIGTERM, Ctrl-C, `draftree stop`): new and waiting requests get 503,
   running ones have `--grace` seconds to finish, then they end with an error event.

@@ -66,6 +66,7 @@ def new_server(service: Service) -> Server:
     config = uvicorn.Config(
         build_app(service),
         http=Connection,
+        loop="asyncio",
         log_config=None,
         access_log=False,
         server_header=False,

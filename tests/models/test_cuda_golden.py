@@ -1,16 +1,16 @@
-"""Tiny models on a GPU against transformers in float32: 16-bit arithmetic, so within a hundredth."""
+"""Tiny models on a GPU against transformers in float32: 16-bit arithmetic, to a hundredth."""
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from draftree.core import DraftTree  # noqa: E402
-from draftree.kernels.cuda.compile import Gpu  # noqa: E402
-from tests.cuda import CudaPlace, logits_of, relative_error  # noqa: E402
-from tests.golden import golden  # noqa: E402
-from tests.models.test_golden import ARRAYS  # noqa: E402
-from tests.tiny import tiny_path  # noqa: E402
+from draftree.core import DraftTree
+from draftree.kernels.cuda.compile import Gpu
+from tests.cuda import CudaPlace, logits_of, relative_error
+from tests.golden import golden
+from tests.models.test_golden import ARRAYS
+from tests.tiny import tiny_path
 
 TOLERANCE = 1e-2
 

@@ -9,8 +9,9 @@ import time
 import httpx2
 import pytest
 
+from draftree.serve import body
 from draftree.serve import connection as module
-from tests.serve.conftest import wait_for
+from tests.serve.conftest import Running, wait_for
 from tests.serve.test_openai import HELLO
 from tests.serve.test_reply import PATH, open_stream
 
@@ -50,11 +51,19 @@ class Raw:
         self.socket.close()
 
 
-@pytest.fixture
-def running(start, engine):
-    running = start()
+@pytest.fixture(scope="module")
+def server(shared):
+    running = Running(shared[0].open).start()
     yield running
-    answer = httpx2.post(running.url + PATH, json=HELLO, timeout=10)
+    running.stop()
+
+
+@pytest.fixture
+def running(server, engine):
+    """A server without connections, on which the next request must work."""
+    wait_for(lambda: not server.server.server_state.connections)
+    yield server
+    answer = httpx2.post(server.url + PATH, json=HELLO, timeout=10)
     assert answer.json()["choices"][0]["message"]["content"] == "".join(engine.pieces)
 
 
@@ -183,6 +192,29 @@ def test_a_slow_reply_is_not_a_slow_request(running, engine, monkeypatch):
     engine.round_s = 0.0
 
 
+def test_slow_bodies_are_cut_off(running, monkeypatch):
+    monkeypatch.setattr(body, "_READ_S", 0.3)
+    raw = Raw(running)
+    raw.send(post_head(1000))
+    start_s = time.monotonic()
+    for _ in range(10):
+        raw.send(b" ")
+        time.sleep(0.02)
+    assert raw.read_one() == 408
+    assert time.monotonic() - start_s < 3
+    raw.close()
+
+
+def test_bodies_in_tiny_chunks(running):
+    raw = Raw(running)
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n"
+    content = json.dumps(HELLO).ljust(20_000).encode()
+    chunks = b"".join(b"1\r\n%c\r\n" % letter for letter in content)
+    raw.send(head.encode() + chunks + b"0\r\n\r\n")
+    assert raw.read_one() == 200
+    raw.close()
+
+
 def test_a_body_that_nobody_reads_ends(running, monkeypatch):
     """The answer comes at once; what is left of the body is taken for a while."""
     monkeypatch.setattr(module, "REQUEST_S", 0.5)
@@ -230,8 +262,8 @@ def test_readers_that_stall_are_cut_off(running, engine, monkeypatch):
     monkeypatch.setattr(module, "READ_S", 0.5)
     engine.pieces = ["x" * 50_000] * 200
     stalled = Raw(running, receive_bytes=4096)
-    body = json.dumps({**HELLO, "stream": True}).encode()
-    stalled.send(post_head(len(body)) + body)
+    content = json.dumps({**HELLO, "stream": True}).encode()
+    stalled.send(post_head(len(content)) + content)
     wait_for(lambda: len(running.server.server_state.connections) == 1)
     wait_for(lambda: not running.server.server_state.connections, 5)
     wait_for(lambda: running.service.queue.num_admitted == 0)
@@ -245,9 +277,9 @@ def test_readers_that_stall_at_the_end_are_cut_off(running, engine, monkeypatch)
     monkeypatch.setattr(module, "READ_S", 0.5)
     engine.pieces = ["x" * 8_000_000]
     stalled = Raw(running, receive_bytes=4096)
-    body = json.dumps(HELLO).encode()
-    head = post_head(len(body)).replace(b"Host", b"Connection: close\r\nHost")
-    stalled.send(head + body)
+    content = json.dumps(HELLO).encode()
+    head = post_head(len(content)).replace(b"Host", b"Connection: close\r\nHost")
+    stalled.send(head + content)
     wait_for(lambda: engine.ended)
     wait_for(lambda: not running.server.server_state.connections, 5)
     engine.pieces = ["fine"]
@@ -258,8 +290,8 @@ def test_slow_readers_get_everything(running, engine, monkeypatch):
     monkeypatch.setattr(module, "READ_S", 1.0)
     engine.pieces = [f"{number:<5000}" for number in range(120)]
     slow = Raw(running, receive_bytes=4096)
-    body = json.dumps({**HELLO, "stream": True}).encode()
-    slow.send(post_head(len(body)) + body)
+    content = json.dumps({**HELLO, "stream": True}).encode()
+    slow.send(post_head(len(content)) + content)
     received, deadline = b"", time.monotonic() + 20
     while b"[DONE]" not in received[-200:]:
         assert time.monotonic() < deadline
@@ -287,8 +319,8 @@ def test_stopping_does_not_wait_for_readers_that_stall(start, engine):
     running = start(grace_s=0.2)
     engine.pieces = ["x" * 50_000] * 200
     stalled = Raw(running, receive_bytes=4096)
-    body = json.dumps({**HELLO, "stream": True}).encode()
-    stalled.send(post_head(len(body)) + body)
+    content = json.dumps({**HELLO, "stream": True}).encode()
+    stalled.send(post_head(len(content)) + content)
     wait_for(lambda: engine.ended)
     start_s = time.monotonic()
     running.server.should_exit = True

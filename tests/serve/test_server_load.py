@@ -6,11 +6,11 @@ from tests.serve import load
 
 
 def test_a_crowd_for_a_few_seconds():
-    figures = load.measure(num_streams=80, seconds=6)
+    figures = load.measure(num_streams=50, seconds=5)
     assert load.find_faults(figures) == [], figures
     outcomes = figures["outcomes"]
     assert set(outcomes) == {"whole", "slow, whole", "left while reading", "left while waiting"}
-    assert min(outcomes.values()) >= 5
+    assert min(outcomes.values()) >= 3
 
 
 @pytest.mark.long

@@ -1,50 +1,11 @@
-"""Tools that people already have, against the real server with the default model."""
+"""What Open WebUI asks of a server, against the real one with the default model."""
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 
 import httpx2
 import pytest
 
 from tests.serve.test_default_model import ASK, MODEL, Process
-
-LITELLM = """
-import json, sys
-import litellm
-url, model = sys.argv[1:]
-shared = dict(model=f"openai/{model}", api_base=f"{url}/v1", api_key="one", temperature=0,
-              messages=[{"role": "user", "content": "Tell me a long story about a tree."}],
-              max_tokens=12, num_retries=0)
-whole = litellm.completion(**shared)
-chunks = list(litellm.completion(**shared, stream=True, stream_options={"include_usage": True}))
-schema = {"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"],
-          "additionalProperties": False}
-format = {"type": "json_schema", "json_schema": {"name": "y", "schema": schema, "strict": True}}
-shaped = litellm.completion(**{**shared, "max_tokens": 32}, response_format=format)
-tool = {"type": "function", "function": {"name": "plant", "parameters": {
-    "type": "object", "properties": {"count": {"type": "integer", "maximum": 9}},
-    "required": ["count"], "additionalProperties": False}}}
-called = litellm.completion(**{**shared, "max_tokens": 48}, tools=[tool], tool_choice="required")
-errors = []
-for change in ({"model": "openai/other"}, {"api_key": "wrong"}, {"max_tokens": 0}):
-    try:
-        litellm.completion(**{**shared, **change})
-    except Exception as error:
-        errors.append(type(error).__name__)
-print(json.dumps({
-    "whole": whole.choices[0].message.content,
-    "stream": "".join(c.choices[0].delta.content or "" for c in chunks if c.choices),
-    "tokens": [whole.usage.completion_tokens, chunks[-1].usage.completion_tokens],
-    "finish_reason": whole.choices[0].finish_reason,
-    "shaped": shaped.choices[0].message.content,
-    "calls": [call.function.name for call in called.choices[0].message.tool_calls or ()],
-    "arguments": [call.function.arguments for call in called.choices[0].message.tool_calls or ()],
-    "errors": errors,
-}))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -52,26 +13,6 @@ def server(smollm2_path):
     server = Process("--api-key", "one")
     yield server
     assert server.stop() == 0, "".join(server.lines)
-
-
-@pytest.mark.skipif(not importlib.util.find_spec("litellm"), reason="litellm is not installed")
-def test_litellm(server):
-    environment = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    result = subprocess.run(
-        [sys.executable, "-c", LITELLM, server.url, MODEL],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert found["whole"] == found["stream"] != ""
-    assert (found["tokens"], found["finish_reason"]) == ([12, 12], "length")
-    assert set(json.loads(found["shaped"])) == {"year"}
-    assert found["calls"] == ["plant"] * len(found["calls"]) != []
-    assert all(set(json.loads(text)) == {"count"} for text in found["arguments"])
-    assert found["errors"] == ["NotFoundError", "AuthenticationError", "BadRequestError"]
 
 
 class OpenWebUi:
