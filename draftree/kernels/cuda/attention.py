@@ -17,12 +17,12 @@ from draftree.kernels.cuda.step import CudaStep
 __all__ = ["AttentionWorkspace", "attention", "kv_commit", "kv_write", "new_attention_workspace"]
 
 SEGMENT_LEN = 256
-_THREADS, _MERGE_THREADS = 256, (1024, 256)
+_THREADS, _MOST_MERGE_THREADS = 256, 1024
 _TILE, _COLS, _SPAN, _FOLD_WAVES = 64, 48, 4, 3  # as in source/attention_plan.cu
 _MOST_STAGES, _FEW_STAGES = 6, 4
 _RESERVED_SHARED = 3072  # what a block needs beside its stages, and the driver's own
+_FEW_ROWS, _LONG_CTX = 8, 16384
 _SLICE_ROWS = 32  # of one launch: bounds the workspace
-_FEW_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,9 @@ def attention(
         raise ValueError("the workspace is too small for the rows, heads or positions")
     kernel, merge_kernel = (load_kernel(s, gpu) for s in (plan.source, plan.merge_source))
     scale = head_dim**-0.5 * math.log2(math.e)
-    merge_threads = _MERGE_THREADS[len(q) > _FEW_ROWS]
+    # Many threads for many segments; few leave room for the product that comes next.
+    is_long = len(q) <= _FEW_ROWS and cache.capacity > _LONG_CTX
+    merge_threads = _MOST_MERGE_THREADS if is_long else _THREADS
     for first in range(0, len(q), _SLICE_ROWS):
         count = min(_SLICE_ROWS, len(q) - first)
         shape = (first, count, kv_heads, group, head_dim, window, int(bidirectional))

@@ -15,6 +15,8 @@ from draftree.kernels.quant.formats import QuantType
 
 ROWS = 128
 X_COLS = 256  # activations are padded to whole units of any format
+# Left to the small kernels before and after a product, which then need not wait for its blocks.
+_SPARE_SMS = 2
 
 # Columns of a unit; bits a weight with its group's scales; bytes a row for the whole unit.
 _UNITS = {
@@ -107,7 +109,7 @@ def new_matrix(form: UnitFormat, num_rows: int, num_cols: int, device: Gpu) -> P
     """Room for a matrix. Rows are padded to whole bands, which nobody reads."""
     in_band = band_tiles(device)
     bands, chunks = -(-num_rows // (ROWS * in_band)), -(-num_cols // form.cols)
-    num_shares = min(bands * chunks, device.num_sms)
+    num_shares = min(bands * chunks, max(device.num_sms - _SPARE_SMS, 1))
     if bands * chunks * num_shares >= 2**32:
         raise ValueError(f"a matrix of {num_rows} x {num_cols} is too large for the kernels")
     shape = (bands, chunks, in_band, form.unit_bytes)

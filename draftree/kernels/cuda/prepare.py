@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 Prepared: TypeAlias = "Activations | HalfRows"
 _SLICE = 8  # columns that a thread has in registers
 _WARP_COLS = 32 * _SLICE
-_MOST_WARPS, _MOST_BLOCKS = 32, 8  # of a block, of a cluster
+_MOST_BLOCKS = 8  # of a cluster
+# Where kernels overlap, a block takes a quarter of a multiprocessor's registers, which a product
+# leaves: so the next product's blocks can all start before this one ends.
+_MOST_WARPS, _FEW_WARPS = 32, 12
+_FEW_SLICES = 2
 
 
 class RowOp(IntEnum):
@@ -60,15 +64,22 @@ class RowPlan:
     num_warps: int
     num_slices: int
 
+    @property
+    def blocks_an_sm(self) -> int:
+        """How many must fit, which bounds the registers of a thread."""
+        is_small = self.num_warps <= _FEW_WARPS and self.num_slices <= _FEW_SLICES
+        return 4 if is_small else 1
+
 
 def plan_row(padded_cols: int, gpu: Gpu, *, use_cluster: bool) -> RowPlan:
     """Depends on the width alone, as the order of sums does."""
     warps, blocks = padded_cols // _WARP_COLS, 1
+    most = _FEW_WARPS if gpu.can_chain else _MOST_WARPS
     has_clusters = gpu.is_real and gpu.arch >= 90
-    while use_cluster and has_clusters and blocks < _MOST_BLOCKS and warps > _MOST_WARPS * blocks:
+    while use_cluster and has_clusters and blocks < _MOST_BLOCKS and warps > most * blocks:
         blocks *= 2
     per_block = -(-warps // blocks)
-    slices = -(-per_block // _MOST_WARPS)
+    slices = -(-per_block // most)
     return RowPlan(blocks, -(-per_block // slices), slices)
 
 
@@ -79,6 +90,8 @@ def prepare_source(
         ("OP", op.value),
         ("IN_ROWS", int(in_rows)),
         ("KEPT", plan.num_slices),
+        ("WARPS", plan.num_warps),
+        ("BLOCKS_AN_SM", plan.blocks_an_sm),
         ("CLUSTER", plan.num_blocks),
         ("HEAD_DIM", head_dim),
     )

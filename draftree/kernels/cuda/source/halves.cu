@@ -44,7 +44,7 @@ DEV void begin_cluster() {
 
 DEV int row_of_block() { return blockIdx.x / CLUSTER; }
 
-DEV int slice_column(int k) { return ((cluster_rank() * KEPT + k) * blockDim.x + threadIdx.x) * SLICE; }
+DEV int slice_column(int k) { return ((cluster_rank() * KEPT + k) * WARPS * 32 + threadIdx.x) * SLICE; }
 
 DEV void load_slice(const float* row, int column, bool inside, float* v) {
   const float4* from = reinterpret_cast<const float4*>(row + column);
@@ -87,14 +87,7 @@ DEV void store_slice(float* v, float scale, u8* out, int token, int column, int 
 #endif
 }
 
-// The sum over all threads of a block, always in the same order.
-DEV float sum_block(float v) {
-  __shared__ float part[32];
-  for (int d = 16; d; d >>= 1) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, d));
-  const int lane = threadIdx.x & 31;
-  if (lane == 0) part[threadIdx.x >> 5] = v;
-  __syncthreads();
-  v = lane < blockDim.x / 32 ? part[lane] : 0.0f;
+DEV float sum_warp(float v) {
   for (int d = 16; d; d >>= 1) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, d));
   return v;
 }
@@ -104,25 +97,46 @@ DEV float largest_of_warp(float v) {
   return v;
 }
 
-// Ends a row: the threads' slices (0 outside the row), scaled by what the largest asks for. Only here it matters
-// whether the row is live, so that no load had to wait for the answer.
-DEV void store_row(float (*v)[SLICE], bool is_live, u8* out, float* token_scale, int padded_cols, int x_tiles) {
-  __shared__ float part[32 * CLUSTER];
-  const int token = row_of_block(), lane = threadIdx.x & 31, warps = blockDim.x / 32;
+// Over all threads of a block: the sum, always in the same order, and the largest.
+DEV void reduce_block(float& sum, float& largest) {
+  __shared__ float sums[32], peaks[32];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  sum = sum_warp(sum), largest = largest_of_warp(largest);
+  if (lane == 0) sums[warp] = sum, peaks[warp] = largest;
+  __syncthreads();
+  sum = sum_warp(lane < WARPS ? sums[lane] : 0.0f);
+  largest = largest_of_warp(lane < WARPS ? peaks[lane] : 0.0f);
+}
+
+DEV float largest_of_slices(const float (*v)[SLICE]) {
   float largest = 0.0f;
 #pragma unroll
   for (int k = 0; k < KEPT; k++)
     for (int i = 0; i < SLICE; i++) largest = fmaxf(largest, fabsf(v[k][i]));
-  largest = largest_of_warp(largest);
-  if (!is_live) return;
-  if (lane < CLUSTER) store_in_block(part + cluster_rank() * warps + (threadIdx.x >> 5), lane, largest);
-  meet_cluster();
-#pragma unroll
-  for (int i = 0; i < CLUSTER; i++)
-    if (lane + i * 32 < warps * CLUSTER) largest = fmaxf(largest, part[lane + i * 32]);
-  const int e = exponent_to(largest_of_warp(largest), 10);
+  return largest;
+}
+
+// What a row is scaled by. Plain rows stay as they are if they fit: then nothing has to be scaled back.
+DEV int row_exponent(float largest) { return IN_ROWS && largest > 0x1p-6f && largest < 0x1p15f ? 0 : exponent_to(largest, 10); }
+
+// Ends a row: the threads' slices (0 outside the row), scaled by what the largest of the row asks for.
+DEV void store_scaled(float (*v)[SLICE], float largest, u8* out, float* token_scale, int padded_cols, int x_tiles) {
+  const int token = row_of_block(), e = row_exponent(largest);
   if (threadIdx.x == 0 && cluster_rank() == 0) token_scale[token] = pow2(-e);
 #pragma unroll
   for (int k = 0; k < KEPT; k++)
     if (slice_column(k) < padded_cols) store_slice(v[k], pow2(e), out, token, slice_column(k), padded_cols, x_tiles);
+}
+
+// The largest of a row that CLUSTER blocks share.
+DEV float largest_of_row(const float (*v)[SLICE]) {
+  __shared__ float part[32 * CLUSTER];
+  const int lane = threadIdx.x & 31;
+  float largest = largest_of_warp(largest_of_slices(v));
+  if (lane < CLUSTER) store_in_block(part + cluster_rank() * WARPS + (threadIdx.x >> 5), lane, largest);
+  meet_cluster();
+#pragma unroll
+  for (int i = 0; i < CLUSTER; i++)
+    if (lane + i * 32 < WARPS * CLUSTER) largest = fmaxf(largest, part[lane + i * 32]);
+  return largest_of_warp(largest);
 }

@@ -7,15 +7,15 @@
 #define GATED_NORM 4   // the norm of every HEAD_DIM columns, times silu(other)
 constexpr bool HAS_OTHER = OP >= SILU_MUL, HAS_NORM = OP == NORM || OP == GATED_NORM;
 
-// How far every value of a norm is scaled; the sum of squares is the thread's own.
+// How far the values of a norm are scaled, given the sum of their squares.
 DEV float norm_factor(float squares, int num_cols, float eps) {
-  if (OP == NORM) {
-    squares = sum_block(squares);
-  } else {
-    for (int d = 1; d < HEAD_DIM / SLICE; d <<= 1) squares = __fadd_rn(squares, __shfl_xor_sync(~0u, squares, d));
-    num_cols = HEAD_DIM;
-  }
   return 1.0f / sqrtf(__fadd_rn(squares / static_cast<float>(num_cols), eps));
+}
+
+// The sum over the threads that share a head.
+DEV float sum_head(float v) {
+  for (int d = 1; d < HEAD_DIM / SLICE; d <<= 1) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, d));
+  return v;
 }
 
 DEV float sum_squares(const float* v, float sum) {
@@ -24,7 +24,7 @@ DEV float sum_squares(const float* v, float sum) {
 }
 
 // rows, if given, says which row of x each row is made from.
-extern "C" __global__ CLUSTER_DIMS void __launch_bounds__(1024, 1)
+extern "C" __global__ CLUSTER_DIMS void __launch_bounds__(WARPS * 32, BLOCKS_AN_SM)
     prepare_kernel(const float* x, const float* other, const float* weight, const int* rows, u8* out, float* token_scale,
                    const int* live, float eps, int num_cols, int padded_cols, int x_stride, int other_stride, int x_tiles) {
   const int token = row_of_block();
@@ -47,22 +47,29 @@ extern "C" __global__ CLUSTER_DIMS void __launch_bounds__(1024, 1)
     load_slice(row, column, column < num_cols, v[k]);
     if (HAS_OTHER) load_slice(other + static_cast<u64>(token) * other_stride, column, column < num_cols, z[k]);
   }
-  float factor[KEPT], squares = 0.0f;
+  float squares = 0.0f, largest = 0.0f;
 #pragma unroll
   for (int k = 0; k < KEPT; k++) {
-    if (OP == NORM) squares = sum_squares(v[k], squares);
-    if (OP == GATED_NORM) factor[k] = norm_factor(sum_squares(v[k], 0.0f), HEAD_DIM, eps);
-  }
-  if (OP == NORM) squares = norm_factor(squares, num_cols, eps);
-#pragma unroll
-  for (int k = 0; k < KEPT; k++) {
-    if (OP == NORM) factor[k] = squares;
+    if (HAS_NORM) squares = sum_squares(v[k], OP == NORM ? squares : 0.0f);
+    const float factor = OP == GATED_NORM ? norm_factor(sum_head(squares), HEAD_DIM, eps) : 1.0f;
     for (int i = 0; i < SLICE; i++) {
-      if (HAS_NORM) v[k][i] = __fmul_rn(__fmul_rn(v[k][i], factor[k]), w[k][i]);
+      if (OP == GATED_NORM) v[k][i] = __fmul_rn(__fmul_rn(__fmul_rn(v[k][i], factor), w[k][i]), silu(z[k][i]));
+      if (OP == NORM) v[k][i] = __fmul_rn(v[k][i], w[k][i]);
       if (OP == SIGMOID_MUL) v[k][i] = __fmul_rn(v[k][i], sigmoid(z[k][i]));
-      if (OP == GATED_NORM) v[k][i] = __fmul_rn(v[k][i], silu(z[k][i]));
       if (OP == SILU_MUL) v[k][i] = __fmul_rn(silu(v[k][i]), z[k][i]);
     }
   }
-  store_row(v, token < num_live, out, token_scale, padded_cols, x_tiles);
+  // Only here it matters whether the row is live, so that no load had to wait for the answer.
+  if (token >= num_live) return;
+  if (OP == NORM) {  // one exchange for both
+    largest = largest_of_slices(v);
+    reduce_block(squares, largest);
+    const float factor = norm_factor(squares, num_cols, eps);
+    largest = __fmul_rn(largest, factor);
+    for (int k = 0; k < KEPT; k++)
+      for (int i = 0; i < SLICE; i++) v[k][i] = __fmul_rn(v[k][i], factor);
+  } else {
+    largest = largest_of_row(v);
+  }
+  store_scaled(v, largest, out, token_scale, padded_cols, x_tiles);
 }
