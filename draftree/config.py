@@ -135,7 +135,8 @@ def plan_card_memory(
         logits = 4 * max_nodes * facts.vocab_size
         extra = draft.weight_bytes + 2 * draft.kv_width * positions + features + logits
     weights = int(1.025 * (facts.weight_bytes - facts.embedding_bytes))  # padding, stacking
-    return MemoryPlan(weights, kv, facts.recurrent_bytes, scratch, extra)
+    recurrent = facts.recurrent_bytes + facts.window_bytes  # windows are there twice
+    return MemoryPlan(weights, kv, recurrent, scratch, extra)
 
 
 def usable_cores() -> int:

@@ -163,6 +163,7 @@ class ModelFacts:
     recurrent_bytes: int  # fixed state of all recurrent layers
     stash_width: int  # floats that a tentative node keeps in all recurrent layers
     is_quantized: bool
+    window_bytes: int = 0  # of recurrent_bytes, those of convolutions
     embedding_bytes: int = 0  # of the token embedding, where the head is a matrix of its own
     has_even_keys: bool = False  # 8 bits of keys and values were measured to do no harm
 

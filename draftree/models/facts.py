@@ -26,13 +26,13 @@ def read_facts(checkpoint: Checkpoint) -> ModelFacts:
     heads = metadata.count("attention.head_count")
     head_dim = metadata.count("attention.key_length", max(hidden // heads, 1))
     kv_heads = metadata.count("attention.head_count_kv", heads)
-    recurrent_floats = stash_floats = 0
+    recurrent_floats = window_floats = stash_floats = 0
     if num_recurrent:
         value_heads, inner = metadata.count("ssm.time_step_rank"), metadata.count("ssm.inner_size")
         key_width = metadata.count("ssm.group_count") * metadata.count("ssm.state_size")
         channels = 2 * key_width + inner
-        window = metadata.count("ssm.conv_kernel") - 1
-        recurrent_floats = inner * metadata.count("ssm.state_size") + window * channels
+        window_floats = (metadata.count("ssm.conv_kernel") - 1) * channels
+        recurrent_floats = inner * metadata.count("ssm.state_size") + window_floats
         stash_floats = channels + key_width + inner + 2 * value_heads
     return ModelFacts(
         name=str(checkpoint.metadata.get("general.name") or checkpoint.path.stem),
@@ -48,6 +48,7 @@ def read_facts(checkpoint: Checkpoint) -> ModelFacts:
         kv_width=2 * kv_heads * head_dim,
         recurrent_bytes=num_recurrent * recurrent_floats * _FLOAT_BYTES,
         stash_width=num_recurrent * stash_floats,
+        window_bytes=num_recurrent * window_floats * _FLOAT_BYTES,
         is_quantized=any(
             t.qtype not in (QuantType.F32, QuantType.F16, QuantType.BF16)
             for t in checkpoint.tensors.values()

@@ -1,4 +1,4 @@
-"""The gated delta rule on the GPU: against the reference, and bit for bit against itself."""
+"""Convolution and delta rule on the GPU: against references, and bit for bit against themselves."""
 
 from dataclasses import replace
 
@@ -7,88 +7,20 @@ import pytest
 import torch
 
 from draftree.kernels.cuda.compile import Gpu
+from draftree.kernels.cuda.conv import Convolution
 from draftree.kernels.cuda.gated_delta import (
     MOST_ROWS,
     DeltaArena,
     block_cols,
-    delta_commit,
     gated_delta,
     num_slots,
     num_threads,
     shared_bytes,
 )
-from draftree.kernels.cuda.gated_delta_prefill import (
-    chunk_shared_bytes,
-    gated_delta_prefill,
-    plan_pass,
-)
-from draftree.kernels.cuda.step import CudaStep
-from draftree.kernels.reference.gated_delta import gated_delta_reference
 from tests.kernels import test_gated_delta as cpu
+from tests.kernels.delta_layers import MAX_NODES, Layers, assert_same, relative_error
 from tests.kernels.emulator import emulated_gpu
-from tests.kernels.passes import Tree, make_tree, randn
-
-MAX_NODES = 24
-
-
-class Layers:
-    """Some delta-rule layers of one size, and a step to run them with."""
-
-    def __init__(self, gpu, key_heads, value_heads, dim, *, num_layers=1, max_nodes=MAX_NODES):
-        rng = np.random.default_rng(key_heads + value_heads + dim)
-        self.gpu, self.step = gpu, CudaStep(512, max_nodes, gpu)
-        self.arena = DeltaArena(max_nodes, gpu)
-        self.states = [self.arena.new(key_heads, value_heads, dim) for _ in range(num_layers)]
-        self.widths = ((2 * key_heads + value_heads) * dim, value_heads, value_heads)
-        self.decay, self.bias = -np.exp(randn(rng, value_heads)), randn(rng, value_heads)
-
-    def random_inputs(self, rng, count):
-        return [randn(rng, count, width) for width in self.widths]
-
-    def chain(self, inputs, *, num_rows=None, layer=0):
-        self.step.set_chain(np.zeros(len(inputs[0])), 0)
-        return self.run(gated_delta, inputs, num_rows or len(inputs[0]), layer)
-
-    def one_by_one(self, inputs, *, layer=0):
-        rows = [[a[i : i + 1] for a in inputs] for i in range(len(inputs[0]))]
-        return np.concatenate([self.chain(row, layer=layer) for row in rows])
-
-    def tree(self, tree, inputs, *, num_rows=None, layer=0):
-        tree.load(self.step, 0)
-        return self.run(gated_delta, inputs, num_rows or len(tree), layer)
-
-    def commit(self):
-        delta_commit(self.arena, self.step, self.gpu)
-
-    def run(self, operation, inputs, num_rows, layer=0):
-        """Rows that are not live are NaN; all arrays are columns of wider ones."""
-        count, state = len(inputs[0]), self.states[layer]
-        wide = [self._wide(num_rows, a.shape[1], 8) for a in inputs]
-        for to, values in zip(wide, inputs, strict=True):
-            to[:count] = torch.from_numpy(values)
-        out = self._wide(num_rows, state.value_heads * state.head_dim, 4)
-        weights = [torch.from_numpy(a).to(self.gpu.place) for a in (self.decay, self.bias)]
-        operation(*wide, *weights, state, self.step, out, self.gpu)
-        assert out[count:].isnan().all()
-        return out[:count].cpu().numpy()
-
-    def _wide(self, num_rows, width, more):
-        padded = -(-width // 4) * 4 + more
-        return torch.full((num_rows, padded), torch.nan, device=self.gpu.place)[:, 4 : 4 + width]
-
-    def snapshot(self, layer=0):
-        return self.states[layer].snapshot(0)[0]
-
-    def reference(self, inputs, before):
-        tensors = [torch.from_numpy(a).double() for a in (*inputs, self.decay, self.bias)]
-        out, after = gated_delta_reference(
-            *tensors, torch.from_numpy(before).double(), self.states[0].key_heads
-        )
-        return out.flatten(1).numpy(), after.numpy()
-
-
-def relative_error(value, expected):
-    return np.linalg.norm(value - expected) / np.linalg.norm(expected)
+from tests.kernels.passes import Tree, make_tree
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 16), (2, 6, 32), (1, 2, 64), (1, 2, 128)])
@@ -96,28 +28,46 @@ def test_a_chain_equals_reference_and_cpu(any_gpu, shape):
     rng = np.random.default_rng(0)
     layers, other = Layers(any_gpu, *shape), cpu.Layer(*shape)
     other.ssm_a[:], other.dt_bias[:] = layers.decay, layers.bias
-    inputs = layers.random_inputs(rng, 11)
-    before = randn(rng, shape[1], shape[2], shape[2])
-    layers.states[0].restore((before,))
+    inputs, (before, window) = layers.random_inputs(rng, 11), layers.random_start(rng)
+    layers.restore(before, window)
     other.state.state[:] = before
-    expected, after = layers.reference(inputs, before)
+    convolved, last = layers.convolved(inputs, window)
+    expected, after = layers.reference(convolved, before)
     out = layers.chain(inputs)
-    np.testing.assert_allclose(out, expected, atol=5e-6)
+    np.testing.assert_allclose(out, expected, atol=1e-5)
     np.testing.assert_allclose(layers.snapshot(), after, atol=1e-5)
-    np.testing.assert_allclose(out, other.chain(inputs), atol=5e-6)
+    np.testing.assert_allclose(out, other.chain(convolved), atol=1e-5)
     np.testing.assert_allclose(layers.snapshot(), other.state.state, atol=1e-5)
+    np.testing.assert_array_equal(layers.window(), last)
+
+
+@pytest.mark.parametrize("taps", [2, 4, 5])
+def test_chains_of_many_lengths_equal_the_reference(any_gpu, taps):
+    """One after the other, so that both windows are read and written; the long one is prefill."""
+    rng = np.random.default_rng(taps)
+    layers = Layers(any_gpu, 2, 4, 16, taps=taps)
+    state, window = layers.random_start(rng)
+    layers.restore(state, window)
+    for count in (1, 2, 3, 1, 8, 24, 64, 70, 1, 1, 130, 2, 5):
+        inputs = layers.random_inputs(rng, count)
+        convolved, window = layers.convolved(inputs, window)
+        expected, after = layers.reference(convolved, layers.snapshot())
+        run, error = (layers.chain, 2e-6) if count <= MOST_ROWS else (layers.long_chain, 1e-3)
+        assert relative_error(run(inputs), expected) < error
+        assert relative_error(layers.snapshot(), after) < error
+        np.testing.assert_array_equal(layers.window(), window)
 
 
 def test_extreme_gates_and_empty_rows(any_gpu):
     layers = Layers(any_gpu, 1, 2, 16)
     inputs = layers.random_inputs(np.random.default_rng(1), 6)
-    inputs[0][2] = 0.0  # neither query nor key has a direction
+    inputs[0][:2] = 0.0  # neither query nor key has a direction
     inputs[1][:] = np.array([-200.0, 200.0, 0.0, 80.0, -80.0, 3.0])[:, None]
     inputs[2][:] = np.array([200.0, -200.0, 100.0, -100.0, 0.0, 1.0])[:, None]
-    before = np.zeros((2, 16, 16), np.float32)
-    expected, after = layers.reference(inputs, before)
-    np.testing.assert_allclose(layers.chain(inputs), expected, atol=1e-6)
-    np.testing.assert_allclose(layers.snapshot(), after, atol=1e-6)
+    convolved, _ = layers.convolved(inputs, layers.window())
+    expected, after = layers.reference(convolved, np.zeros((2, 16, 16), np.float32))
+    np.testing.assert_allclose(layers.chain(inputs), expected, atol=2e-6)
+    np.testing.assert_allclose(layers.snapshot(), after, atol=2e-6)
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 16), (1, 1, 128)])
@@ -125,7 +75,7 @@ def test_a_chunk_equals_token_by_token(any_gpu, shape):
     chunk, plain = Layers(any_gpu, *shape), Layers(any_gpu, *shape)
     inputs = chunk.random_inputs(np.random.default_rng(2), 9)
     np.testing.assert_array_equal(chunk.chain(inputs, num_rows=16), plain.one_by_one(inputs))
-    np.testing.assert_array_equal(chunk.snapshot(), plain.snapshot())
+    assert_same(chunk, plain)
 
 
 def full_binary(num_nodes: int) -> Tree:
@@ -159,19 +109,19 @@ def assert_tree_equals_chains(gpu: Gpu, tree: Tree, shape: tuple[int, int, int])
     """Every node equals its path alone, and the commit leaves what the path would have left."""
     rng = np.random.default_rng(len(tree))
     layers = Layers(gpu, *shape, max_nodes=max(MAX_NODES, len(tree)))
-    inputs = layers.random_inputs(rng, len(tree))
-    before = randn(rng, shape[1], shape[2], shape[2])
-    layers.states[0].restore((before,))
+    inputs, start = layers.random_inputs(rng, len(tree)), layers.random_start(rng)
+    layers.restore(*start)
     out = layers.tree(tree, inputs)
-    np.testing.assert_array_equal(layers.snapshot(), before)  # a rollback is doing nothing
-    layers.commit()
+    np.testing.assert_array_equal(layers.snapshot(), start[0])  # a rollback is doing nothing
+    np.testing.assert_array_equal(layers.window(), start[1])
+    layers.commit(tree)
     ends = set(range(len(tree))) - set(tree.parents) | {tree.path[-1]}
     for node in ends:
         plain, branch = Layers(gpu, *shape), tree.branch(node)
-        plain.states[0].restore((before,))
+        plain.restore(*start)
         np.testing.assert_array_equal(out[branch], plain.chain([a[branch] for a in inputs]))
         if node == tree.path[-1]:
-            np.testing.assert_array_equal(layers.snapshot(), plain.snapshot())
+            assert_same(layers, plain)
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -237,111 +187,97 @@ def test_commit_advances_all_layers(any_gpu):
     inputs = [layers.random_inputs(rng, len(tree)) for _ in layers.states]
     for layer, values in enumerate(inputs):
         layers.tree(tree, values, layer=layer)
-    layers.commit()
+    layers.commit(tree)
     for layer, values in enumerate(inputs):
-        plain = Layers(any_gpu, *shape)
-        plain.one_by_one([a[list(tree.path)] for a in values])
-        np.testing.assert_array_equal(layers.snapshot(layer), plain.snapshot())
+        plain = Layers(any_gpu, *shape, num_layers=3)
+        for node in tree.path:
+            plain.chain([a[node : node + 1] for a in values], layer=layer)
+        assert_same(layers, plain, layer, layer)
 
 
-def test_two_trees_one_after_the_other(any_gpu):
-    """What the first tree kept must not reach the commit of the second; long paths go in parts."""
-    layers, plain = Layers(any_gpu, 1, 2, 16), Layers(any_gpu, 1, 2, 16)
-    rng = np.random.default_rng(6)
-    for tree in (make_tree(list(range(19)), 18), make_tree([0, 0, 2, 3], 4)):
-        inputs = layers.random_inputs(rng, len(tree))
-        layers.tree(tree, inputs)
-        layers.commit()
-        plain.one_by_one([a[list(tree.path)] for a in inputs])
-    np.testing.assert_array_equal(layers.snapshot(), plain.snapshot())
-
-
-def test_nothing_live_and_empty_paths_change_nothing(any_gpu):
-    layers = Layers(any_gpu, 1, 2, 16)
-    rng = np.random.default_rng(7)
-    layers.chain(layers.random_inputs(rng, 3))
-    before = layers.snapshot()
-    layers.tree(TREES["forked"], layers.random_inputs(rng, len(TREES["forked"])))
-    layers.step.set_path(np.array([], np.int64))
-    layers.commit()
-    np.testing.assert_array_equal(layers.snapshot(), before)
-    parts = [part.clone() for part in layers.states[0].parts]
-    layers.step.set_path(np.array([0, 1]))
-    layers.step.control[0] = 0  # a path is left over, but no rows
-    layers.commit()
-    for is_tree in (0, 1):
-        layers.step.control[2] = is_tree
-        layers.run(gated_delta, layers.random_inputs(rng, 0), 8)
-    for part, same in zip(layers.states[0].parts, parts, strict=True):
-        assert torch.equal(part, same)
-
-
-def test_snapshot_and_restore(any_gpu):
-    layers = Layers(any_gpu, 1, 2, 16)
-    rng = np.random.default_rng(8)
-    first, second = layers.random_inputs(rng, 3), layers.random_inputs(rng, 3)
-    layers.chain(first)
-    (copy,) = layers.states[0].snapshot(3)
-    out, after = layers.chain(second), layers.snapshot()
-    layers.states[0].restore((copy,))
-    np.testing.assert_array_equal(layers.chain(second), out)
-    np.testing.assert_array_equal(layers.snapshot(), after)
-    layers.states[0].restore(())
-    assert not layers.snapshot().any()
-
-
-PREFILLS = [
-    # key heads, value heads, head_dim, rows, factor of the decays
-    (1, 2, 16, 65, 1.0),
-    (2, 4, 32, 200, 0.01),
-    (1, 1, 64, 128, 1.0),
-    (1, 1, 64, 200, 20.0),
-    (1, 1, 128, 65, 0.02),
+PASSES = [
+    *(1, make_tree(list(range(19)), 18), make_tree([0, 0, 2, 3], 4), 1, 2, random_tree(4, 24), 3),
+    *(8, make_tree([0], 0), make_tree([], 0), 70, random_tree(5, 24), 1, 1, 1, 65, 2, 24),
 ]
 
 
-@pytest.mark.parametrize("case", PREFILLS, ids=str)
-def test_prefill_equals_reference(any_gpu, case):
-    *shape, count, rate = case
-    rng = np.random.default_rng(count)
-    layers = Layers(any_gpu, *shape)
-    layers.decay *= rate
-    inputs, before = layers.random_inputs(rng, count), randn(rng, shape[1], shape[2], shape[2])
-    inputs[0][3] = 0.0
-    layers.states[0].restore((before,))
-    expected, after = layers.reference(inputs, before)
-    out = layers.run(gated_delta_prefill, inputs, count)
-    assert relative_error(out, expected) < 1e-3
-    assert relative_error(layers.snapshot(), after) < 1e-3
-    first = layers.snapshot()
-    layers.states[0].restore((before,))
-    np.testing.assert_array_equal(layers.run(gated_delta_prefill, inputs, count), out)
-    np.testing.assert_array_equal(layers.snapshot(), first)
+def test_many_passes_one_after_the_other(any_gpu):
+    """What one left must not reach beyond the next; long paths are committed in parts."""
+    layers, plain = Layers(any_gpu, 1, 2, 16), Layers(any_gpu, 1, 2, 16)
+    rng = np.random.default_rng(6)
+    for count in PASSES:
+        is_tree = isinstance(count, Tree)
+        path = list(count.path) if is_tree else list(range(count))
+        inputs = layers.random_inputs(rng, len(count) if is_tree else count)
+        kept = [a[path] for a in inputs]
+        if is_tree:
+            out = layers.tree(count, inputs)
+            layers.commit(count)
+        else:
+            out = (layers.chain if count <= MOST_ROWS else layers.long_chain)(inputs)
+        run = plain.one_by_one if len(path) <= MOST_ROWS else plain.long_chain
+        np.testing.assert_array_equal(run(kept), out[path])
+        assert_same(layers, plain)
 
 
-def test_prefill_of_similar_keys_and_full_gates(any_gpu):
-    """Corrections that undo each other: the hardest case for the solved form."""
-    layers = Layers(any_gpu, 1, 1, 32)
-    rng = np.random.default_rng(9)
-    inputs, before = layers.random_inputs(rng, 130), randn(rng, 1, 32, 32) * 1e4
-    inputs[0][:, 32:64] = 1.0 + 0.3 * inputs[0][:, 32:64]
-    inputs[0][:, 64:] *= 1e5  # values beyond what 16-bit floats can hold
-    inputs[1][:], inputs[2][:] = -20.0, 8.0
-    layers.states[0].restore((before,))
-    expected, after = layers.reference(inputs, before)
-    out = layers.run(gated_delta_prefill, inputs, 130)
-    assert relative_error(out, expected) < 2e-3
-    assert relative_error(layers.snapshot(), after) < 2e-3
+def test_a_pass_that_is_repeated_reads_the_same(any_gpu):
+    """Blocks of a certain pass must not see what others of them write: nor does a second pass."""
+    layers, rng = Layers(any_gpu, 1, 2, 16), np.random.default_rng(12)
+    for count in (2, 1):
+        layers.chain(layers.random_inputs(rng, 3))
+        inputs, state = layers.random_inputs(rng, count), layers.snapshot()
+        committed = layers.committed
+        first, window = layers.chain(inputs), layers.window()
+        layers.states[0].restore((state,))
+        layers.committed = committed
+        np.testing.assert_array_equal(layers.chain(inputs), first)
+        np.testing.assert_array_equal(layers.window(), window)
 
 
-def test_prefill_goes_slab_by_slab(any_gpu, monkeypatch):
-    monkeypatch.setattr("draftree.kernels.cuda.gated_delta_prefill._SLAB_ROWS", 64)
-    layers, whole = Layers(any_gpu, 1, 1, 16), Layers(any_gpu, 1, 1, 16)
-    inputs = layers.random_inputs(np.random.default_rng(10), 130)
-    out = layers.run(gated_delta_prefill, inputs, 130)
-    monkeypatch.undo()
-    np.testing.assert_array_equal(out, whole.run(gated_delta_prefill, inputs, 130))
-    np.testing.assert_array_equal(layers.snapshot(), whole.snapshot())
+def test_nothing_live_and_empty_paths_change_nothing(any_gpu):
+    layers, tree = Layers(any_gpu, 1, 2, 16), TREES["forked"]
+    rng = np.random.default_rng(7)
+    layers.chain(layers.random_inputs(rng, 3))
+    before, window = layers.snapshot(), layers.window()
+    layers.tree(tree, layers.random_inputs(rng, len(tree)))
+    layers.step.set_path(np.array([], np.int64))
+    layers.commit(Tree((), ()))
+    np.testing.assert_array_equal(layers.snapshot(), before)
+    np.testing.assert_array_equal(layers.window(), window)
+    conv_state = layers.convs[0]
+    parts = *layers.states[0].parts, conv_state.windows, conv_state.second_at, conv_state.stash
+    copies = [part.clone() for part in parts]
+    layers.step.set_path(np.array([0, 1]))
+    layers.step.control[0] = 0  # a path is left over, but no rows
+    for is_tree in (0, 1):
+        layers.step.control[2] = is_tree
+        layers.run(gated_delta, layers.random_inputs(rng, 0), 8)
+        layers.commit(tree)
+    for part, same in zip(parts, copies, strict=True):
+        assert torch.equal(part, same)
+
+
+@pytest.mark.parametrize("lengths", [(3, 5, 1), (1, 1, 2), (1, 66, 3), (70, 1, 4)])
+def test_snapshot_and_restore(any_gpu, lengths):
+    layers = Layers(any_gpu, 1, 2, 16)
+    rng = np.random.default_rng(8)
+    for count in lengths[:2]:
+        run = layers.chain if count <= MOST_ROWS else layers.long_chain
+        run(layers.random_inputs(rng, count))
+    at, start = layers.committed, (layers.snapshot(), layers.window())
+    last = [layers.random_inputs(rng, lengths[2]), layers.random_inputs(rng, 1)]
+    expected = [layers.chain(inputs) for inputs in last]
+    after = layers.snapshot(), layers.window()
+    layers.chain(layers.random_inputs(rng, 3))
+    layers.restore(*start)
+    layers.committed = at
+    for inputs, out in zip(last, expected, strict=True):
+        np.testing.assert_array_equal(layers.chain(inputs), out)
+    np.testing.assert_equal((layers.snapshot(), layers.window()), after)
+    layers.states[0].restore(())
+    layers.convs[0].restore(())
+    assert not layers.snapshot().any()
+    assert not layers.convs[0].snapshot(0)[0].any()
 
 
 def test_what_does_not_fit_is_refused(any_gpu):
@@ -356,32 +292,28 @@ def test_what_does_not_fit_is_refused(any_gpu):
     with pytest.raises(ValueError, match="65 nodes"):
         DeltaArena(65, any_gpu)
     with pytest.raises(ValueError, match="different numbers"):
-        operands = [
+        x, *rows = (
             torch.zeros((n, width)) for n, width in zip((2, 2, 1), layers.widths, strict=True)
-        ]
+        )
         gates = torch.zeros(2), torch.zeros(2)
-        gated_delta(*operands, *gates, layers.states[0], layers.step, torch.zeros(2, 32), any_gpu)
+        qkv = Convolution(x, layers.weights[0], layers.convs[0])
+        out = torch.zeros(2, 32)
+        gated_delta(qkv, *rows, *gates, layers.states[0], layers.step, out, any_gpu)
+    with pytest.raises(ValueError, match="does not fit the state"):
+        Convolution(x, layers.weights[0][:, 1:], layers.convs[0]).check()
 
 
 def test_chips_with_less_room_give_the_same_bits():
-    """Fewer columns a block, fewer chunks read ahead."""
+    """Fewer columns a block."""
     large = emulated_gpu()
-    small = replace(large, shared_per_block=24_000)
+    small = replace(large, shared_per_block=34_000)
     tree, results = TREES["forked"], []
-    assert [block_cols(len(tree), 128, chip) for chip in (large, small)] == [64, 8]
+    assert [block_cols(len(tree), 128, 4, chip) for chip in (large, small)] == [64, 8]
     for chip in (large, small):
         layers, rng = Layers(chip, 1, 1, 128), np.random.default_rng(11)
         out = layers.tree(tree, layers.random_inputs(rng, len(tree)))
-        layers.commit()
-        results.append((out, layers.snapshot()))
-    np.testing.assert_equal(*results)
-    small = replace(large, shared_per_block=60_000)
-    assert [plan_pass(64, chip).num_stages for chip in (large, small)] == [2, 1]
-    results = []
-    for chip in (large, small):
-        layers, rng = Layers(chip, 1, 1, 64), np.random.default_rng(12)
-        out = layers.run(gated_delta_prefill, layers.random_inputs(rng, 150), 150)
-        results.append((out, layers.snapshot()))
+        layers.commit(tree)
+        results.append((out, layers.snapshot(), layers.window()))
     np.testing.assert_equal(*results)
 
 
@@ -390,10 +322,8 @@ def test_blocks_fit_every_chip(shared):
     chip = Gpu(0, 90, 100, shared + 1024, shared)
     static = 2048  # what the kernels declare themselves
     for dim in (16, 32, 64, 128):
-        assert chunk_shared_bytes(dim) + 1024 <= shared
-        assert plan_pass(dim, chip).shared_bytes + 256 <= shared
         for rows in (1, 8, 24, 48, MOST_ROWS):
-            cols = block_cols(rows, dim, chip)
-            assert shared_bytes(rows, dim, cols) + static <= shared
+            cols = block_cols(rows, dim, 4, chip)
+            assert shared_bytes(rows, dim, cols, 4) + static <= shared
             assert num_threads(dim, cols) % 32 == 0
-    assert block_cols(MOST_ROWS, 128, chip) == {101376: 8, 166912: 32, 232448: 64}[shared]
+    assert block_cols(MOST_ROWS, 128, 4, chip) == {101376: 8, 166912: 32, 232448: 64}[shared]

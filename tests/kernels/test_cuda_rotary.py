@@ -1,4 +1,6 @@
-"""Norms of heads and rotary positions on the GPU, against float64."""
+"""Norms of heads and rotary positions on the GPU: against float64, and keys and values on their way
+into the cache against the steps one by one, in bits.
+"""
 
 import numpy as np
 import pytest
@@ -6,19 +8,23 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
-from draftree.kernels.cuda.rotary import (  # noqa: E402
-    head_norm_rope,
-    head_norm_rope_pair,
-    rope_table,
-)
+from draftree.kernels.cuda.kv_cache import CudaKv, kv_write  # noqa: E402
+from draftree.kernels.cuda.ops import CudaOps  # noqa: E402
+from draftree.kernels.cuda.rotary import Turn, rope_table, turn_and_write  # noqa: E402
+from draftree.kernels.cuda.step import NUM_TOKENS, CudaStep  # noqa: E402
+from draftree.kernels.cuda.store import WeightStore  # noqa: E402
 from draftree.kernels.reference.norm import rms_norm_reference  # noqa: E402
 from draftree.kernels.reference.rope import rope_reference  # noqa: E402
+from tests.kernels.passes import make_tree  # noqa: E402
 
 EPS, NUM_POSITIONS = 1e-5, 3000
 
 
-def ints(gpu: Gpu, *values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=gpu.place)
+def step_at(gpu: Gpu, positions: list[int], num_live: int) -> CudaStep:
+    step = CudaStep(len(positions), 1, gpu)
+    step.positions[: len(positions)] = torch.tensor(positions, dtype=torch.int32)
+    step.control[NUM_TOKENS] = num_live
+    return step
 
 
 def frequencies(rotary_dim: int) -> np.ndarray:
@@ -42,6 +48,13 @@ def expect(x, head_dim, norm, rotary_dim, positions, interleaved) -> torch.Tenso
     return out.flatten(1)
 
 
+def turn_alone(turn: Turn, step: CudaStep, gpu: Gpu) -> None:
+    """In place, as queries; what is written beside them is thrown away."""
+    zeros = torch.zeros((len(turn.x), turn.head_dim), device=gpu.place)
+    cache = CudaKv(1, turn.head_dim, NUM_POSITIONS, gpu)
+    turn_and_write(turn, turn._replace(x=zeros), zeros, cache, step, gpu)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(
     ("head_dim", "rotary_dim"), [(16, 16), (32, 8), (64, 64), (256, 64), (256, 0), (80, 80)]
@@ -54,39 +67,148 @@ def test_heads_equal_the_reference(
     around = x.clone()
     norm = torch.linspace(0.5, 2, head_dim, device=any_gpu.place) if has_norm else None
     table = rope_table(frequencies(rotary_dim), NUM_POSITIONS, any_gpu) if rotary_dim else None
-    positions = ints(any_gpu, 0, 1, 17, 2999, 17, 5)
-    expected = expect(x, head_dim, norm, rotary_dim, positions, interleaved)
-    options = {"interleaved": interleaved, "live": ints(any_gpu, 5)}
-    head_norm_rope(x, head_dim, norm, EPS, table, positions, any_gpu, **options)
+    step = step_at(any_gpu, [0, 1, 17, 2999, 17, 5], num_live=5)
+    expected = expect(x, head_dim, norm, rotary_dim, step.positions[:6], interleaved)
+    turn_alone(Turn(x, norm, EPS, head_dim, table, interleaved), step, any_gpu)
     torch.testing.assert_close(x.cpu().double()[:5], expected[:5], atol=3e-6, rtol=1e-6)
     assert torch.equal(x[5], around[5]), "a row that is not live was touched"
 
 
-def test_pair_equals_one_after_the_other_and_rows_alone(any_gpu: Gpu) -> None:
-    q, k = heads_of(9, 7, 64, any_gpu), heads_of(9, 3, 64, any_gpu, seed=1)
-    norms = [torch.linspace(a, 2, 64, device=any_gpu.place) for a in (0.5, 1.0)]
+TREE = make_tree([0, 0, 1, 1, 3, 5], 6)
+
+
+def set_pass(step: CudaStep, *, is_tree: bool, committed: int) -> None:
+    nodes = np.zeros(len(TREE), np.int32)
+    if is_tree:
+        step.set_tree(nodes, np.array(TREE.parents), TREE.depths, committed)
+    else:
+        step.set_chain(nodes, committed)
+
+
+def bits(cache: CudaKv) -> torch.Tensor:
+    return cache.halves.view(torch.int16)
+
+
+@pytest.mark.parametrize("is_tree", [False, True])
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "head_dim", "rotary_dim"),
+    [
+        (4, 2, 16, 16),
+        (0, 3, 32, 8),
+        (5, 5, 64, 64),
+        (3, 1, 80, 80),
+        (6, 1, 256, 64),
+        (0, 4, 128, 0),
+    ],
+)
+def test_one_launch_equals_turning_and_then_writing(
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    rotary_dim: int,
+    has_norm: bool,
+    is_tree: bool,
+    any_gpu: Gpu,
+) -> None:
+    num_rows, committed, gpu = len(TREE) + 2, 50, any_gpu
+    table = rope_table(frequencies(rotary_dim), NUM_POSITIONS, gpu) if rotary_dim else None
+    step = CudaStep(num_rows, num_rows, gpu)
+    set_pass(step, is_tree=is_tree, committed=committed)
+    q, k, v = (
+        heads_of(num_rows, heads, head_dim, gpu, seed)
+        for seed, heads in enumerate((q_heads, kv_heads, kv_heads))
+    )
+    k[1, 3], v[0, 2], v[2, 1] = -1e8, 1e9, -float("inf")
+    norms = [torch.linspace(a, 2, head_dim, device=gpu.place) if has_norm else None for a in (0, 1)]
+    rest = head_dim, table, head_dim == 16
+    queries, keys = Turn(q, norms[0], EPS, *rest), Turn(k, norms[1], 0.25, *rest)
+
+    q_alone, k_alone = queries._replace(x=q.clone()), keys._replace(x=k.clone())
+    apart, together = (CudaKv(kv_heads, head_dim, committed + 20, gpu) for _ in range(2))
+    apart.halves.fill_(float("nan")), together.halves.fill_(float("nan"))
+    if q_heads:
+        turn_alone(q_alone, step, gpu)
+    turn_alone(k_alone, step, gpu)
+    kv_write(k_alone.x, v, apart, step, gpu)
+
+    kept = k.clone(), v.clone()
+    turn_and_write(queries if q_heads else None, keys, v, together, step, gpu)
+    assert torch.equal(q, q_alone.x)
+    assert torch.equal(bits(together), bits(apart))
+    assert torch.equal(k, kept[0]) and torch.equal(v, kept[1])
+    is_written = ~together.halves.isnan()
+    assert is_written[:, :, committed : committed + len(TREE)].all()
+    assert is_written.sum() == 2 * kv_heads * len(TREE) * head_dim
+
+
+def test_keys_in_the_cache_equal_the_reference(any_gpu: Gpu) -> None:
+    k, v = heads_of(6, 2, 64, any_gpu), heads_of(6, 2, 64, any_gpu, seed=1)
+    norm = torch.linspace(0.5, 2, 64, device=any_gpu.place)
     table = rope_table(frequencies(32), NUM_POSITIONS, any_gpu)
-    positions = ints(any_gpu, *range(100, 109))
-    options = {"interleaved": False, "live": ints(any_gpu, 9)}
-    before = [q.clone(), k.clone()]
-    head_norm_rope_pair(q, k, 64, *norms, EPS, table, positions, any_gpu, **options)
-    for x, norm, together in zip(before, norms, (q, k), strict=True):
-        alone = x.clone()
-        head_norm_rope(alone, 64, norm, EPS, table, positions, any_gpu, **options)
-        assert torch.equal(alone, together)
-        for row in (0, 4, 8):
-            one = x[row : row + 1].clone()
-            head_norm_rope(one, 64, norm, EPS, table, positions[row:], any_gpu, **options)
-            assert torch.equal(one[0], together[row])
+    positions, cache = [0, 1, 17, 2999, 16, 5], CudaKv(2, 64, NUM_POSITIONS, any_gpu)
+    step = step_at(any_gpu, positions, num_live=6)
+    turn_and_write(None, Turn(k, norm, EPS, 64, table, False), v, cache, step, any_gpu)
+    expected = expect(k, 64, norm, 32, step.positions[:6], False), v.cpu().double()
+    for part, rows in zip((cache.keys, cache.values), expected, strict=True):
+        got = part[:, positions].transpose(0, 1).flatten(1).cpu().double()
+        torch.testing.assert_close(got, rows, atol=1e-4, rtol=1e-3)
+
+
+def test_rows_have_the_same_bits_alone(any_gpu: Gpu) -> None:
+    x, norm = heads_of(9, 7, 64, any_gpu), torch.linspace(0.5, 2, 64, device=any_gpu.place)
+    rest = norm, EPS, 64, rope_table(frequencies(32), NUM_POSITIONS, any_gpu), False
+    before = x.clone()
+    turn_alone(Turn(x, *rest), step_at(any_gpu, list(range(100, 109)), num_live=9), any_gpu)
+    for row in (0, 4, 8):
+        one = before[row : row + 1].clone()
+        turn_alone(Turn(one, *rest), step_at(any_gpu, [100 + row], num_live=1), any_gpu)
+        assert torch.equal(one[0], x[row])
 
 
 def test_no_live_rows_change_nothing(any_gpu: Gpu) -> None:
-    x = heads_of(3, 2, 32, any_gpu)
-    before, table = x.clone(), rope_table(frequencies(32), 8, any_gpu)
-    norm, positions = torch.ones(32, device=any_gpu.place), ints(any_gpu, 1, 2, 3)
-    options = {"interleaved": False, "live": ints(any_gpu, 0)}
-    head_norm_rope(x, 32, norm, EPS, table, positions, any_gpu, **options)
-    assert torch.equal(x, before)
+    q, k, v = (heads_of(3, 2, 32, any_gpu, seed) for seed in range(3))
+    before, table = q.clone(), rope_table(frequencies(32), 8, any_gpu)
+    rest = torch.ones(32, device=any_gpu.place), EPS, 32, table, False
+    step, cache = step_at(any_gpu, [1, 2, 3], num_live=0), CudaKv(2, 32, 8, any_gpu)
+    turn_and_write(Turn(q, *rest), Turn(k, *rest), v, cache, step, any_gpu)
+    assert torch.equal(q, before) and not cache.halves.any()
+
+
+def test_operations_turn_and_write_in_one_launch(any_gpu: Gpu) -> None:
+    """With queries, without, without any turn; what waits is turned by the write that follows."""
+    ops = CudaOps(WeightStore(any_gpu), max_tokens=8, max_nodes=8, max_ctx=64)
+    q, k, v = (heads_of(8, heads, 32, any_gpu, heads) for heads in (4, 2, 2))
+    before, table, norm = q.clone(), ops.rope_table(frequencies(16)), ops.constant(np.ones(32))
+    ops.step.set_chain(np.zeros(5, np.int32), 7)
+    for turned in ((q, k), (k,), ()):
+        cache, expected = ops.new_kv(2, 32), CudaKv(2, 32, 64, any_gpu)
+        copies = [x.clone() for x in turned]
+        for x in copies:
+            turn_alone(Turn(x, norm, EPS, 32, table, True), ops.step, any_gpu)
+        kv_write(copies[-1] if copies else k, v, expected, ops.step, any_gpu)
+        kept = k.clone()
+        with ops.capture() as program:
+            for x in turned:
+                ops.head_norm(x, norm, EPS)
+                ops.rope(x, 32, table, interleaved=True)
+            ops.kv_write(k, v, cache)
+        program.launch(8)
+        assert torch.equal(cache.halves[:, :, :64], expected.halves)
+        assert torch.equal(k, kept), "keys were turned in place"
+        if len(turned) == 2:
+            assert torch.equal(q, copies[0]) and not torch.equal(q, before)
+
+
+def test_operations_refuse_keys_that_are_not_turned_last(any_gpu: Gpu) -> None:
+    ops = CudaOps(WeightStore(any_gpu), max_tokens=8, max_nodes=8, max_ctx=64)
+    q, k = (heads_of(8, 2, 32, any_gpu, seed) for seed in range(2))
+    table, cache = ops.rope_table(frequencies(16)), ops.new_kv(2, 32)
+    for turned in ((k, q), (q,), (q, q, k)):
+        with ops.capture(), pytest.raises(AssertionError, match="after queries"):
+            for x in turned:
+                ops.rope(x, 32, table, interleaved=False)
+            ops.kv_write(k, k, cache)
 
 
 def test_table_is_exact_far_out(any_gpu: Gpu) -> None:
@@ -97,13 +219,19 @@ def test_table_is_exact_far_out(any_gpu: Gpu) -> None:
         np.testing.assert_allclose(table[position, :, 1], np.sin(angles), atol=6e-8)
 
 
-def test_wrong_shapes_are_refused(any_gpu: Gpu) -> None:
+def test_what_does_not_fit_is_refused(any_gpu: Gpu) -> None:
     x, table = heads_of(3, 2, 32, any_gpu), rope_table(frequencies(64), 8, any_gpu)
-    positions, live = ints(any_gpu, 1, 2, 3), ints(any_gpu, 3)
-    with pytest.raises(ValueError, match="64 rotary dims of heads of 32"):
-        head_norm_rope(x, 32, None, EPS, table, positions, any_gpu, interleaved=False, live=live)
-    with pytest.raises(ValueError, match="norm of 32"):
-        norm = torch.ones(16, device=any_gpu.place)
-        head_norm_rope(x, 32, norm, EPS, None, positions, any_gpu, interleaved=False, live=live)
-    with pytest.raises(ValueError, match="float32 rows of 48"):
-        head_norm_rope(x, 48, None, EPS, None, positions, any_gpu, interleaved=False, live=live)
+    step, cache = step_at(any_gpu, [1, 2, 3], num_live=3), CudaKv(2, 32, 8, any_gpu)
+    plain = Turn(x, None, EPS, 32, None, False)
+
+    def refuse(match: str, q: Turn | None, k: Turn) -> None:
+        with pytest.raises(ValueError, match=match):
+            turn_and_write(q, k, x, cache, step, any_gpu)
+
+    refuse("64 rotary dims of heads of 32", None, plain._replace(table=table))
+    refuse("norm of 32", None, plain._replace(norm=torch.ones(16, device=any_gpu.place)))
+    refuse("float32 rows of 64", None, plain._replace(x=heads_of(3, 1, 32, any_gpu)))
+    refuse("same rows", None, plain.first(2))
+    refuse("turned alike", plain._replace(interleaved=True), plain)
+    refuse("turned alike", plain._replace(table=table), plain)
+    refuse("turned alike", plain._replace(head_dim=16), plain._replace(head_dim=16))

@@ -20,6 +20,11 @@ def test_facts_are_those_of_the_config_it_was_converted_from() -> None:
     assert facts.context_length == config["max_position_embeddings"]
     assert facts.num_kv_layers == config["layer_types"].count("full_attention")
     assert facts.kv_width == 2 * config["num_key_value_heads"] * config["head_dim"]
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    channels = 2 * keys + config["linear_num_value_heads"] * config["linear_value_head_dim"]
+    num_recurrent = facts.num_layers - facts.num_kv_layers
+    window = (config["linear_conv_kernel_dim"] - 1) * channels
+    assert facts.window_bytes == 4 * num_recurrent * window
 
 
 def test_layers_are_of_the_kinds_that_the_config_lists() -> None:

@@ -1,50 +1,74 @@
-"""Causal depthwise convolution over tokens, then SiLU.
+"""Causal depthwise convolution over tokens, then SiLU, and what a layer remembers of its inputs.
 
 Each row sees its own input and the kernel_len - 1 before it: earlier rows of a chain, ancestors in
-a tree, then the committed window. A certain pass moves the window on; a tree pass stashes its
-inputs per node, and one launch commits them for all layers.
+a tree, then the committed window. Here long certain chains are convolved, and the windows of all
+layers committed; passes of few rows are convolved by the operation that reads them
+(gated_delta.py).
 """
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.prepare import check_rows
-from draftree.kernels.cuda.step import IS_TREE, NUM_TOKENS, PATH_LEN, CudaStep
+from draftree.kernels.cuda.step import CudaStep
 
 _THREADS = 128  # of a block, four channels each
-_FEW, _MANY = 4, 16  # rows that a thread goes through: in a tree or short chain, in a long one
-_SHORT = 64  # rows of a chain that is not long
+_CHUNK = 16  # rows that a thread goes through
+_MOST_TAPS = 5
 _MOST_LAYERS = 512
 
 
 class CudaConv:
-    """What one layer remembers: window [kernel_len - 1, channels], committed inputs, oldest first;
-    stash [max_nodes, channels], the inputs of a tree's nodes.
+    """What one layer remembers: windows [2, kernel_len - 1, channels], committed inputs, oldest
+    first; stash [max_nodes, channels], the inputs of a tree's nodes. The second window counts when
+    exactly second_at tokens are committed, the first one otherwise.
     """
 
     def __init__(self, channels: int, kernel_len: int, max_nodes: int, gpu: Gpu) -> None:
-        self.window = torch.zeros((kernel_len - 1, channels), device=gpu.place)
+        self.windows = torch.zeros((2, kernel_len - 1, channels), device=gpu.place)
+        self.second_at = torch.full((1,), -1, dtype=torch.int32, device=gpu.place)
         self.stash = torch.zeros((max_nodes, channels), device=gpu.place)
 
     @property
     def channels(self) -> int:
-        return self.window.shape[1]
+        return self.windows.shape[2]
 
     @property
     def kernel_len(self) -> int:
-        return self.window.shape[0] + 1
+        return self.windows.shape[1] + 1
 
     def snapshot(self, length: int) -> tuple[np.ndarray, ...]:
-        """A copy of what is kept of any number of committed positions."""
-        return (self.window.cpu().numpy().copy(),)
+        """A copy of the window after `length` committed positions: now."""
+        return (self.windows[int(self.second_at.item() == length)].cpu().numpy().copy(),)
 
     def restore(self, parts: tuple[np.ndarray, ...]) -> None:
         """Put a copy back; no parts: the empty sequence."""
+        self.second_at.fill_(-1)
         if parts:
-            self.window.copy_(torch.from_numpy(parts[0]))
+            self.windows[0].copy_(torch.from_numpy(parts[0]))
         else:
-            self.window.zero_()
+            self.windows[0].zero_()
+
+
+class Convolution(NamedTuple):
+    """Rows that are convolved by what reads them: x [rows, channels] before it, weight [channels,
+    kernel_len], last tap: now.
+    """
+
+    x: torch.Tensor
+    weight: torch.Tensor
+    state: CudaConv
+
+    def check(self) -> None:
+        channels, kernel_len = self.state.channels, self.state.kernel_len
+        check_rows(self.x, channels)
+        if self.weight.shape != (channels, kernel_len):
+            raise ValueError("the weight does not fit the state")
+        if not self.weight.is_contiguous() or self.weight.dtype != torch.float32:
+            raise ValueError("the weight must be contiguous float32")
 
 
 class ConvArena:
@@ -52,58 +76,42 @@ class ConvArena:
 
     def __init__(self, max_nodes: int, gpu: Gpu) -> None:
         self.states: list[CudaConv] = []
-        self.addresses = torch.zeros((_MOST_LAYERS, 2), dtype=torch.int64, device=gpu.place)
+        self.addresses = torch.zeros((_MOST_LAYERS, 3), dtype=torch.int64, device=gpu.place)
         self._max_nodes, self._gpu = max_nodes, gpu
 
     def new(self, channels: int, kernel_len: int) -> CudaConv:
-        if channels % 4 or not 2 <= kernel_len <= _FEW + 1:
+        if channels % 4 or not 2 <= kernel_len <= _MOST_TAPS:
             raise ValueError(f"convolutions of {channels} channels by {kernel_len} do not fit")
         state = CudaConv(channels, kernel_len, self._max_nodes, self._gpu)
-        if self.states and state.window.shape != self.states[0].window.shape:
+        if self.states and state.windows.shape != self.states[0].windows.shape:
             raise ValueError("the convolutions of a model must be of one size")
         index = len(self.states)
-        pointers = [state.window.data_ptr(), state.stash.data_ptr()]
+        parts = state.windows, state.stash, state.second_at
+        pointers = [part.data_ptr() for part in parts]
         self.addresses[index] = torch.tensor(pointers, dtype=torch.int64)
         self.states.append(state)
         return state
 
 
-def conv_source(name: str, kernel_len: int, *, is_long: bool = False) -> KernelSource:
-    chunk = _MANY if is_long else _FEW
-    macros = (("TAPS", kernel_len), ("CHUNK", chunk), ("MAY_BE_TREE", int(not is_long)))
-    return KernelSource(name, ("bits", "sigmoid", "conv"), macros)
+def conv_source(name: str, kernel_len: int) -> KernelSource:
+    return KernelSource(name, ("bits", "sigmoid", "conv"), (("TAPS", kernel_len),))
 
 
-def conv(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    state: CudaConv,
-    step: CudaStep,
-    out: torch.Tensor,
-    gpu: Gpu,
-) -> torch.Tensor:
-    """out [rows, channels] = silu(sum of taps); weight [channels, kernel_len], last tap: now.
+def conv(rows: Convolution, step: CudaStep, out: torch.Tensor, gpu: Gpu) -> torch.Tensor:
+    """out [rows, channels] = silu(sum of taps) of a certain chain, whose window moves on.
 
-    The grid covers the rows of x; how many are live, and whether they are a tree, step says.
+    The grid covers the rows of x; how many are live, step says.
     """
-    num_rows, channels = x.shape
-    if weight.shape != (channels, state.kernel_len) or channels != state.channels:
-        raise ValueError("the weight does not fit the state")
-    if not weight.is_contiguous() or weight.dtype != torch.float32:
-        raise ValueError("the weight must be contiguous float32")
+    rows.check()
+    x, weight, state = rows
+    check_rows(out, state.channels)
     if out.data_ptr() == x.data_ptr():
         raise ValueError("later rows still need the inputs: out must not be x")
-    for array in (x, out):
-        check_rows(array, channels)
-    is_long = num_rows > max(_SHORT, step.max_nodes)
-    chunk = _MANY if is_long else _FEW
-    source = conv_source("conv_kernel", state.kernel_len, is_long=is_long)
-    load_kernel(source, gpu).launch(
-        (-(-channels // (4 * _THREADS)), -(-num_rows // chunk)),
+    load_kernel(conv_source("conv_kernel", state.kernel_len), gpu).launch(
+        (-(-state.channels // (4 * _THREADS)), -(-len(x) // _CHUNK)),
         _THREADS,
-        *(x, weight, state.window, state.stash, out),
-        *(step.word(NUM_TOKENS), step.word(IS_TREE), step.depths, step.ancestors),
-        *(channels, x.stride(0), out.stride(0), step.ancestors.stride(0)),
+        *(step.control, x, weight, state.windows, state.second_at, out),
+        *(state.channels, x.stride(0), out.stride(0)),
         is_chained=True,
     )
     return out
@@ -117,7 +125,6 @@ def conv_commit(arena: ConvArena, step: CudaStep, gpu: Gpu) -> None:
     load_kernel(conv_source("conv_commit_kernel", state.kernel_len), gpu).launch(
         (-(-state.channels // (4 * _THREADS)), len(arena.states)),
         _THREADS,
-        *(arena.addresses, step.word(NUM_TOKENS), step.word(PATH_LEN), step.path),
-        state.channels,
+        *(arena.addresses, step.control, step.path, state.channels),
         is_chained=True,
     )

@@ -1,15 +1,16 @@
-"""The gated delta rule for up to 64 rows: a matrix of state per value head, decayed and corrected
-by every token.
+"""Convolution and gated delta rule for up to 64 rows: a matrix of state per value head, decayed
+and corrected by every token.
 
-A certain pass advances the state in place. A tree pass only reads it and keeps kilobytes per node,
-from which one launch commits a path in all layers. Whatever shares a pass, a token's numbers have
-the same bits. Longer chains: gated_delta_prefill.py.
+A certain pass advances the state and the convolution's window in place. A tree pass only reads them
+and keeps kilobytes per node, from which one launch commits a path in all layers. Whatever shares a
+pass, a token's numbers have the same bits. Longer chains: conv.py, gated_delta_prefill.py.
 """
 
 import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
+from draftree.kernels.cuda.conv import Convolution
 from draftree.kernels.cuda.prepare import check_rows
 from draftree.kernels.cuda.step import CudaStep
 
@@ -86,23 +87,33 @@ def num_slots(num_rows: int) -> int:
     return slots
 
 
-def shared_bytes(num_rows: int, head_dim: int, cols: int) -> int:
-    return 4 * (num_rows * (4 + 2 * head_dim + cols) + num_slots(num_rows) * cols * head_dim)
+def shared_bytes(num_rows: int, head_dim: int, cols: int, kernel_len: int) -> int:
+    """Rows of inputs, behind taps and two windows; gates; slots."""
+    inputs = (num_rows + 3 * kernel_len - 2) * (2 * head_dim + cols)
+    return 4 * (inputs + 4 * num_rows + num_slots(num_rows) * cols * head_dim)
 
 
-def delta_source(name: str, head_dim: int, cols: int) -> KernelSource:
-    macros = (("HEAD_DIM", head_dim), ("COLS", cols))
-    return KernelSource(name, ("bits", "gated_delta_bits", "gated_delta"), macros)
+def delta_source(head_dim: int, cols: int, kernel_len: int) -> KernelSource:
+    files = "gated_delta_bits", "gated_delta_columns", "gated_delta_rows", "gated_delta"
+    macros = (("HEAD_DIM", head_dim), ("COLS", cols), ("TAPS", kernel_len))
+    return KernelSource("gated_delta_kernel", ("bits", "sigmoid", *files), macros)
 
 
-def block_cols(num_rows: int, head_dim: int, gpu: Gpu) -> int:
+def commit_source(head_dim: int) -> KernelSource:
+    files = "bits", "gated_delta_bits", "gated_delta_columns", "gated_delta_commit"
+    macros = (("HEAD_DIM", head_dim), ("COLS", min(head_dim, 64)))
+    return KernelSource("delta_commit_kernel", files, macros)
+
+
+def block_cols(num_rows: int, head_dim: int, kernel_len: int, gpu: Gpu) -> int:
     """Columns of a state that a block has: many share the work on keys, if they fit.
 
     The bits of a column do not depend on it.
     """
     room = gpu.shared_per_block - _RESERVED_SHARED
     sizes = [cols for cols in (64, 32, 16, 8) if cols <= head_dim]
-    return next(cols for cols in sizes if shared_bytes(num_rows, head_dim, cols) <= room)
+    shape = num_rows, head_dim
+    return next(cols for cols in sizes if shared_bytes(*shape, cols, kernel_len) <= room)
 
 
 def num_threads(head_dim: int, cols: int) -> int:
@@ -111,7 +122,7 @@ def num_threads(head_dim: int, cols: int) -> int:
 
 
 def gated_delta(
-    qkv: torch.Tensor,
+    qkv: Convolution,
     alpha: torch.Tensor,
     beta: torch.Tensor,
     decay: torch.Tensor,
@@ -121,24 +132,28 @@ def gated_delta(
     out: torch.Tensor,
     gpu: Gpu,
 ) -> torch.Tensor:
-    """out [rows, value_heads * head_dim] from qkv: queries, keys, values after convolution.
+    """out [rows, value_heads * head_dim] from qkv: queries, keys, values, which are
+    convolved here.
 
     alpha, beta [rows, value_heads], beta before its sigmoid; decay (negative), decay_bias
     [value_heads]. Queries and keys are normalised here, queries also scaled by 1 / sqrt(head_dim).
     """
-    check_inputs(qkv, alpha, beta, decay, decay_bias, state, out)
-    num_rows, dim = qkv.shape[0], state.head_dim
+    x, weight, conv = qkv
+    qkv.check()
+    check_inputs(x, alpha, beta, decay, decay_bias, state, out)
+    num_rows, dim, kernel_len = len(x), state.head_dim, conv.kernel_len
     if num_rows > MOST_ROWS:
         raise ValueError(f"{num_rows} rows are too many for one walk, at most {MOST_ROWS} are not")
-    cols = block_cols(num_rows, dim, gpu)
-    load_kernel(delta_source("gated_delta_kernel", dim, cols), gpu).launch(
+    cols = block_cols(num_rows, dim, kernel_len, gpu)
+    load_kernel(delta_source(dim, cols, kernel_len), gpu).launch(
         (state.value_heads * (dim // cols),),
         num_threads(dim, cols),
-        *(step.control, step.parents, qkv, alpha, beta, decay, decay_bias, *state.parts, out),
+        *(step.control, step.parents, x, weight, conv.windows, conv.second_at, conv.stash),
+        *(alpha, beta, decay, decay_bias, *state.parts, out),
         *(state.key_heads, state.value_heads),
-        *(qkv.stride(0), alpha.stride(0), beta.stride(0), out.stride(0)),
+        *(x.stride(0), alpha.stride(0), beta.stride(0), out.stride(0)),
         *(num_rows, step.parents.shape[0]),
-        shared_bytes=shared_bytes(num_rows, dim, cols),
+        shared_bytes=shared_bytes(num_rows, dim, cols, kernel_len),
         is_chained=True,
     )
     return out
@@ -150,7 +165,7 @@ def delta_commit(arena: DeltaArena, step: CudaStep, gpu: Gpu) -> None:
         return
     state = arena.states[0]
     dim, cols = state.head_dim, min(state.head_dim, 64)
-    load_kernel(delta_source("delta_commit_kernel", dim, cols), gpu).launch(
+    load_kernel(commit_source(dim), gpu).launch(
         (state.value_heads * (dim // cols), len(arena.states)),
         num_threads(dim, cols),
         *(arena.addresses, step.control, step.path, state.key_heads, state.value_heads),

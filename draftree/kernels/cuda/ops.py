@@ -7,7 +7,7 @@ depend on company; longer ones (prefill) run the vendor's matmul and attention.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from draftree.kernels.cuda.attention import (
     new_attention_workspace,
 )
 from draftree.kernels.cuda.attention_prefill import prefill_attention
-from draftree.kernels.cuda.conv import ConvArena, CudaConv, conv, conv_commit
+from draftree.kernels.cuda.conv import ConvArena, Convolution, CudaConv, conv, conv_commit
 from draftree.kernels.cuda.embed import embed
 from draftree.kernels.cuda.gated_delta import CudaDelta, DeltaArena, delta_commit, gated_delta
 from draftree.kernels.cuda.gated_delta_prefill import gated_delta_prefill
@@ -35,7 +35,7 @@ from draftree.kernels.cuda.prepare import (
     silu_mul_prepare,
 )
 from draftree.kernels.cuda.program import MOST_ROWS, Launch, Program
-from draftree.kernels.cuda.rotary import head_norm_rope_pair, rope_table
+from draftree.kernels.cuda.rotary import Turn, rope_table, turn_and_write
 from draftree.kernels.cuda.rows import copy_columns
 from draftree.kernels.cuda.scratch import MatmulInput, Scratch
 from draftree.kernels.cuda.step import NUM_ROWS, NUM_TOKENS, CudaStep
@@ -43,17 +43,6 @@ from draftree.kernels.cuda.store import LazyMatrix, WeightStore
 from draftree.kernels.quant.formats import QuantType
 
 Store = CudaKv | CudaConv | CudaDelta
-
-
-class _Turn(NamedTuple):
-    """Heads that wait to be normed and turned."""
-
-    x: torch.Tensor
-    norm: torch.Tensor | None
-    eps: float
-    head_dim: int
-    table: torch.Tensor
-    interleaved: bool
 
 
 class CudaOps:
@@ -71,7 +60,7 @@ class CudaOps:
         self._program: Program | None = None
         self._inputs: dict[int, MatmulInput] = {}  # by address of the rows they were made from
         self._norms: dict[int, tuple[torch.Tensor, float]] = {}  # of heads that are turned next
-        self._turns: list[_Turn] = []  # at most queries and keys
+        self._turns: list[Turn] = []  # of queries and keys that are written next
         self._kv = KvArena(max_ctx + max_nodes, store.gpu)
         self._conv = ConvArena(max_nodes, store.gpu)
         self._delta = DeltaArena(max_nodes, store.gpu)
@@ -166,37 +155,23 @@ class CudaOps:
     def rope(
         self, x: torch.Tensor, head_dim: int, table: torch.Tensor, *, interleaved: bool
     ) -> None:
-        """Queries wait for their keys: both are turned in one launch."""
+        """Queries and keys wait for the values: one launch turns both and writes the cache."""
         norm = self._norms.pop(x.data_ptr(), (None, 0.0))
-        self._turns.append(_Turn(x, *norm, head_dim, table, interleaved))
-
-    def _turn_heads(self) -> None:
-        """What was to be turned is read next."""
-        if not self._turns:
-            return
-        (q, *others), self._turns = self._turns, []
-        k = others[0] if others else None
-
-        def launch(n: int) -> None:
-            head_norm_rope_pair(
-                q.x[:n],
-                None if k is None else k.x[:n],
-                q.head_dim,
-                q.norm,
-                None if k is None else k.norm,
-                q.eps,
-                q.table,
-                self.step.positions,
-                self.gpu,
-                interleaved=q.interleaved,
-                live=self._live,
-            )
-
-        self._add(launch)
+        self._turns.append(Turn(x, *norm, head_dim, table, interleaved))
 
     def kv_write(self, k: torch.Tensor, v: torch.Tensor, cache: CudaKv) -> None:
-        self._turn_heads()
-        self._add(lambda n: kv_write(k[:n], v[:n], cache, self.step, self.gpu))
+        turns, self._turns = self._turns, []
+        if not turns:
+            self._add(lambda n: kv_write(k[:n], v[:n], cache, self.step, self.gpu))
+            return
+        *queries, keys = turns
+        assert len(queries) <= 1 and keys.x is k, "keys are turned after queries, then written"
+
+        def launch(n: int) -> None:
+            q = queries[0].first(n) if queries else None
+            turn_and_write(q, keys.first(n), v[:n], cache, self.step, self.gpu)
+
+        self._add(launch)
 
     def attention(
         self, q: torch.Tensor, cache: CudaKv, *, window: int = 0, bidirectional: bool = False
@@ -241,14 +216,13 @@ class CudaOps:
             lambda n, to: sigmoid_mul_prepare(x[:n], gate[:n], to, self.gpu, live=self._live),
         )
 
-    def conv(self, x: torch.Tensor, weight: torch.Tensor, state: CudaConv) -> torch.Tensor:
-        out = self._scratch.rows(x.shape[1])
-        self._add(lambda n: conv(x[:n], weight, state, self.step, out[:n], self.gpu))
-        return out
+    def conv(self, x: torch.Tensor, weight: torch.Tensor, state: CudaConv) -> Convolution:
+        """Done by the delta rule, which alone can read it."""
+        return Convolution(x, weight, state)
 
     def gated_delta(
         self,
-        qkv: torch.Tensor,
+        qkv: Convolution,
         alpha: torch.Tensor,
         beta: torch.Tensor,
         decay: torch.Tensor,
@@ -256,11 +230,15 @@ class CudaOps:
         state: CudaDelta,
     ) -> torch.Tensor:
         out = self._scratch.rows(state.value_heads * state.head_dim)
+        convolved = self._scratch.rows(qkv.x.shape[1])
 
         def launch(n: int) -> None:
-            run = gated_delta if n <= MOST_ROWS else gated_delta_prefill
-            rows = qkv[:n], alpha[:n], beta[:n]
-            run(*rows, decay, decay_bias, state, self.step, out[:n], self.gpu)
+            raw, others = qkv._replace(x=qkv.x[:n]), (alpha[:n], beta[:n], decay, decay_bias, state)
+            if n <= MOST_ROWS:
+                gated_delta(raw, *others, self.step, out[:n], self.gpu)
+            else:
+                rows = conv(raw, self.step, convolved[:n], self.gpu)
+                gated_delta_prefill(rows, *others, self.step, out[:n], self.gpu)
 
         self._add(launch)
         return out

@@ -1,18 +1,37 @@
-"""Norms of heads and rotary positions, in place, for queries and keys in one launch.
+"""Norms of heads and rotary positions, in one launch: queries in place, keys on their way into the
+cache, and values with them.
 
-x is float32 [rows, num_heads * head_dim], perhaps a view of a wider buffer. Cosines and sines come
-from a table made in float64, so they depend on the position alone.
+Rows are float32 [rows, num_heads * head_dim], perhaps views of wider buffers. Cosines and sines
+come from a table made in float64, so they depend on the position alone.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
+from draftree.kernels.cuda.kv_cache import CudaKv
 from draftree.kernels.cuda.prepare import check_rows
+from draftree.kernels.cuda.step import CudaStep
 
 _WARPS = 8  # heads of a block
 _SLAB = 16384  # positions whose angles the host has at a time
 MOST_HEAD_DIM = 512
+
+
+class Turn(NamedTuple):
+    """Queries or keys to be normed, where there is a norm, and turned, where there is a table."""
+
+    x: torch.Tensor
+    norm: torch.Tensor | None
+    eps: float
+    head_dim: int
+    table: torch.Tensor | None
+    interleaved: bool
+
+    def first(self, num_rows: int) -> "Turn":
+        return self._replace(x=self.x[:num_rows])
 
 
 def rope_table(inv_freq: np.ndarray, num_positions: int, gpu: Gpu) -> torch.Tensor:
@@ -27,58 +46,37 @@ def rope_table(inv_freq: np.ndarray, num_positions: int, gpu: Gpu) -> torch.Tens
 
 
 def rotary_source(head_dim: int) -> KernelSource:
-    return KernelSource("rotary_kernel", ("bits", "rotary"), (("HEAD_DIM", head_dim),))
+    files = ("bits", "attention_cache", "rotary")
+    return KernelSource("rotary_kernel", files, (("HEAD_DIM", head_dim),))
 
 
-def head_norm_rope_pair(
-    q: torch.Tensor,
-    k: torch.Tensor | None,
-    head_dim: int,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    table: torch.Tensor | None,
-    positions: torch.Tensor,
-    gpu: Gpu,
-    *,
-    interleaved: bool,
-    live: torch.Tensor,
+def turn_and_write(
+    q: Turn | None, k: Turn, v: torch.Tensor, cache: CudaKv, step: CudaStep, gpu: Gpu
 ) -> None:
-    """Each head / sqrt(mean of squares + eps) * norm, where there is one, then turned by the angles
-    of the row's position (int32 [rows]), where there is a table. Rows from live on are left alone.
+    """Each head / sqrt(mean of squares + eps) * norm, then turned by the angles of the row's
+    position. Keys and values go where kv_write puts them; the rows of k stay as they are.
     """
-    heads = [0 if x is None else x.shape[1] // head_dim for x in (q, k)]
-    half = 0 if table is None else table.shape[1]
-    for x, num_heads in zip((q, k), heads, strict=True):
-        if x is not None:
-            check_rows(x, num_heads * head_dim)
+    q = q or k._replace(x=k.x[:, :0])  # no heads
+    head_dim, half = cache.head_dim, 0 if k.table is None else k.table.shape[1]
+    q_heads, kv_heads = q.x.shape[1] // head_dim, cache.num_kv_heads
     if 2 * half > head_dim or head_dim > MOST_HEAD_DIM:
         raise ValueError(f"{2 * half} rotary dims of heads of {head_dim} are not supported")
-    for norm in (q_norm, k_norm):
-        if norm is not None and norm.shape != (head_dim,):
+    for turn in (q, k):
+        if turn.norm is not None and turn.norm.shape != (head_dim,):
             raise ValueError(f"a norm of {head_dim} values is expected")
+        is_alike = turn.table is k.table and turn.interleaved == k.interleaved
+        if not is_alike or turn.head_dim != head_dim:
+            raise ValueError("queries and keys must be turned alike, in heads of the cache's size")
+    for x, num_heads in ((q.x, q_heads), (k.x, kv_heads), (v, kv_heads)):
+        check_rows(x, num_heads * head_dim)
+    if not len(q.x) == len(k.x) == len(v):
+        raise ValueError("queries, keys and values must have the same rows")
     load_kernel(rotary_source(head_dim), gpu).launch(
-        (q.shape[0], -(-sum(heads) // _WARPS)),
+        (len(v), -(-(q_heads + 2 * kv_heads) // _WARPS)),
         32 * _WARPS,
-        *(q, q_norm, k, k_norm, table, positions, live, float(eps)),
-        *(heads[0], q.stride(0), heads[1], 0 if k is None else k.stride(0)),
-        *(half, int(interleaved)),
+        *(step.control, step.positions),
+        *(q.x, q.norm, float(q.eps), q_heads, q.x.stride(0)),
+        *(k.x, k.norm, float(k.eps), k.x.stride(0), v, v.stride(0)),
+        *(cache.halves, kv_heads, cache.capacity, k.table, half, int(k.interleaved)),
         is_chained=True,
     )
-
-
-def head_norm_rope(
-    x: torch.Tensor,
-    head_dim: int,
-    norm: torch.Tensor | None,
-    eps: float,
-    table: torch.Tensor | None,
-    positions: torch.Tensor,
-    gpu: Gpu,
-    *,
-    interleaved: bool,
-    live: torch.Tensor,
-) -> None:
-    """The same for queries or keys alone."""
-    pair = x, None, head_dim, norm, None
-    head_norm_rope_pair(*pair, eps, table, positions, gpu, interleaved=interleaved, live=live)

@@ -8,7 +8,7 @@ from draftree.kernels.cuda.attention import plan_attention
 from draftree.kernels.cuda.compile import Gpu, KernelSource
 from draftree.kernels.cuda.conv import conv_source
 from draftree.kernels.cuda.embed import embed_source
-from draftree.kernels.cuda.gated_delta import MOST_ROWS, block_cols, delta_source
+from draftree.kernels.cuda.gated_delta import MOST_ROWS, block_cols, commit_source, delta_source
 from draftree.kernels.cuda.gated_delta_prefill import chunk_source, plan_pass
 from draftree.kernels.cuda.kv_cache import COMMIT_SOURCE, WRITE_SOURCE
 from draftree.kernels.cuda.layout import unit_format
@@ -47,9 +47,8 @@ def _row_sources(gpu: Gpu) -> list[KernelSource]:
         prepare_source(op, plan, in_rows=op == RowOp.SILU_MUL, head_dim=128)
         for op, plan in plans.items()
     ]
-    convs = [conv_source("conv_kernel", 4, is_long=is_long) for is_long in (False, True)]
-    commit = conv_source("conv_commit_kernel", 4)
-    return [*prepares, *convs, commit, rotary_source(256), COPY_SOURCE]
+    convs = [conv_source(name, 4) for name in ("conv_kernel", "conv_commit_kernel")]
+    return [*prepares, *convs, rotary_source(256), COPY_SOURCE]
 
 
 def _attention_sources(gpu: Gpu) -> list[KernelSource]:
@@ -58,9 +57,8 @@ def _attention_sources(gpu: Gpu) -> list[KernelSource]:
 
 
 def _delta_sources(gpu: Gpu) -> list[KernelSource]:
-    walk = delta_source("gated_delta_kernel", 128, block_cols(MOST_ROWS, 128, gpu))
-    commit = delta_source("delta_commit_kernel", 128, 64)
-    return [walk, commit, chunk_source(128), plan_pass(128, gpu).source]
+    walk = delta_source(128, block_cols(MOST_ROWS, 128, 4, gpu), 4)
+    return [walk, commit_source(128), chunk_source(128), plan_pass(128, gpu).source]
 
 
 def _round_sources() -> list[KernelSource]:

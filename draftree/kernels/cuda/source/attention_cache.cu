@@ -9,6 +9,15 @@ DEV u32 pack_halves(float even, float odd) {
   return to_half(clamp_half(even)) | static_cast<u32>(to_half(clamp_half(odd))) << 16;
 }
 
+DEV uint4 pack_eight(const float* from) {
+  const float4 a = reinterpret_cast<const float4*>(from)[0], b = reinterpret_cast<const float4*>(from)[1];
+  return make_uint4(pack_halves(a.x, a.y), pack_halves(a.z, a.w), pack_halves(b.x, b.y), pack_halves(b.z, b.w));
+}
+
+DEV int cache_slot(const int* control, const int* positions, int row) {
+  return control[IS_TREE] ? control[COMMITTED] + row : positions[row];
+}
+
 // A block a row; a thread eight numbers of a key or value.
 extern "C" __global__ void kv_write_kernel(const int* control, const int* positions, const float* k, const float* v,
                                            uint4* cache, int k_row, int k_head, int v_row, int v_head, int kv_heads,
@@ -17,15 +26,12 @@ extern "C" __global__ void kv_write_kernel(const int* control, const int* positi
   wait_for_earlier_grids();
   const int row = blockIdx.x, chunks = head_dim / 8;
   if (row >= control[NUM_TOKENS]) return;
-  const int slot = control[IS_TREE] ? control[COMMITTED] + row : positions[row];
+  const int slot = cache_slot(control, positions, row);
   for (int at = threadIdx.x; at < 2 * kv_heads * chunks; at += blockDim.x) {
     const int plane = at / chunks, chunk = at % chunks, head = plane % kv_heads;
     const bool is_key = plane < kv_heads;
     const float* source = (is_key ? k : v) + static_cast<u64>(row) * (is_key ? k_row : v_row) + head * (is_key ? k_head : v_head);
-    const float4* from = reinterpret_cast<const float4*>(source) + chunk * 2;
-    const float4 a = from[0], b = from[1];
-    cache[(static_cast<u64>(plane) * capacity + slot) * chunks + chunk] =
-        make_uint4(pack_halves(a.x, a.y), pack_halves(a.z, a.w), pack_halves(b.x, b.y), pack_halves(b.z, b.w));
+    cache[(static_cast<u64>(plane) * capacity + slot) * chunks + chunk] = pack_eight(source + chunk * 8);
   }
 }
 

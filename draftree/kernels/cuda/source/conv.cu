@@ -1,6 +1,10 @@
 // Causal convolution of every channel over TAPS tokens, then SiLU. A thread takes four channels through CHUNK rows.
-// window: the last TAPS - 1 committed inputs, oldest first. The first chunk's threads alone read and write it.
+// A layer has two windows of HISTORY committed inputs each, oldest first: the second one counts when exactly second_at
+// tokens are committed, the first one otherwise. So who moves on can leave alone what others still read: a short pass
+// (gated_delta_rows.cu) writes the window that does not count. Here a thread alone has its channels, and may write the first.
 constexpr int HISTORY = TAPS - 1;
+constexpr int CHUNK = 16;
+constexpr int NUM_TOKENS = 0, COMMITTED = 1, PATH_LEN = 3;  // words of control
 static_assert(HISTORY <= CHUNK, "the second chunk would read the window too");
 
 struct Taps {
@@ -29,9 +33,23 @@ DEV float4* at(const float* base, int i, int stride, int vector) {
   return const_cast<float4*>(reinterpret_cast<const float4*>(base + static_cast<u64>(i) * stride)) + vector;
 }
 
+// The window that counts.
+DEV const float* find_window(const float* windows, const int* second_at, const int* control, int channels) {
+  return windows + (*second_at == control[COMMITTED] ? HISTORY * channels : 0);
+}
+
 // A chain that is kept: its rows follow the window, and the window moves on.
-DEV void conv_chain(const Taps& taps, const float* x, float* window, float* out, int first, int live, int x_stride, int out_stride,
-                    int channels, int vector) {
+extern "C" __global__ void __launch_bounds__(128)
+    conv_kernel(const int* control, const float* x, const float* weight, float* windows, const int* second_at, float* out, int channels,
+                int x_stride, int out_stride) {
+  const int vector = blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * CHUNK;
+  let_later_grids_start();
+  if (vector * 4 >= channels) return;
+  const Taps taps = load_taps(weight, vector);
+  wait_for_earlier_grids();
+  const int live = control[NUM_TOKENS];
+  if (first >= live) return;
+  const float* window = find_window(windows, second_at, control, channels);
   float4 in[HISTORY + CHUNK];
 #pragma unroll
   for (int i = 0; i < HISTORY + CHUNK; i++) {
@@ -49,64 +67,31 @@ DEV void conv_chain(const Taps& taps, const float* x, float* window, float* out,
     after[i] = row >= 0 ? *at(x, row, x_stride, vector) : *at(window, HISTORY + row, channels, vector);
   }
 #pragma unroll
-  for (int i = 0; i < HISTORY; i++) *at(window, i, channels, vector) = after[i];
+  for (int i = 0; i < HISTORY; i++) *at(windows, i, channels, vector) = after[i];
 }
 
-// A tree: a node follows its ancestors, which follow the window; stash keeps the nodes' inputs for a commit.
-DEV void conv_tree(const Taps& taps, const float* x, const float* window, float* stash, float* out, const int* depths,
-                   const int* ancestors, int first, int live, int x_stride, int out_stride, int channels, int max_nodes, int vector) {
-  float4 in[CHUNK][TAPS];
-#pragma unroll
-  for (int r = 0; r < CHUNK; r++) {
-    const int row = min(first + r, live - 1), depth = depths[row];
-#pragma unroll
-    for (int t = 0; t < TAPS; t++) {
-      const int before = depth - HISTORY + t;  // below 0 lies the window
-      in[r][t] = before >= 0 ? *at(x, ancestors[row * max_nodes + before], x_stride, vector)
-                             : *at(window, HISTORY + before, channels, vector);
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < CHUNK; r++) {
-    if (first + r >= live) return;
-    *at(out, first + r, out_stride, vector) = convolve(taps, in[r]);
-    *at(stash, first + r, channels, vector) = in[r][HISTORY];
-  }
-}
+struct ConvEntry {
+  float *windows, *stash;
+  const int* second_at;
+};
 
+// Moves the window of every layer along the path; stash: what the last tree kept of its nodes.
 extern "C" __global__ void __launch_bounds__(128)
-    conv_kernel(const float* x, const float* weight, float* window, float* stash, float* out, const int* num_tokens, const int* is_tree,
-                const int* depths, const int* ancestors, int channels, int x_stride, int out_stride, int max_nodes) {
-  const int vector = blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * CHUNK;
-  let_later_grids_start();
-  if (vector * 4 >= channels) return;
-  const Taps taps = load_taps(weight, vector);
-  wait_for_earlier_grids();
-  const int live = *num_tokens;
-  if (first >= live) return;
-  if (MAY_BE_TREE && *is_tree)
-    conv_tree(taps, x, window, stash, out, depths, ancestors, first, live, x_stride, out_stride, channels, max_nodes, vector);
-  else
-    conv_chain(taps, x, window, out, first, live, x_stride, out_stride, channels, vector);
-}
-
-// Moves the window of every layer along the path. states: [layers] address of window and of stash.
-extern "C" __global__ void __launch_bounds__(128)
-    conv_commit_kernel(float* const* states, const int* num_tokens, const int* path_len, const int* path, int channels) {
+    conv_commit_kernel(const ConvEntry* layers, const int* control, const int* path, int channels) {
   const int vector = blockIdx.x * blockDim.x + threadIdx.x;
   let_later_grids_start();
   if (vector * 4 >= channels) return;
-  float* window = states[blockIdx.y * 2];
-  const float* stash = states[blockIdx.y * 2 + 1];
+  const ConvEntry layer = layers[blockIdx.y];
   wait_for_earlier_grids();
-  const int length = *num_tokens ? *path_len : 0;
+  const int length = control[NUM_TOKENS] ? control[PATH_LEN] : 0;
   if (length == 0) return;
+  const float* window = find_window(layer.windows, layer.second_at, control, channels);
   float4 after[HISTORY];
 #pragma unroll
   for (int i = 0; i < HISTORY; i++) {
     const int node = length - HISTORY + i;
-    after[i] = node >= 0 ? *at(stash, path[node], channels, vector) : *at(window, HISTORY + node, channels, vector);
+    after[i] = node >= 0 ? *at(layer.stash, path[node], channels, vector) : *at(window, HISTORY + node, channels, vector);
   }
 #pragma unroll
-  for (int i = 0; i < HISTORY; i++) *at(window, i, channels, vector) = after[i];
+  for (int i = 0; i < HISTORY; i++) *at(layer.windows, i, channels, vector) = after[i];
 }

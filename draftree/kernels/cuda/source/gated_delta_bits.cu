@@ -22,7 +22,8 @@ DEV float log_decay(float alpha, float decay, float decay_bias) {
   return __fmul_rn(decay, __fadd_rn(fmaxf(x, 0.0f), log1pf(expf(-fabsf(x)))));
 }
 
-DEV float sigmoid(float x) { return __fdividef(1.0f, __fadd_rn(1.0f, expf(-x))); }
+// More exact than what activations use.
+DEV float open_gate(float x) { return __fdividef(1.0f, __fadd_rn(1.0f, expf(-x))); }
 
 DEV u32 two_halves(float even, float odd) { return to_half(even) | static_cast<u32>(to_half(odd)) << 16; }
 

@@ -98,7 +98,7 @@ DEV void read_gates(const Chunks& p, Gates& gates, int chunk, int head) {
     const bool is_there = row < p.num_rows;
     gates.log_decay[t] =
         is_there ? log_decay(p.alpha[static_cast<u64>(row) * p.alpha_stride + head], p.decay[head], p.decay_bias[head]) : 0.0f;
-    gates.beta[t] = is_there ? sigmoid(p.beta[static_cast<u64>(row) * p.beta_stride + head]) : 0.0f;
+    gates.beta[t] = is_there ? open_gate(p.beta[static_cast<u64>(row) * p.beta_stride + head]) : 0.0f;
   }
   __syncthreads();
   if (t < CHUNK) {

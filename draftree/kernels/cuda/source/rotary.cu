@@ -1,49 +1,58 @@
-// Queries and keys in place: the norm of every head, then the turn of its first 2 * half values by the row's position.
-// A warp a head of HEAD_DIM values; heads of q come first, then those of k.
+// Queries in place, keys and values into a cache: the norm of every query and key, then the turn of its first 2 * half
+// values by the row's position; values go as they are.
+// A warp a head of HEAD_DIM numbers: the queries come first, then the planes of the cache.
 constexpr int WARPS = 8;
-constexpr int VALUES = (HEAD_DIM + 31) / 32;
+constexpr int NUMBERS = (HEAD_DIM + 31) / 32;  // of a lane
 
 // table: [positions][half] cosine and sine, or none: no turn. A norm is a weight [HEAD_DIM], or none.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
-    rotary_kernel(float* q, const float* q_norm, float* k, const float* k_norm, const float2* table, const int* positions,
-                  const int* live, float eps, int q_heads, int q_stride, int k_heads, int k_stride, int half, int is_interleaved) {
-  __shared__ float shared[WARPS][HEAD_DIM];
+    rotary_kernel(const int* control, const int* positions, float* q, const float* q_norm, float q_eps, int q_heads,
+                  int q_stride, const float* k, const float* k_norm, float k_eps, int k_stride, const float* v,
+                  int v_stride, uint4* cache, int kv_heads, int capacity, const float2* table, int half,
+                  int is_interleaved) {
+  __shared__ __align__(16) float shared[WARPS][HEAD_DIM];
   const int row = blockIdx.x, lane = threadIdx.x & 31;
-  int head = blockIdx.y * WARPS + (threadIdx.x >> 5);
-  const bool is_key = head >= q_heads;
-  if (is_key) head -= q_heads;
+  const int head = blockIdx.y * WARPS + (threadIdx.x >> 5), plane = head - q_heads;
+  const bool is_query = plane < 0, is_value = plane >= kv_heads;
   let_later_grids_start();
-  if (is_key && head >= k_heads) return;
-  const float* norm = is_key ? k_norm : q_norm;
-  float* x = (is_key ? k + static_cast<u64>(row) * k_stride : q + static_cast<u64>(row) * q_stride) + head * HEAD_DIM;
-  float v[VALUES], w[VALUES], squares = 0.0f;
+  if (plane >= 2 * kv_heads) return;
+  const float* norm = is_query ? q_norm : is_value ? nullptr : k_norm;
+  float w[NUMBERS], x[NUMBERS], squares = 0.0f;
 #pragma unroll
-  for (int j = 0; j < VALUES; j++) w[j] = norm && lane + j * 32 < HEAD_DIM ? norm[lane + j * 32] : 0.0f;
+  for (int j = 0; j < NUMBERS; j++) w[j] = norm && lane + j * 32 < HEAD_DIM ? norm[lane + j * 32] : 0.0f;
   wait_for_earlier_grids();
-  const int num_live = *live, position = table ? positions[row] : 0;
+  const int num_live = control[NUM_TOKENS], position = positions[row], slot = cache_slot(control, positions, row);
+  const float* from = is_query ? q : is_value ? v : k;
+  from += static_cast<u64>(row) * (is_query ? q_stride : is_value ? v_stride : k_stride);
+  from += (is_query ? head : is_value ? plane - kv_heads : plane) * HEAD_DIM;
 #pragma unroll
-  for (int j = 0; j < VALUES; j++) v[j] = lane + j * 32 < HEAD_DIM ? x[lane + j * 32] : 0.0f;
+  for (int j = 0; j < NUMBERS; j++) x[j] = lane + j * 32 < HEAD_DIM ? from[lane + j * 32] : 0.0f;
 #pragma unroll
-  for (int j = 0; j < VALUES; j++) squares = __fmaf_rn(v[j], v[j], squares);
+  for (int j = 0; j < NUMBERS; j++) squares = __fmaf_rn(x[j], x[j], squares);
   for (int d = 16; d; d >>= 1) squares = __fadd_rn(squares, __shfl_xor_sync(~0u, squares, d));
   if (row >= num_live) return;
-  const float factor = 1.0f / sqrtf(__fadd_rn(squares / static_cast<float>(HEAD_DIM), eps));
+  const float mean = squares / static_cast<float>(HEAD_DIM);
+  const float factor = 1.0f / sqrtf(__fadd_rn(mean, is_query ? q_eps : k_eps));
   float* turned = shared[threadIdx.x >> 5];
 #pragma unroll
-  for (int j = 0; j < VALUES; j++) {
-    const int i = lane + j * 32;
-    if (norm) v[j] = __fmul_rn(__fmul_rn(v[j], factor), w[j]);
-    if (i < 2 * half)
-      turned[i] = v[j];
-    else if (i < HEAD_DIM)
-      x[i] = v[j];
+  for (int j = 0; j < NUMBERS; j++) {
+    if (norm) x[j] = __fmul_rn(__fmul_rn(x[j], factor), w[j]);
+    if (lane + j * 32 < HEAD_DIM) turned[lane + j * 32] = x[j];
   }
   __syncwarp();
-  for (int i = lane; i < half; i += 32) {
+  for (int i = lane; i < half && !is_value; i += 32) {
     const int at = is_interleaved ? 2 * i : i, beside = is_interleaved ? at + 1 : at + half;
     const float2 angle = table[static_cast<u64>(position) * half + i];
     const float a = turned[at], b = turned[beside];
-    x[at] = __fmaf_rn(a, angle.x, -__fmul_rn(b, angle.y));
-    x[beside] = __fmaf_rn(b, angle.x, __fmul_rn(a, angle.y));
+    turned[at] = __fmaf_rn(a, angle.x, -__fmul_rn(b, angle.y));
+    turned[beside] = __fmaf_rn(b, angle.x, __fmul_rn(a, angle.y));
+  }
+  __syncwarp();
+  if (is_query) {
+    float4* to = reinterpret_cast<float4*>(q + static_cast<u64>(row) * q_stride + head * HEAD_DIM);
+    for (int i = lane; i < HEAD_DIM / 4; i += 32) to[i] = reinterpret_cast<const float4*>(turned)[i];
+  } else {
+    uint4* to = cache + (static_cast<u64>(plane) * capacity + slot) * (HEAD_DIM / 8);
+    for (int i = lane; i < HEAD_DIM / 8; i += 32) to[i] = pack_eight(turned + i * 8);
   }
 }
