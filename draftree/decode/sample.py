@@ -6,7 +6,7 @@ same noise. Bias, log-probabilities and grammars cost nothing where they are not
 """
 
 from collections.abc import Sequence
-from typing import Self
+from typing import Final, Self
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from draftree.core import Request, SamplingParams, TokenMatcher, TokenScores
 from draftree.decode.tree import DraftBlock
 from draftree.kernels.cpu.sampling import Filters, SamplingScratch, choose
 from draftree.kernels.cpu.select import forbid, penalize, rank_row
+
+_IMPOSSIBLE: Final = np.float32(-1e4)  # a log-probability that sums of it can be subtracted from
 
 
 class Sampler:
@@ -124,10 +126,14 @@ class Sampler:
                 *(self._filters.temperature, self._seed, position + row),
                 *(scores[row], ids[row], log_probs[row]),
             )
-        if self._filters.temperature == 0.0:
-            return DraftBlock(ids if tokens is None else tokens[ids], log_probs)
-        weights = np.exp(scores - scores[:, :1])
-        return DraftBlock(ids, scores - scores[:, :1] - np.log(weights.sum(axis=1, keepdims=True)))
+        # A grammar may allow nothing that the draft knows.
+        is_possible = scores[:, :1] > -np.inf
+        if self._filters.temperature > 0.0:
+            scores = np.where(is_possible, scores, np.float32(0.0))
+            scores -= scores[:, :1]
+            log_probs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+        log_probs = np.where(is_possible, log_probs, _IMPOSSIBLE)
+        return DraftBlock(ids if tokens is None else tokens[ids], log_probs)
 
     def _slot(self, token: int) -> int:
         slot = self._slots.setdefault(token, len(self._slots))

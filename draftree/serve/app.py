@@ -45,6 +45,7 @@ _ERRORS: Final = {
 }
 _QUIET_ROUTES: Final = ("/health", "/metrics")  # asked every few seconds by machines
 _CLIENT_LEFT: Final = 499
+_ID_HEADERS: Final = ("x-request-id", "request-id")  # where OpenAI's and Anthropic's clients look
 _log: Final = logging.getLogger("draftree")
 
 
@@ -67,7 +68,7 @@ def build_app(service: Service) -> FastAPI:
             allow_origins=service.options.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=[*_ID_HEADERS, "retry-after"],
         )
     _describe_bodies(app)
     return app
@@ -110,7 +111,7 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                MutableHeaders(scope=message).update(dict.fromkeys(_ID_HEADERS, request_id))
             await send(message)
 
         state = scope.setdefault("state", {})

@@ -48,6 +48,8 @@ from one that is not there; the same holds when an engine that failed is opened 
   JSON), 429 and 503 (with Retry-After), 431 (too long a head), 500 (the engine failed; it is opened
   again, but after three failures in a row the server ends). Below `/v1/messages` they are as
   Anthropic writes them: `{"type": "error", "error": {"type", "message"}}`.
+- **Id**: every reply has one, in the headers `x-request-id` and `request-id`, where the SDKs of
+  OpenAI and Anthropic find it; the lines of the log that belong to the request have it, too.
 - **Queue**: the engine works on one reply at a time. Clients, told apart by key and address, take
   turns. A client that has `--queue-per-client` requests here gets 429; when there are `--queue` in
   all, everyone gets 503. Several replies (`n`, several prompts) count as several requests.

@@ -8,6 +8,7 @@ failed is opened again.
 import gc
 import signal
 import socket
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Final
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from draftree.chat import Engine
 
 _KEEP_ALIVE_S: Final = 60
+_MOMENT_S: Final = 0.005
 _LAST_WORDS_S: Final = 3  # to send the final events after the grace
 
 
@@ -94,6 +96,8 @@ def serve(
         log_event("state", state=state)
         _tidy_up(state)
         if state is State.READY and not service.thread.num_failures:
+            while not (server.started or server.should_exit):  # a small model may be faster
+                time.sleep(_MOMENT_S)
             on_ready()
         elif state is State.FAILED:
             server.should_exit = True

@@ -4,6 +4,7 @@ it fails.
 In: jobs of the queue. Out: their deltas, and a state that /health shows. Knows no HTTP.
 """
 
+import gc
 import logging
 import threading
 import time
@@ -93,9 +94,9 @@ class EngineThread:
 
     def _serve(self, job: Job) -> None:
         self.running, job.started_s = job, time.perf_counter()
-        error: Exception | None = None
+        failure: str | None = None
         try:
-            error = self._write(job)
+            failure = self._write(job)
         except BaseException as end:
             job.fail(engine_failure(f"The engine ended: {type(end).__name__}: {end}."))
             raise
@@ -103,8 +104,8 @@ class EngineThread:
             self.running = None
             self._queue.release(job.client)
             self._queue.note_duration(time.perf_counter() - job.started_s)
-        if error is not None:
-            self._recover(error)
+        if failure is not None:
+            self._recover(job, failure)
             return
         self._failures_in_a_row = 0
         if self._queue.is_idle(_REST_S):
@@ -118,8 +119,10 @@ class EngineThread:
         except Exception as error:
             log_event("nothing kept", error=f"{type(error).__name__}: {error}")
 
-    def _write(self, job: Job) -> Exception | None:
-        """Run a job to its end; return what broke the engine, if something did."""
+    def _write(self, job: Job) -> str | None:
+        """Run a job to its end, or to what broke the engine, which is then returned. In words: the
+        exception would keep alive all that it passed through, and so the engine.
+        """
         assert self.engine is not None
         if job.is_cancelled:
             job.finish(job.usage, FinishReason.CANCELLED)
@@ -135,7 +138,6 @@ class EngineThread:
         except Exception as error:
             job.fail(engine_failure(f"The request could not be prepared ({error!r})."))
             return None
-        failure: Exception | None = None
         try:
             generation.watch_rounds(job.flush)
             for delta in generation:
@@ -147,25 +149,26 @@ class EngineThread:
             job.fail(explain(error, self.engine))
             return None
         except Exception as error:
-            failure = error
-        if failure is None:
-            job.finish(generation.usage, generation.finish_reason)
-            return None
-        job.usage = generation.usage
-        job.fail(engine_failure(f"The engine failed: {type(failure).__name__}: {failure}."))
-        return failure
+            _log.exception("engine failed")
+            job.usage = generation.usage
+            return f"{type(error).__name__}: {error}"
+        job.finish(generation.usage, generation.finish_reason)
+        return None
 
-    def _recover(self, error: Exception) -> None:
+    def _recover(self, job: Job, failure: str) -> None:
+        """Nobody knows what a broken engine holds: open another one, once its memory is free."""
         self.num_failures += 1
         self._failures_in_a_row += 1
-        _log.error("engine failed", exc_info=error)
-        if self._failures_in_a_row >= _MAX_FAILURES:
+        is_over = self._failures_in_a_row >= _MAX_FAILURES
+        if not is_over:
+            self._change(State.RECOVERING)  # before the client hears of it, and asks again
+        job.fail(engine_failure(f"The engine failed: {failure}."))
+        if is_over:
             times = f"{self._failures_in_a_row} times in a row"
-            reason = f"{type(error).__name__}: {error}"
-            raise ServeError(f"The engine failed {times}, at last with {reason}.") from error
-        self._change(State.RECOVERING)
+            raise ServeError(f"The engine failed {times}, at last with {failure}.")
         self._queue.forget_engine()
         self._close()
+        gc.collect()
         self._open()
 
 

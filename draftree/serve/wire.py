@@ -5,7 +5,8 @@ In: bytes of a request. Out: a checked model, or an ApiError that names the fiel
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeVar
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic.json_schema import models_json_schema
@@ -94,10 +95,10 @@ def parse_body(model: type[Body], raw: bytes) -> Body:
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
-        raise _explain(model, raw, error) from None
+        raise _explain(model, error) from None
 
 
-def _explain(model: type[WireModel], raw: bytes, error: ValidationError) -> ApiError:
+def _explain(model: type[WireModel], error: ValidationError) -> ApiError:
     if error.error_count() > _MAX_ERRORS:
         sentence = f"More than {_MAX_ERRORS} fields are unknown or wrong."
         return ApiError(400, sentence, code="invalid_value")
@@ -105,10 +106,9 @@ def _explain(model: type[WireModel], raw: bytes, error: ValidationError) -> ApiE
     if found[0]["type"] == "json_invalid":
         reason = found[0]["msg"].removeprefix("Invalid JSON: ")
         return ApiError(400, f"The body is not valid JSON: {reason}.", code="invalid_json")
-    data = json.loads(raw)
-    if not isinstance(data, dict):
+    if not found[0]["loc"]:
         return ApiError(400, "The body must be a JSON object.")
-    named = [(_name(data, item["loc"], item["type"] == "missing"), item) for item in found]
+    named = [(_name(model, item["loc"]), item) for item in found]
     # Of the members of a union, the one that was followed furthest was meant.
     param, first = max(named, key=lambda pair: len(pair[1]["loc"]))
     top = str(first["loc"][0]) if first["loc"] else ""
@@ -129,18 +129,57 @@ def is_refused(extra: object) -> bool:
     return isinstance(extra, Mapping) and bool(extra.get(REFUSED))
 
 
-def _name(data: Any, location: tuple[int | str, ...], is_missing: bool) -> str:
-    """The path of a field as the client wrote it, without what names members of a union."""
-    name = ""
-    for index, part in enumerate(location):
-        is_absent = is_missing and index == len(location) - 1
-        if isinstance(part, int):
+def _name(model: type[WireModel], location: tuple[int | str, ...]) -> str:
+    """The path of a field as the client wrote it. What names a member of a union in the location is
+    left out, and told from a field of the same name by the models themselves.
+    """
+    name, kinds = "", [_members(model)]  # of which the value at this place may be
+    for part in location:
+        members = [member for kind in kinds for member in kind]
+        if any(len(kind) > 1 for kind in kinds):
+            kinds = [_members(member) for member in members if _is_called(member, str(part))]
+        elif isinstance(part, int):
             name += f"[{part}]"
-            data = data[part] if isinstance(data, list) and part < len(data) else None
-        elif isinstance(data, dict) and (part in data or is_absent):
+            kinds = [_members(item) for kind in members for item in get_args(kind)]
+        elif any(_is_object(member) for member in members):
             name += f".{part}" if name else part
-            data = data.get(part)
+            kinds = [_members(inner) for kind in members for inner in _fields(kind, part)]
     return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}…"
+
+
+def _members(kind: Any) -> list[Any]:
+    """The members of a union, or the type alone; None is no member, since nothing names it."""
+    if get_origin(kind) is Annotated:
+        return _members(get_args(kind)[0])
+    if get_origin(kind) not in (Union, UnionType):
+        return [kind]
+    members = [member for member in get_args(kind) if member is not NoneType]
+    return members if len(members) > 1 else _members(members[0])
+
+
+def _is_called(member: Any, label: str) -> bool:
+    """Whether a label may name this member of a union: a model by its own name or by its tag."""
+    (kind,) = _members(member)[:1]
+    if not _is_model(kind):
+        return True
+    fields = kind.model_fields.values()
+    return label == kind.__name__ or any(label in get_args(field.annotation) for field in fields)
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _is_object(kind: Any) -> bool:
+    return _is_model(kind) or get_origin(kind) is dict
+
+
+def _fields(kind: Any, name: str) -> list[Any]:
+    """The type of an object's field, if it has one of that name."""
+    if _is_model(kind):
+        fields = kind.model_fields.items()
+        return [field.annotation for key, field in fields if name == (field.alias or key)]
+    return list(get_args(kind)[1:]) if get_origin(kind) is dict else []
 
 
 def to_json(value: Any) -> str:

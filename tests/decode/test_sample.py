@@ -154,3 +154,18 @@ def test_a_draft_may_know_few_tokens(
     block = sampler.rank(few, 2, 4, tokens)
     assert np.array_equal(block.tokens, expected.tokens)
     np.testing.assert_allclose(block.log_probs, expected.log_probs, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_grammar_may_forbid_all_that_a_draft_knows(temperature: float) -> None:
+    grammar, logits = RuleGrammar(VOCAB, seed=5), rows(3)
+    (allowed,) = grammar.new_matcher().propose_forced()[:1]  # its first state allows no other
+    tokens = np.array([token for token in (2, 3, 8, 11, 40) if token != allowed])
+    params = SamplingParams(temperature=temperature, seed=3)
+    sampler = Sampler(params, VOCAB, (1, 2), matcher=grammar.new_matcher())
+    block = sampler.rank(np.ascontiguousarray(logits[:, tokens]), 2, 4, tokens)
+    assert np.all(np.isfinite(block.log_probs)) and np.all(block.log_probs[0] < -1000)
+    free = Sampler(params, VOCAB, (1, 2)).rank(logits[:, tokens].copy(), 2, 4, tokens)
+    assert np.array_equal(block.tokens[1:], free.tokens[1:])
+    np.testing.assert_allclose(block.log_probs[1:], free.log_probs[1:], atol=1e-5)

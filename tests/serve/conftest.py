@@ -1,14 +1,13 @@
 """Servers to talk to: a fake engine behind the real application, and the real thing."""
 
 import contextlib
-import socket
 import threading
 import time
 
 import pytest
 
 from draftree.chat import Engine
-from draftree.serve.server import new_server
+from draftree.serve.server import bind, new_server
 from draftree.serve.service import ServeOptions, Service
 from draftree.serve.thread import State
 from tests.serve import fake
@@ -23,7 +22,7 @@ class Running:
         self.service = Service(
             open_engine, ServeOptions(**{"model_id": "fake", **options}), self.states.append
         )
-        self.socket = socket.create_server(("127.0.0.1", 0))
+        self.socket = bind("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = new_server(self.service)
@@ -32,7 +31,7 @@ class Running:
     def start(self):
         self.service.thread.start()
         self._thread.start()
-        wait_for(lambda: self.service.state is not State.LOADING)
+        wait_for(lambda: self.service.state is not State.LOADING, 120)  # kernels may be compiled
         wait_for(lambda: self.server.started)
         return self
 
@@ -70,14 +69,22 @@ class BriefEngine(Engine):
         return super().complete(prompt, max_tokens=min(max_tokens, 3), **options)
 
 
-@pytest.fixture(scope="session")
-def brief():
+@contextlib.contextmanager
+def run_brief_server():
     """A server with a real, tiny model."""
     options = {"max_ctx": 512, "draft": "none"}
     running = Running(lambda: BriefEngine.open(str(tiny_path("qwen3")), **options)).start()
-    assert running.service.state is State.READY
-    yield running
-    running.stop()
+    try:
+        assert running.service.state is State.READY
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture(scope="session")
+def brief():
+    with run_brief_server() as running:
+        yield running
 
 
 @pytest.fixture
@@ -105,3 +112,27 @@ def client(shared, engine):
 
     with httpx2.Client(base_url=shared[1].url, timeout=10) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def server(smollm2_path):
+    """The real thing, for all tests that leave it as it was; keys: one and two."""
+    from tests.serve.process import Process
+
+    options = ("--api-key", "one", "--api-key", "two", "--alias", "gpt-4o-mini")
+    server = Process(*options, "--temperature", "0")
+    yield server
+    assert server.stop() == 0, "".join(server.lines)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_certificates():
+    """Nothing here is encrypted, and reading certificates takes longer than most of the tests."""
+    import ssl
+
+    import httpx2
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpx2._transports.default, "create_ssl_context", lambda **_: context)
+        yield

@@ -2,8 +2,9 @@
 
 Starts a server of its own, either with an engine whose replies can be told from each other and take
 the time of a real one's, or with --model, where replies are compared with those of a quiet server.
-Prints the figures as JSON; ends with 1 when a reply is lost or mixed up, memory grows, or a client
-starves.
+One client asks for more than it may have, and in the middle there is a crowd that the queue cannot
+hold. Prints the figures as JSON, and writes them with --results; ends with 1 when a reply is lost
+or mixed up, memory grows, or a client starves.
 """
 
 import argparse
@@ -12,102 +13,30 @@ import json
 import random
 import re
 import socket
-import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 
-from draftree.core import FinishReason
-from draftree.serve.server import bind, serve
-from draftree.serve.service import ServeOptions
-from tests.serve import fake
+from draftree.bench.disturbance import look
+from tests.serve.paced import QueueSize, Server, reply_to, run_server
+from tests.serve.result import write_result
 
-ROOT = Path(__file__).parents[2]
 APIS = ("/v1/chat/completions", "/v1/messages", "/v1/responses")
 SHARE_LEAVING, SHARE_SLOW = 0.3, 0.3
-NUM_LIGHT = 10  # streams of each client, but for a greedy one that has a fifth of all
+NUM_LIGHT = 8  # streams of each client, but for a greedy one that has a fifth of all, and more
+NUM_CROWD = 10  # clients that come in the middle, all at once
+PATIENCE_S = 600
+NUM_PROMPTS, NUM_TOKENS = 24, 12  # of a real model
 ENDS = ("[DONE]", "event: message_stop", "event: response.completed", "event: response.incomplete")
 
 
-class PacedGeneration(fake.Generation):
-    """Rounds of several tokens, which take as long as on a GPU."""
-
-    def __iter__(self):
-        pace = random.Random(self._pieces[0])
-        rest = list(self._pieces)
-        while rest and not self._is_cancelled.is_set():
-            time.sleep(pace.uniform(0.004, 0.012))
-            num_tokens = pace.randint(1, 6)
-            self.usage.rounds.num_rounds += 1
-            for piece in rest[:num_tokens]:
-                self.usage.completion_tokens += 1
-                yield fake.Delta(piece)
-            del rest[:num_tokens]
-            self._on_round()
-        self.finish_reason = FinishReason.CANCELLED if rest else FinishReason.STOP
-
-    def close(self):
-        """Is not written down, as the fake's are: the server's memory is what counts."""
-        self.finish_reason = self.finish_reason or FinishReason.CANCELLED
-
-
-class PacedEngine(fake.Engine):
-    def __init__(self):
-        super().__init__(max_ctx=10_000)
-
-    def _start(self, length, options, prompt):
-        pieces = reply_to(prompt[0]["content"]).split(" ")
-        return PacedGeneration(self, None, [f"{piece} " for piece in pieces[:-1]], 0.0)
-
-
-def reply_to(prompt):
-    """What the paced engine says: its name for the prompt, counted."""
-    name, count = prompt.split()[-2:]
-    return "".join(f"{name}·{number} " for number in range(int(count)))
-
-
-def run_paced_server():
-    listener = bind("127.0.0.1", 0)
-    port = listener.getsockname()[1]
-    options = ServeOptions(model_id="paced")
-    serve(PacedEngine, options, listener, lambda: print(f"is ready at :{port}", file=sys.stderr))
-
-
-@dataclass
-class Server:
-    process: subprocess.Popen
-    port: int
-    model: str
-
-    @property
-    def rss_mb(self):
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) / 1024
-
-
-@contextmanager
-def run_server(model):
-    """In a process of its own, whose memory is nobody else's."""
-    command = [sys.executable, "-m", "tests.serve.load", "--serve"]
-    if model:
-        command = [sys.executable, "-m", "draftree", "serve", model, "--port", "0"]
-        command += ["--max-ctx", "512"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    try:
-        lines = iter(process.stderr.readline, "")
-        found = next(found for line in lines if (found := re.search(r"ready at .*:(\d+)", line)))
-        drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL)
-        yield Server(process, int(found[1]), model or "paced")
-        process.terminate()
-        assert process.wait(30) == 0
-        drain.wait(10)
-    finally:
-        process.kill()
-        process.wait()
+def size_queue(num_streams):
+    """So that the greedy client asks for too much, and the crowd as well."""
+    return QueueSize(num_streams * 5 // 4, max(num_streams // 5, NUM_LIGHT + 4))
 
 
 @dataclass
@@ -117,6 +46,8 @@ class Tally:
     outcomes: Counter = field(default_factory=Counter)
     faults: list = field(default_factory=list)
     waits: dict = field(default_factory=dict)  # seconds to the first word, by client
+    refusals: Counter = field(default_factory=Counter)  # by status, all with Retry-After
+    retry_s: list = field(default_factory=list)
 
     def served(self, client, wait_s):
         self.waits.setdefault(client, []).append(wait_s)
@@ -141,6 +72,14 @@ def text_of(event):
     return event["delta"] if event.get("type") == "response.output_text.delta" else ""
 
 
+class Refused(Exception):
+    """The server is full, and says when to come back."""
+
+    def __init__(self, status, retry_s):
+        super().__init__(status)
+        self.status, self.retry_s = status, retry_s
+
+
 @dataclass
 class Stream:
     """One of a client's streams: asks again and again until the time is over."""
@@ -151,22 +90,34 @@ class Stream:
     prompts: dict  # with their replies; empty for the paced engine
     tally: Tally
 
-    async def run(self, end_s):
-        self.chance = random.Random(self.number)
-        count = 0
-        while time.monotonic() < end_s:
-            count += 1
-            if self.prompts:
-                prompt = self.chance.choice(list(self.prompts))
-                expected, limit = self.prompts[prompt], 16
-            else:
-                limit = self.chance.randint(8, 80)
-                prompt = f"Say s{self.number}r{count} {limit}"
-                expected = reply_to(prompt)
-            api = self.chance.choice(APIS)
-            await self.ask(request_of(api, self.server.model, prompt, limit), expected)
+    def __post_init__(self):
+        self.chance, self.num_asked = random.Random(self.number), 0
 
-    async def ask(self, request, expected):
+    async def run(self, end_s):
+        while time.monotonic() < end_s:
+            pause_s = await self.ask()
+            await asyncio.sleep(max(min(pause_s, end_s - time.monotonic()), 0.0))
+
+    async def ask(self):
+        """Once; how long to wait before the next time."""
+        self.num_asked += 1
+        if self.prompts:
+            prompt = self.chance.choice(list(self.prompts))
+            expected, limit = self.prompts[prompt], NUM_TOKENS
+        else:
+            limit = self.chance.randint(8, 80)
+            prompt = f"Say s{self.number}r{self.num_asked} {limit}"
+            expected = reply_to(prompt)
+        request = request_of(self.chance.choice(APIS), self.server.model, prompt, limit)
+        try:
+            await self.follow(request, expected)
+        except Refused as refused:
+            self.tally.refusals[refused.status] += 1
+            self.tally.retry_s.append(refused.retry_s)
+            return refused.retry_s
+        return 0.0
+
+    async def follow(self, request, expected):
         chance, start_s = self.chance, time.monotonic()
         is_slow = chance.random() < SHARE_SLOW
         leaves_at = chance.randint(0, len(expected)) if chance.random() < SHARE_LEAVING else None
@@ -175,10 +126,10 @@ class Stream:
         try:
             writer.write(request)
             reading = self.read(reader, start_s, is_slow, leaves_at, expected)
-            text = await asyncio.wait_for(reading, leaves_s or 300)
+            text = await asyncio.wait_for(reading, leaves_s or PATIENCE_S)
         except TimeoutError:
             if leaves_s is None:
-                self.tally.faults.append(f"no end within 300 s: {expected[:30]}")
+                self.tally.faults.append(f"no end within {PATIENCE_S} s: {expected[:30]}")
             self.tally.outcomes["left while waiting"] += 1
             return
         except (OSError, ValueError, LookupError) as error:
@@ -208,6 +159,9 @@ class Stream:
         head = await reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
             rest = await reader.read(500)
+            retry = re.search(rb"^retry-after: (\d+)", head, flags=re.MULTILINE | re.IGNORECASE)
+            if retry and head.startswith((b"HTTP/1.1 429", b"HTTP/1.1 503")):
+                raise Refused(int(head.split()[1]), int(retry[1]))
             raise ValueError(f"{head[:20]!r} {rest[:300]!r}")
         while True:
             data = await reader.read(400 if is_slow else 65_536)
@@ -238,15 +192,24 @@ class Stream:
 async def run_load(server, num_streams, seconds, prompts):
     """Streams of many clients until the time is over, then until the last reply has come."""
     tally, rss_mb = Tally(), []
-    num_greedy = num_streams // 5
+    num_greedy = size_queue(num_streams).max_per_client
+    num_over = num_streams * 8 // 100  # that the greedy client may not have
+
+    def new_stream(client, number):
+        return Stream(server, client, number, prompts, tally)
+
+    lasting = [new_stream(0, number) for number in range(num_greedy + num_over)]
+    for number in range(num_streams - num_greedy):
+        lasting.append(new_stream(1 + number // NUM_LIGHT, len(lasting)))
+    first = lasting[-1].client + 1
+    crowd = [new_stream(first + n % NUM_CROWD, 1000 + n) for n in range(num_streams // 2)]
+
+    async def come_once():
+        await asyncio.sleep(seconds / 2)
+        await asyncio.gather(*(stream.ask() for stream in crowd))
+
     end_s = time.monotonic() + seconds
-    streams = [
-        Stream(server, max(0, 1 + (number - num_greedy) // NUM_LIGHT), number, prompts, tally)
-        if number >= num_greedy
-        else Stream(server, 0, number, prompts, tally)
-        for number in range(num_streams)
-    ]
-    running = asyncio.gather(*(stream.run(end_s) for stream in streams))
+    running = asyncio.gather(come_once(), *(stream.run(end_s) for stream in lasting))
     while not running.done():
         rss_mb.append(server.rss_mb)
         with suppress(TimeoutError):
@@ -255,33 +218,43 @@ async def run_load(server, num_streams, seconds, prompts):
     return tally, rss_mb
 
 
-def summarize(tally, rss_mb, num_streams, seconds):
-    light = {c: waits for c, waits in tally.waits.items() if c > 0}
-    counts = {client: len(waits) for client, waits in light.items()}
+def summarize(tally, rss_mb, num_streams):
+    num_light = num_streams - size_queue(num_streams).max_per_client
+    light = {c: tally.waits.get(c, []) for c in range(1, 1 + -(-num_light // NUM_LIGHT))}
+    counts = [len(waits) for waits in light.values()]
     waits = sorted(wait for client in light.values() for wait in client)
     warm = len(rss_mb) // 4
     start_mb, end_mb = median(rss_mb[warm : warm + 5]), median(rss_mb[-5:])
+    middle_s = median(waits)
     return {
-        "streams": num_streams,
-        "seconds": seconds,
-        "clients": len(tally.waits),
+        "num_streams": num_streams,
+        "num_clients": len(tally.waits),
+        "num_asked": tally.outcomes.total() + tally.refusals.total(),
         "outcomes": dict(tally.outcomes),
-        "replies_begun": sum(map(len, tally.waits.values())),
-        "faults": tally.faults[:5],
+        "refusals": {str(status): count for status, count in sorted(tally.refusals.items())},
+        "retry_after_s": [min(tally.retry_s), max(tally.retry_s)] if tally.retry_s else [],
         "num_faults": len(tally.faults),
-        "rss_mb": {"warm": round(start_mb, 1), "end": round(end_mb, 1)},
-        "rss_series_mb": [round(value, 1) for value in rss_mb[:: max(1, len(rss_mb) // 12)]],
-        "rss_growth_mb": round(end_mb - start_mb, 1),
+        "faults": tally.faults[:5],
+        "rss_mb": {
+            "warm": round(start_mb, 1),
+            "end": round(end_mb, 1),
+            "growth": round(end_mb - start_mb, 1),
+            "by_second": [round(value, 1) for value in rss_mb],
+        },
         "wait_s": {
-            "median": round(median(waits), 2),
+            "median": round(middle_s, 2),
+            "ninth_decile": round(quantiles(waits, n=10)[-1], 2),
             "longest": round(waits[-1], 2),
-            "longest_of_median": round(waits[-1] / median(waits), 2),
+            "longest_of_median": round(waits[-1] / middle_s, 2),
+            "median_by_client": [
+                round(median(each), 2) if each else None for each in light.values()
+            ],
+            "median_of_greedy": round(median(tally.waits.get(0, [0.0])), 2),
         },
         "served": {
+            "by_client": counts,
+            "most_of_least": round(max(counts) / max(min(counts), 1), 2),
             "greedy": len(tally.waits.get(0, ())),
-            "least": min(counts.values()),
-            "most": max(counts.values()),
-            "most_of_least": round(max(counts.values()) / min(counts.values()), 2),
         },
     }
 
@@ -292,7 +265,7 @@ async def learn_replies(server, count):
     for prompt in prompts:
         stream = Stream(server, 0, 0, {}, Tally())
         reader, writer = await stream.connect()
-        writer.write(request_of(APIS[0], server.model, prompt, 16))
+        writer.write(request_of(APIS[0], server.model, prompt, NUM_TOKENS))
         content = await reader.read()
         lines = re.findall(rb"^data: (\{.*)$", content, flags=re.MULTILINE)
         prompts[prompt] = "".join(text_of(json.loads(line)) for line in lines)
@@ -303,39 +276,51 @@ async def learn_replies(server, count):
 
 def measure(num_streams, seconds, model=None):
     async def run(server):
-        prompts = await learn_replies(server, 12) if model else {}
+        prompts = await learn_replies(server, NUM_PROMPTS) if model else {}
         return await run_load(server, num_streams, seconds, prompts)
 
-    with run_server(model) as server:
-        tally, rss_mb = asyncio.run(run(server))
-    return summarize(tally, rss_mb, num_streams, seconds)
+    with run_server(model, size_queue(num_streams)) as server:
+        start_s = time.monotonic()
+        figures = summarize(*asyncio.run(run(server)), num_streams)
+        figures["seconds"] = round(time.monotonic() - start_s, 1)
+        deadline_s = time.monotonic() + 10  # in which it notices the last who left
+        while f"{server.count('queue_length') + server.count('running'):g}" != "0":
+            assert time.monotonic() < deadline_s, "something is still in the queue"
+        names = ("completion_tokens_total", "cancelled_total", "engine_failures_total")
+        figures["server"] = {name: int(server.count(name)) for name in names}
+        figures["server"]["acceptance_length"] = round(server.count("acceptance_length"), 2)
+    return figures
 
 
 def find_faults(figures, max_growth_mb=8.0):
     """What must not be."""
     faults = list(figures["faults"])
-    if figures["rss_growth_mb"] > max_growth_mb:
-        faults.append(f"memory grew by {figures['rss_growth_mb']} MB")
+    if figures["rss_mb"]["growth"] > max_growth_mb:
+        faults.append(f"memory grew by {figures['rss_mb']['growth']} MB")
     if figures["wait_s"]["longest_of_median"] > 3:
         faults.append(f"a client waited {figures['wait_s']}")
     if figures["served"]["most_of_least"] > 2:
         faults.append(f"clients were served unequally: {figures['served']}")
+    if figures["server"]["engine_failures_total"]:
+        faults.append("the engine failed")
     return faults
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--serve", action="store_true", help="be the server")
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--model")
+    parser.add_argument("--results", type=Path)
     options = parser.parse_args()
-    if options.serve:
-        run_paced_server()
-        return
+    before = look()
     figures = measure(options.streams, options.seconds, options.model)
     print(json.dumps(figures, ensure_ascii=False, indent=1))
-    sys.exit("\n".join(find_faults(figures)) or 0)
+    settings = {"streams": options.streams, "seconds": options.seconds, "model": options.model}
+    if options.results:
+        write_result(options.results, "load", settings, figures, before)
+    max_growth_mb = 32.0 if options.model else 8.0
+    sys.exit("\n".join(find_faults(figures, max_growth_mb)) or 0)
 
 
 if __name__ == "__main__":

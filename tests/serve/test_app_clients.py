@@ -18,19 +18,12 @@ from draftree.core import FinishReason
 from draftree.text.reply import DeltaKind
 from tests.serve.conftest import wait_for
 from tests.serve.fake import Call, Delta
-from tests.serve.test_default_model import MODEL, ROOT, Process, read_metric
+from tests.serve.process import MODEL, ROOT, read_metric
 
 PARIS = [{"role": "user", "content": "What is the weather in Paris?"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "get_weather", "description": "The weather of a city.", "input_schema": SCHEMA}
 FUNCTION = {"type": "function", "name": "get_weather", "parameters": SCHEMA, "strict": True}
-
-
-@pytest.fixture(scope="module")
-def server(smollm2_path):
-    server = Process("--api-key", "one", "--temperature", "0")
-    yield server
-    assert server.stop() == 0, "".join(server.lines)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +53,52 @@ def test_anthropic_message_and_stream(claude):
     assert usage.cache_read_input_tokens > 0
     counted = claude.messages.count_tokens(model=MODEL, messages=PARIS, system="Be brief.")
     assert counted.input_tokens == num_prompt
+
+
+def test_requests_have_ids(claude, gpt):
+    """Where each SDK looks for them, and the same in replies, streams and errors."""
+    options = {"model": MODEL, "max_tokens": 2, "messages": PARIS}
+    ids = [claude.messages.create(**options)._request_id]
+    ids.append(gpt.chat.completions.create(**options)._request_id)
+    ids.append(gpt.responses.create(model=MODEL, input="hi", max_output_tokens=2)._request_id)
+    with claude.messages.stream(**options) as stream:
+        ids.append(stream.request_id)
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        claude.messages.create(**{**options, "model": "other"})
+    ids.append(caught.value.request_id)
+    with pytest.raises(openai.NotFoundError) as refused:
+        gpt.chat.completions.create(**{**options, "model": "other"})
+    ids.append(refused.value.request_id)
+    assert all(each.startswith("req_") for each in ids)
+    assert len(set(ids)) == len(ids)
+
+
+def test_openai_tools_and_structured_output(gpt):
+    options = {"model": MODEL, "messages": PARIS, "max_tokens": 64}
+    function = {"name": "get_weather", "parameters": SCHEMA, "strict": True}
+    choice = {"type": "function", "function": {"name": "get_weather"}}
+    called = options | {
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": choice,
+    }
+    whole = gpt.chat.completions.create(**called, parallel_tool_calls=False).choices[0]
+    (call,) = whole.message.tool_calls
+    assert (whole.finish_reason, call.function.name) == ("tool_calls", "get_weather")
+    assert isinstance(json.loads(call.function.arguments)["city"], str)
+    with gpt.chat.completions.stream(**called, parallel_tool_calls=False) as stream:
+        streamed = stream.get_final_completion().choices[0].message.tool_calls[0]
+    assert streamed.function.arguments == call.function.arguments
+    result = {"role": "tool", "tool_call_id": call.id, "content": "Rain."}
+    messages = [*PARIS, {"role": "assistant", "tool_calls": [call.model_dump()]}, result]
+    answer = gpt.chat.completions.create(**{**called, "messages": messages, "tool_choice": "none"})
+    assert answer.choices[0].message.content
+
+    class City(pydantic.BaseModel):
+        name: str
+        is_large: bool
+
+    parsed = gpt.chat.completions.parse(**options, response_format=City)
+    assert isinstance(parsed.choices[0].message.parsed, City)
 
 
 def test_anthropic_stop_sequence(claude):

@@ -2,71 +2,27 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx2
 import openai
 import pytest
 
 from tests.serve.conftest import wait_for
+from tests.serve.process import MODEL, ROOT, Process, read_metric
 
-ROOT = Path(__file__).parents[2]
-MODEL = "smollm2-135m"
 STORY = "Tell me a long story about a tree."
 ASK = [{"role": "user", "content": STORY}]
-
-
-class Process:
-    """`draftree serve` in a process of its own; what it says is kept."""
-
-    def __init__(self, *options):
-        command = [sys.executable, "-m", "draftree", "serve", MODEL, "--port", "0", *options]
-        self.process = subprocess.Popen(
-            [*command, "--max-ctx", "2048"], cwd=ROOT, stderr=subprocess.PIPE, text=True
-        )
-        self.lines = []
-        self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr))
-        self._reader.start()
-        wait_for(lambda: self._find() or self.process.poll() is not None, 120)
-        assert self.process.poll() is None, "".join(self.lines)
-        self.url = self._find()
-
-    def _find(self):
-        found = re.search(r"is ready at (\S+)", "".join(self.lines))
-        return found and found[1]
-
-    def stop(self):
-        if self.process.poll() is None:
-            os.kill(self.process.pid, signal.SIGTERM)
-        status = self.process.wait(30)
-        self._reader.join(10)
-        return status
-
-
-@pytest.fixture(scope="module")
-def server(smollm2_path):
-    server = Process("--api-key", "one", "--api-key", "two", "--alias", "gpt-4o-mini")
-    yield server
-    assert server.stop() == 0, "".join(server.lines)
 
 
 @pytest.fixture(scope="module")
 def client(server):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="one", max_retries=0) as client:
         yield client
-
-
-def read_metric(server, name):
-    headers = {"Authorization": "Bearer one"}
-    text = httpx2.get(f"{server.url}/metrics", headers=headers).text
-    return float(re.search(rf"^{re.escape(name)} (\S+)$", text, flags=re.MULTILINE)[1])
 
 
 def test_the_server_says_how_to_connect(server):

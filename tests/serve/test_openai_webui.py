@@ -5,14 +5,8 @@ import json
 import httpx2
 import pytest
 
-from tests.serve.test_default_model import ASK, MODEL, Process
-
-
-@pytest.fixture(scope="module")
-def server(smollm2_path):
-    server = Process("--api-key", "one")
-    yield server
-    assert server.stop() == 0, "".join(server.lines)
+from tests.serve.process import MODEL
+from tests.serve.test_default_model import ASK
 
 
 class OpenWebUi:
@@ -56,7 +50,7 @@ def test_open_webui_connects(server):
     page = OpenWebUi(f"{server.url}/v1", "one")
     assert page.verify().status_code == 200
     assert page.verify().json()["object"] == "list"
-    assert page.list_models() == [MODEL]
+    assert page.list_models() == [MODEL, "gpt-4o-mini"]
     assert len(page.chat(max_tokens=8, stop=["\n\n\n"])) > 5
     counted = page.chat(max_tokens=8, stream_options={"include_usage": True})
     assert len(counted) > 5

@@ -61,7 +61,7 @@ def test_leaving_while_nothing_is_said(start, engine):
 def test_leaving_the_queue(start, engine):
     running = start()
     engine.round_s = 0.05
-    engine.pieces = ["word "] * 20
+    engine.pieces = ["word "] * 10
     first = open_stream(running)
     wait_for(lambda: engine.started)
     second, third = open_stream(running), open_stream(running)

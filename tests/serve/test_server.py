@@ -14,8 +14,7 @@ from draftree.serve import server
 from draftree.serve.service import ServeOptions
 from tests.serve import fake
 from tests.serve.conftest import wait_for
-from tests.serve.test_openai import HELLO
-from tests.serve.test_reply import PATH, open_stream
+from tests.serve.test_reply import open_stream
 
 
 def read_all(connection):
@@ -98,19 +97,6 @@ def test_missing_model_ends_the_server_with_its_reason(quiet):
     thread, result, _ = serve_in_thread(engine)
     thread.join(10)
     assert [str(error) for error in result] == ["There is no such model."]
-
-
-def test_engine_that_keeps_failing_ends_the_server_with_its_reason(quiet):
-    ready = threading.Event()
-    engine = fake.Engine(pieces=[fake.Broken("worn out")])
-    thread, result, url = serve_in_thread(engine, ready.set)
-    assert ready.wait(10)
-    for _ in range(3):
-        wait_for(lambda: httpx2.get(f"{url}/health").is_success)
-        assert httpx2.post(url + PATH, json=HELLO).status_code == 500
-    thread.join(10)
-    (error,) = result
-    assert "3 times in a row" in str(error) and "worn out" in str(error)
 
 
 @pytest.mark.parametrize(

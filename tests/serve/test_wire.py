@@ -4,7 +4,7 @@ import json
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from draftree.serve.wire import ApiError, WireModel, busy, encode, event, parse_body, refused
 
@@ -24,8 +24,30 @@ class System(WireModel):
     content: str
 
 
+class Thought(WireModel):
+    type: Literal["thought"]
+    thought: Part
+
+
+class Remark(WireModel):
+    type: Literal["remark"] = "remark"
+    text: str
+
+
+def kind_of(item):
+    return item.get("type", "remark") if isinstance(item, dict) else "remark"
+
+
+Item = Annotated[
+    Annotated[Thought, Tag("thought")] | Annotated[Remark, Tag("remark")], Discriminator(kind_of)
+]
+
+
 class Sample(WireModel):
     messages: list[Annotated[User | System, Field(discriminator="role")]]
+    items: str | list[Item] | None = None
+    choice: Literal["none"] | Thought | None = None
+    counts: dict[str, Annotated[int, Field(ge=0)]] | None = None
     stop: str | list[str] | None = None
     n: int | None = Field(None, ge=1)
     temperature: float | None = Field(None, le=2)
@@ -102,6 +124,26 @@ def test_field_is_named(fields, param, words):
     error = explain({"messages": [], **fields})
     assert error.param == param
     assert words in error.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "user", "content": "", "user": 1}]}, "messages[0].user"),
+        ({"messages": [{"role": "user", "user": {"content": 1}}]}, "messages[0].content"),
+        ({"items": [{"type": "thought", "thought": {}}]}, "items[0].thought.type"),
+        (
+            {"items": [{"type": "thought", "thought": {"type": "text", "text": ""}, "mood": 1}]},
+            "items[0].mood",
+        ),
+        ({"items": [{"text": "", "remark": {"text": 5}}]}, "items[0].remark"),
+        ({"items": [{"text": 5, "remark": {"text": ""}}]}, "items[0].text"),
+        ({"choice": {"type": "thought", "Thought": {"thought": 1}}}, "choice.thought"),
+        ({"counts": {"[key]": -1}}, "counts.[key]"),
+    ],
+)
+def test_a_field_with_the_name_of_a_union_s_member_is_not_taken_for_it(fields, param):
+    assert explain({"messages": [], **fields}).param == param
 
 
 def test_missing_field_is_named():

@@ -59,8 +59,10 @@ export class ReplyView {
     this.element.classList.remove("writing");
     const footer = make("footer");
     footer.append(make("span", "", note));
-    if (this.text) footer.append(makeCopyButton(() => this.text));
-    if (onAgain) footer.append(makeButton("Again", onAgain));
+    const actions = make("div", "actions");
+    if (this.text) actions.append(makeCopyButton(() => this.text));
+    if (onAgain) actions.append(makeButton("Again", onAgain));
+    footer.append(actions);
     this.element.append(footer);
   }
 
