@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.kernels.cpu.isa import Isa, current_isa, supported_isas
-from draftree.kernels.cpu.linear import record_linear
+from draftree.kernels.cpu.linear import _linear_kernel, record_linear
 from draftree.kernels.cpu.pack import Weight, pack
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quantize import QuantizedRows, quantized_bytes, record_quantize
@@ -270,3 +270,21 @@ def test_wrong_shapes_are_refused(teams) -> None:
         record_linear(program, step, np.zeros((2, 96), np.float32), weight, out)
     with pytest.raises(AssertionError, match="multiple of 32"):
         record_quantize(program, step, np.zeros((2, 33), np.float32))
+
+
+def test_a_kernel_closes_over_plain_values() -> None:
+    """A compiled function among them would be another one in every process: code kept on disk would
+    never be found again.
+    """
+    cells = _linear_kernel(4, 0, 16)._function.__closure__
+    assert cells and all(isinstance(cell.cell_contents, int) for cell in cells)
+
+
+@pytest.mark.parametrize("qtype", SOME_TYPES, ids=lambda qtype: qtype.name)
+def test_every_tile_has_the_bits_of_one_token(teams, qtype: QuantType) -> None:
+    rng = np.random.default_rng(13)
+    weight = pack(random_raw(rng, qtype, 45, 256), qtype)
+    x = rng.standard_normal((26, 256)).astype(np.float32)
+    alone = np.concatenate([_multiply(teams[1], weight, x[i : i + 1]) for i in range(26)])
+    for count in range(1, 27):
+        np.testing.assert_array_equal(_multiply(teams[2], weight, x, count), alone[:count])

@@ -38,7 +38,8 @@ def _module(form: Form, tile: int) -> ir.Module:
     if form.is_float:
         sums = emit_float_tile(builder, form, tile, weights, x, x_stride, cols)
     else:
-        sums = dot.emit_dot_tile(builder, form, NEON_DOTPROD, tile, weights, x, x_stride, cols)
+        places = weights, weights, x, x_stride, cols
+        sums = dot.emit_dot_tile(builder, form, NEON_DOTPROD, tile, *places)
     for i, value in enumerate(sums):
         place = builder.add(out, ir.Constant(word, 4 * value.type.count * i))
         builder.store(value, builder.inttoptr(place, value.type.as_pointer())).align = 4

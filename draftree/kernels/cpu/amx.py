@@ -17,10 +17,12 @@ from draftree.kernels.cpu.dot import (
     load_at,
     load_scales,
     offset_by,
+    prefetch_group,
     to_pointer,
     unpack_units,
 )
 from draftree.kernels.cpu.form import GROUP_COLS, quant_bytes
+from draftree.kernels.cpu.isa import AMX
 from draftree.kernels.cpu.quantize import RECORD_BYTES
 
 AMX_TOKENS = 16  # of the largest tile; the last tile of a larger pass reads as many rows of x
@@ -90,7 +92,7 @@ def _store_signed_units(builder, form, weights, target):
     """Unpack a group of weights to signed bytes, a row of the matrix register for each unit."""
     bytes_type = ir.VectorType(_I8, 4 * _LANES)
     zero = ir.Constant(bytes_type, [form.zero if form.zero < 128 else -128] * (4 * _LANES))
-    for i, unit in enumerate(unpack_units(builder, form, _LANES, weights)):
+    for i, unit in enumerate(unpack_units(builder, form, AMX, weights)):
         signed = builder.sub(builder.bitcast(unit, bytes_type), zero)
         _store_lanes(builder, signed, target, _LINE * i)
 
@@ -142,9 +144,9 @@ def _add_chunk(builder, form, count, first_token, record, x_stride, scales, prod
         _store_lanes(builder, builder.load(cell), place, token * _LINE)
 
 
-def emit_amx_tile(builder, form, num_tokens, weights, x, x_stride, cols):
+def emit_amx_tile(builder, form, num_tokens, weights, later, x, x_stride, cols):
     """The address of the sums, float32 [token, row], for num_tokens <= AMX_TOKENS at run time."""
-    weights, x = to_pointer(builder, weights), to_pointer(builder, x)
+    weights, later, x = (to_pointer(builder, address) for address in (weights, later, x))
     num_groups = builder.udiv(cols, ir.Constant(_I64, GROUP_COLS))
     group_bytes = quant_bytes(form, _LANES, GROUP_COLS)
     first_scale = offset_by(builder, weights, num_groups, group_bytes)
@@ -160,6 +162,7 @@ def emit_amx_tile(builder, form, num_tokens, weights, x, x_stride, cols):
         count = builder.select(builder.icmp_signed("<", left, chunk), left, chunk)
         with cgutils.for_range(builder, count, intp=_I64) as loop:
             group = builder.add(first, loop.index)
+            prefetch_group(builder, form, _LANES, later, group)
             address = offset_by(builder, weights, group, group_bytes)
             _store_signed_units(
                 builder, form, address, offset_by(builder, units, loop.index, _UNIT_BYTES)

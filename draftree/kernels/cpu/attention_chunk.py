@@ -69,7 +69,8 @@ def thread_len(max_rows: int, group: int, max_nodes: int, head_dim: int, value_d
     num_queries = -(-max_rows * group // BLOCK_ROWS) * BLOCK_ROWS
     per_query = head_dim + CHUNK + tree_cols(max_nodes) + 2 * part_len(value_dim)
     words = 2 * (_NUM_WORDS + 2 * max_rows)
-    return -(-(words + num_queries * per_query + max_nodes * value_dim) // LANES) * LANES
+    gathered = (max_nodes + BLOCK_ROWS) * value_dim  # and parts put aside
+    return -(-(words + num_queries * per_query + gathered) // LANES) * LANES
 
 
 @njit
@@ -271,9 +272,22 @@ def _weigh_ancestors(args, own, kv_head, row, r, base):
             for q in range(r * args[GROUP], (r + 1) * args[GROUP]):
                 weight = weights + 4 * (q * CHUNK + i)
                 store_f32(weight, load_f32(weight) * load_f32(scales + 4 * slot))
-    target = load_i64(own + _GATHERED)
-    for q in range(r * args[GROUP], (r + 1) * args[GROUP]):
-        _weigh(args, own, q, _ONE, begin + shift, end + shift, target, _ZERO)
+    # The group's queries go together; those behind them that share their block are put back.
+    gathered, group = load_i64(own + _GATHERED), args[GROUP]
+    touched = 4 if group <= 4 else (group + BLOCK_ROWS - 1) // BLOCK_ROWS * BLOCK_ROWS
+    others = load_i64(own + _CHUNK_PARTS) + (r + 1) * group * args[PART_BYTES]
+    kept = gathered + 4 * args[MAX_NODES] * value_dim
+    num_others = touched - group if group > 1 and begin < end else 0
+    _copy_values(kept, 4 * value_dim, others, args[PART_BYTES], num_others, value_dim)
+    _weigh(args, own, r * group, group, begin + shift, end + shift, gathered, _ZERO)
+    _copy_values(others, args[PART_BYTES], kept, 4 * value_dim, num_others, value_dim)
+
+
+@njit
+def _copy_values(target, target_row, source, source_row, num_rows, value_dim):
+    for i in range(num_rows):
+        for c in range(0, 4 * value_dim, 64):
+            store(target + i * target_row + c, load(source + i * source_row + c))
 
 
 @njit

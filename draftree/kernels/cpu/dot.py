@@ -10,7 +10,12 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from draftree.kernels.cpu.floating import fused, prefetch, splat
-from draftree.kernels.cpu.form import BLOCK_COLS, GROUP_COLS, quant_bytes, scale_bytes
+from draftree.kernels.cpu.form import (
+    BLOCK_COLS,
+    GROUP_COLS,
+    quant_bytes,
+    scale_bytes,
+)
 from draftree.kernels.cpu.isa import AMX, AVX2, AVX512_VNNI, AVX_VNNI, NEON_DOTPROD
 from draftree.kernels.cpu.quantize import (
     HALF_SUMS_AT,
@@ -59,37 +64,48 @@ def _bytes_of(builder, words):
     return builder.bitcast(words, ir.VectorType(_I8, 4 * words.type.count))
 
 
-def unpack_units(builder, form, lanes, address):
+def _pick_bits(builder, isa, value, amount, mask):
+    """Every byte shifted left by amount (right if negative), then masked."""
+    lanes = value.type.count
+    if isa == AMX and amount != 0:  # one instruction: bit i of a result is bit i - amount
+        rows = [1 << (7 - i - amount) if mask >> (7 - i) & 1 else 0 for i in range(8)]
+        bytes_type = ir.VectorType(_I8, 4 * lanes)
+        matrix = ir.Constant(bytes_type, rows * (lanes // 2))
+        args = [builder.bitcast(value, bytes_type), matrix, ir.Constant(_I8, 0)]
+        picked = call(builder, "llvm.x86.vgf2p8affineqb.512", bytes_type, args)
+        return builder.bitcast(picked, value.type)
+    if amount != 0:
+        distance = ir.Constant(value.type, [abs(amount)] * lanes)
+        shift = builder.shl if amount > 0 else builder.lshr
+        value = shift(value, distance)
+    return builder.and_(value, ir.Constant(value.type, [mask * 0x01010101] * lanes))
+
+
+def unpack_units(builder, form, isa, address):
     """The eight units of a group as vectors of bytes in int32 lanes, one lane per row."""
+    lanes = isa.rows
     vector = ir.VectorType(_I32, lanes)
-    prefetch(builder, address, quant_bytes(form, lanes, GROUP_COLS))
-
-    def constant(byte):
-        return ir.Constant(vector, [byte * 0x01010101] * lanes)
-
-    def shifted(value, amount):
-        """Left by amount, or right if negative."""
-        if amount == 0:
-            return value
-        distance = ir.Constant(vector, [abs(amount)] * lanes)
-        return builder.shl(value, distance) if amount > 0 else builder.lshr(value, distance)
-
     words = [load_at(builder, address, 4 * lanes * i, vector, 4) for i in range(form.bits)]
     if form.bits == 8:
         return words
-    low = constant(0x0F)
-    units = [builder.and_(word, low) for word in words[:4]]
-    units += [builder.and_(shifted(word, -4), low) for word in words[:4]]
+    units = [_pick_bits(builder, isa, word, 0, 0x0F) for word in words[:4]]
+    units += [_pick_bits(builder, isa, word, -4, 0x0F) for word in words[:4]]
     for unit in range(_UNITS):
         if form.bits == 5:
-            high = builder.and_(shifted(words[4], 4 - unit), constant(0x10))
+            high = _pick_bits(builder, isa, words[4], 4 - unit, 0x10)
         elif form.bits == 6:
-            plane, place = words[4 + unit // 4], unit % 4
-            high = builder.and_(shifted(plane, 4 - 2 * place), constant(0x30))
+            high = _pick_bits(builder, isa, words[4 + unit // 4], 4 - 2 * (unit % 4), 0x30)
         else:
             continue
         units[unit] = builder.or_(units[unit], high)
     return units
+
+
+def prefetch_group(builder, form, lanes, later, group):
+    """Ask for a group's share of a strip that is multiplied later, integers and scales."""
+    size = quant_bytes(form, lanes, GROUP_COLS)
+    size += scale_bytes(form, lanes) // (_GROUPS if form.is_nested else 1)
+    prefetch(builder, offset_by(builder, later, group, size), size, near=False)
 
 
 def _broadcast_units(builder, isa, record):
@@ -210,7 +226,7 @@ def _emit_group(builder, form, isa, weights, scales, records, sums):
     """Add one group of 32 columns to the sums of all tokens."""
     lanes = isa.rows
     integers, floats = ir.VectorType(_I32, lanes), ir.VectorType(_F32, lanes)
-    units = unpack_units(builder, form, lanes, weights)
+    units = unpack_units(builder, form, isa, weights)
     num_parts = len(scales)
     per_part = _UNITS // num_parts
     zero = 0 if form.bits == 8 and wants_signed_bytes(isa) else form.zero
@@ -230,17 +246,20 @@ def _emit_group(builder, form, isa, weights, scales, records, sums):
         add_products(builder, record, scales, products, cell)
 
 
-def emit_dot_tile(builder, form, isa, tile, weights, x, x_stride, cols):
-    """One vector of sums per token; x are the records of quantize.py."""
+def emit_dot_tile(builder, form, isa, tile, weights, later, x, x_stride, cols):
+    """One vector of sums per token; x are the records of quantize.py. later is the address of a
+    strip that will be wanted soon.
+    """
     lanes = isa.rows
     zeros = ir.Constant(ir.VectorType(_F32, lanes), [0.0] * lanes)
     sums = [cgutils.alloca_once_value(builder, zeros) for _ in range(tile)]
-    weights, x = to_pointer(builder, weights), to_pointer(builder, x)
+    weights, later, x = (to_pointer(builder, address) for address in (weights, later, x))
     rows = [offset_by(builder, x, x_stride, i) for i in range(tile)]
     num_groups = builder.udiv(cols, ir.Constant(_I64, GROUP_COLS))
     group_bytes = quant_bytes(form, lanes, GROUP_COLS)
     first_scale = offset_by(builder, weights, num_groups, group_bytes)
     with cgutils.for_range(builder, num_groups, intp=_I64) as loop:
+        prefetch_group(builder, form, lanes, later, loop.index)
         scales = load_scales(builder, form, lanes, first_scale, loop.index)
         address = offset_by(builder, weights, loop.index, group_bytes)
         records = [offset_by(builder, row, loop.index, RECORD_BYTES) for row in rows]

@@ -46,14 +46,14 @@ def fused(builder, a, b, c):
     return builder.call(function, [a, b, c])
 
 
-def prefetch(builder, pointer, num_bytes):
-    """Ask for the weights that come a little later; strips follow each other in memory."""
-    read, keep, data = (ir.Constant(_I32, value) for value in (0, 3, 1))
+def prefetch(builder, pointer, num_bytes, *, near):
+    """Ask for so many bytes that are read a little later: into the nearest cache, or the next."""
+    read, keep, data = (ir.Constant(_I32, value) for value in (0, 3 if near else 2, 1))
     kinds = [pointer.type, _I32, _I32, _I32]
     signature = ir.FunctionType(ir.VoidType(), kinds)
     function = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
     for offset in range(0, num_bytes, LINE_BYTES):
-        place = builder.gep(pointer, [ir.Constant(_I64, _PREFETCH_BYTES + offset)])
+        place = builder.gep(pointer, [ir.Constant(_I64, offset)])
         builder.call(function, [place, read, keep, data])
 
 
@@ -65,7 +65,8 @@ def emit_float_tile(builder, form, tile, weights, x, x_stride, cols):
     step = ir.Constant(_I64, FLOAT_ROWS * form.bits // 8)
     with cgutils.for_range(builder, cols, intp=_I64) as loop:
         address = builder.add(weights, builder.mul(loop.index, step))
-        prefetch(builder, builder.inttoptr(address, _I8.as_pointer()), 1)
+        later = builder.add(address, ir.Constant(_I64, _PREFETCH_BYTES))
+        prefetch(builder, builder.inttoptr(later, _I8.as_pointer()), 1, near=True)
         values = _load_weights(builder, form, address)
         offset = builder.mul(loop.index, ir.Constant(_I64, 4))
         for row, cell in zip(rows, sums, strict=True):

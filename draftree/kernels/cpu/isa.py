@@ -43,7 +43,7 @@ def supported_isas() -> tuple[Isa, ...]:
     found = []
     if machine in ("x86_64", "amd64"):
         if features.get("avx512vnni") and features.get("avx512vl"):
-            if features.get("amx-int8") and _may_use_tiles():
+            if features.get("amx-int8") and features.get("gfni") and _may_use_tiles():
                 found.append(AMX)
             found.append(AVX512_VNNI)
         if features.get("avxvnni"):

@@ -10,6 +10,7 @@ not depend on its neighbours.
 import numpy as np
 from numba import njit
 
+from draftree.kernels.cpu.arena import lazy_zeros
 from draftree.kernels.cpu.block import (
     BLOCK_COLS,
     TYPE_F16,
@@ -69,7 +70,7 @@ class KvCache:
     def _allocate(self, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         num_bytes = int(np.prod(shape)) * np.dtype(self.dtype).itemsize
         num_scales = self.kv_heads * self.capacity if self.dtype == np.int8 else 0
-        memory = np.zeros(num_bytes + 4 * num_scales, np.uint8)
+        memory = lazy_zeros(num_bytes + 4 * num_scales)
         scales = memory[num_bytes:].view(np.float32).reshape(self.kv_heads, -1)
         return memory[:num_bytes].view(self.dtype).reshape(shape), scales
 

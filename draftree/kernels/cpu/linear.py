@@ -19,10 +19,18 @@ from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quantize import QuantizedRows, record_quantize
 from draftree.kernels.cpu.simd import load_f32, load_i64, store_f32
 from draftree.kernels.cpu.step import NUM_TOKENS, Step
-from draftree.kernels.cpu.tile import begin_tiles, end_tiles, multiply_matrix, multiply_tile
+from draftree.kernels.cpu.tile import (
+    LARGEST_TILE,
+    begin_tiles,
+    end_tiles,
+    multiply_matrix,
+    multiply_tile,
+)
 from draftree.kernels.cpu.word import stack_bytes
 
+_MATRIX_TOKENS = 9  # below this number of tokens the dot products are faster
 _ITEMS_PER_THREAD = 4  # how finely the strips are shared out
+_AHEAD_BYTES = 8192  # weights are asked for at least so early
 _TOKEN_BLOCK_BYTES = 1 << 20  # of x, to stay in a core's cache while all strips pass by
 
 
@@ -31,18 +39,17 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
     """args: control word, strips, strip bytes, number of strips, x, x stride, cols, out, rows,
     bias, accumulate, tokens per block. Work is handed out as (block of tokens, a few strips)."""
     has_matrices = ALL_ISAS[isa] == AMX and not ALL_FORMS[form].is_float
-    # Below this number of tokens the dot products are faster.
-    matrix_tokens = 7 if ALL_FORMS[form].group_len == 32 else 9
 
     @kernel
     def _linear(args, ticket, thread, num_threads):
         num_tokens, num_strips, token_block = load_i64(args[0]), args[3], args[11]
-        cols, x_stride, out_stride, add = args[6], args[5], 4 * args[8], args[10]
+        cols, x_step, out_stride, add = args[6], args[5], 4 * args[8], args[10]
         edge = stack_bytes(1024)
         chunk = max(1, num_strips // (_ITEMS_PER_THREAD * num_threads))
         num_chunks = (num_strips + chunk - 1) // chunk
         num_blocks = (num_tokens + token_block - 1) // token_block
-        use_matrices = has_matrices and num_tokens >= matrix_tokens
+        ahead = (_AHEAD_BYTES + args[2] - 1) // args[2] * args[2]  # whole strips
+        use_matrices = has_matrices and num_tokens >= _MATRIX_TOKENS
         if use_matrices:
             begin_tiles(form, isa, num_tokens)
         item = atomic_add(ticket, 1)
@@ -53,52 +60,29 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
             last_strip = min(first_strip + chunk, num_strips)
             while first_token < last_token:
                 left = last_token - first_token
-                if has_matrices and left >= matrix_tokens:
+                if has_matrices and left >= _MATRIX_TOKENS:
                     tile = min(left, AMX_TOKENS)
                 else:
-                    tile = 8 if left >= 8 else left if left != 7 else 4
-                x = args[4] + first_token * x_stride
+                    tile = min(left, LARGEST_TILE)
+                x = args[4] + first_token * x_step
                 for strip in range(first_strip, last_strip):
                     weights = args[1] + strip * args[2]
+                    later = weights + ahead
                     bias = args[9] + 4 * strip * lanes if args[9] != 0 else 0
                     width = min(lanes, args[8] - strip * lanes)
                     out = args[7] + first_token * out_stride + 4 * strip * lanes
-                    target, stride = out, out_stride
+                    place, step = out, out_stride
                     if width < lanes:
-                        target, stride = edge, 64
+                        place, step = edge, 64
                         if add != 0:
                             _copy_rows(out, out_stride, edge, 64, tile, width)
-                    if has_matrices and tile >= matrix_tokens:
+                    if has_matrices and tile >= _MATRIX_TOKENS:
                         multiply_matrix(
-                            form, tile, weights, x, x_stride, cols, target, stride, bias, add
-                        )
-                    elif tile == 8:
-                        multiply_tile(
-                            form, isa, 8, weights, x, x_stride, cols, target, stride, bias, add
-                        )
-                    elif tile == 6:
-                        multiply_tile(
-                            form, isa, 6, weights, x, x_stride, cols, target, stride, bias, add
-                        )
-                    elif tile == 5:
-                        multiply_tile(
-                            form, isa, 5, weights, x, x_stride, cols, target, stride, bias, add
-                        )
-                    elif tile == 4:
-                        multiply_tile(
-                            form, isa, 4, weights, x, x_stride, cols, target, stride, bias, add
-                        )
-                    elif tile == 3:
-                        multiply_tile(
-                            form, isa, 3, weights, x, x_stride, cols, target, stride, bias, add
-                        )
-                    elif tile == 2:
-                        multiply_tile(
-                            form, isa, 2, weights, x, x_stride, cols, target, stride, bias, add
+                            form, tile, weights, later, x, x_step, cols, place, step, bias, add
                         )
                     else:
                         multiply_tile(
-                            form, isa, 1, weights, x, x_stride, cols, target, stride, bias, add
+                            form, isa, tile, weights, later, x, x_step, cols, place, step, bias, add
                         )
                     if width < lanes:
                         _copy_rows(edge, 64, out, out_stride, tile, width)

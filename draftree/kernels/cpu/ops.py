@@ -9,6 +9,7 @@ import numpy as np
 
 from draftree.kernels.cpu import attention as attend
 from draftree.kernels.cpu import conv, elementwise, gated_delta, norm, rope
+from draftree.kernels.cpu.arena import Arena, lazy_zeros
 from draftree.kernels.cpu.conv import ConvState
 from draftree.kernels.cpu.embed import record_embed
 from draftree.kernels.cpu.gated_delta import DeltaState
@@ -21,15 +22,11 @@ from draftree.kernels.cpu.step import NUM_ROWS, NUM_TOKENS, Step
 from draftree.kernels.cpu.team import Team
 from draftree.kernels.quant.formats import QuantType
 
-_ALIGN = 64
 Store = KvCache | ConvState | DeltaState
 
 
 def _aligned(num_floats: int) -> np.ndarray:
-    """Zeroed lazily by the operating system, so that untouched pages cost nothing."""
-    block = np.zeros(num_floats * 4 + _ALIGN, dtype=np.uint8)
-    start = -block.ctypes.data % _ALIGN
-    return block[start : start + num_floats * 4].view(np.float32)
+    return lazy_zeros(num_floats * 4).view(np.float32)
 
 
 class Scratch:
@@ -82,6 +79,7 @@ class CpuOps:
         self._exact = exact
         self._kv_dtype = kv_dtype
         self._scratch = Scratch(max_tokens)
+        self._arena = Arena()
         self._program: Program | None = None
         self._quantized: dict[int, QuantizedRows] = {}  # by address of the rows they were made from
 
@@ -102,7 +100,7 @@ class CpuOps:
         self._quantized = {}  # their memory may be taken again
 
     def pack(self, raw: np.ndarray, qtype: QuantType) -> Weight:
-        return pack(raw, qtype, exact=self._exact, team=self.team)
+        return pack(raw, qtype, exact=self._exact, team=self.team, arena=self._arena)
 
     def constant(self, values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, dtype=np.float32)

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 from numba import njit
 
+from draftree.kernels.cpu.arena import Arena
 from draftree.kernels.cpu.atomic import atomic_add
 from draftree.kernels.cpu.dot import wants_signed_bytes
 from draftree.kernels.cpu.embed import SCRATCH_BYTES, decode_block
@@ -19,7 +20,6 @@ from draftree.kernels.cpu.form import (
     F16,
     F32,
     FLOAT_ROWS,
-    LINE_BYTES,
     Form,
     quant_bytes,
     scale_bytes,
@@ -65,13 +65,6 @@ class Weight:
     @property
     def bits_per_weight(self) -> float:
         return 8 * self.nbytes / (self.rows * self.cols)
-
-
-def aligned_bytes(count: int) -> np.ndarray:
-    """Uninitialised uint8 [count] that starts on a cache line."""
-    room = np.empty(count + LINE_BYTES, dtype=np.uint8)
-    start = -room.ctypes.data % LINE_BYTES
-    return room[start : start + count]
 
 
 @cache
@@ -199,16 +192,15 @@ def _clear(address, count):
         store_word(address + i, 0)
 
 
-def _allocate(num_strips: int, size: int) -> np.ndarray:
-    return aligned_bytes(num_strips * size).reshape(num_strips, size)
-
-
-def _pack_quants(raw: np.ndarray, layout: BlockLayout, isa: Isa, team: Team) -> Weight:
+def _pack_quants(
+    raw: np.ndarray, layout: BlockLayout, isa: Isa, team: Team, arena: Arena
+) -> Weight:
     fields = (layout.bits, layout.group_len, layout.zero, layout.has_min, layout.is_nested)
     form, lanes, qtype = Form(*fields), isa.rows, layout.qtype
     rows, num_blocks = raw.shape[0], raw.shape[1] // qtype.block_bytes
     cols, num_strips = num_blocks * qtype.block_len, -(-rows // lanes)
-    data = _allocate(num_strips, strip_bytes(form, lanes, cols))
+    size = strip_bytes(form, lanes, cols)
+    data = arena.take(num_strips * size).reshape(num_strips, size)
     packer = _pack_quant_kernel(int(qtype), ALL_FORMS.index(form), ALL_ISAS.index(isa))
     program = Program(team)
     sizes = (data.shape[1], num_strips, quant_bytes(form, lanes, cols))
@@ -217,10 +209,13 @@ def _pack_quants(raw: np.ndarray, layout: BlockLayout, isa: Isa, team: Team) -> 
     return Weight(rows, cols, form, isa, lanes, data)
 
 
-def _pack_floats(raw: np.ndarray, qtype: QuantType, form: Form, isa: Isa, team: Team) -> Weight:
+def _pack_floats(
+    raw: np.ndarray, qtype: QuantType, form: Form, isa: Isa, team: Team, arena: Arena
+) -> Weight:
     rows, cols = raw.shape[0], raw.shape[1] // qtype.block_bytes * qtype.block_len
     num_strips = -(-rows // FLOAT_ROWS)
-    data = _allocate(num_strips, strip_bytes(form, FLOAT_ROWS, cols))
+    size = strip_bytes(form, FLOAT_ROWS, cols)
+    data = arena.take(num_strips * size).reshape(num_strips, size)
     packer = _pack_float_kernel(int(qtype)) if form == F32 else _pack_halves
     program = Program(team)
     program.add(packer, raw, raw.strides[0], rows, cols, data, data.shape[1], num_strips)
@@ -235,14 +230,16 @@ def pack(
     exact: bool = False,
     isa: Isa | None = None,
     team: Team | None = None,
+    arena: Arena | None = None,
 ) -> Weight:
     """Lay raw rows out for the kernels of an instruction set; exact: decoded to float32.
 
-    The team's threads share the work; without one the caller does it alone.
+    The team's threads share the work; without one the caller does it alone. arena: where the
+    weights of a model lie; without one they have a place of their own.
     """
     assert raw.dtype == np.uint8 and raw.ndim == 2 and raw.strides[1] == 1, "raw rows must be bytes"
-    isa, team = isa or current_isa(), team or Team(1)
+    isa, team, arena = isa or current_isa(), team or Team(1), arena or Arena(0)
     layout = block_layout(qtype)
     if layout is not None and not exact:
-        return _pack_quants(raw, layout, isa, team)
-    return _pack_floats(raw, qtype, F32 if exact else _FLOAT_TYPES[qtype], isa, team)
+        return _pack_quants(raw, layout, isa, team, arena)
+    return _pack_floats(raw, qtype, F32 if exact else _FLOAT_TYPES[qtype], isa, team, arena)

@@ -18,6 +18,7 @@ from draftree.kernels.cpu.form import ALL_FORMS
 from draftree.kernels.cpu.isa import ALL_ISAS, AMX
 
 _I64 = ir.IntType(64)
+LARGEST_TILE = 8  # more sums than this do not fit the registers
 
 
 def _at(builder, address, offset, vector):
@@ -49,26 +50,35 @@ def _finish(builder, sums, out, out_stride, bias, accumulate):
 
 @intrinsic(prefer_literal=True)
 def multiply_tile(
-    typingctx, form, isa, tile, weights, x, x_stride, cols, out, out_stride, bias, accumulate
+    typingctx, form, isa, tile, strip, later, x, x_stride, cols, out, out_stride, bias, add
 ):
-    """Multiply a strip at `weights` with `tile` rows of x.
+    """Multiply a strip with `tile` rows of x, at most LARGEST_TILE.
 
-    form and isa (their places in ALL_FORMS, ALL_ISAS) and tile are constants. All else is int64:
-    addresses, strides in bytes, the number of columns, a flag. bias 0 means none.
+    form and isa (their places in ALL_FORMS, ALL_ISAS) are constants. All else is int64:
+    addresses, strides in bytes, the number of columns, a flag. bias 0 means none. later: a strip
+    that will be wanted soon.
     """
 
     def codegen(context, builder, signature, args):
-        weights, x, x_stride, cols, out, out_stride, bias, accumulate = args[3:]
+        strip, later, x, x_stride, cols, out, out_stride, bias, add = args[3:]
         kind, variant = ALL_FORMS[form.literal_value], ALL_ISAS[isa.literal_value]
-        num_tokens = tile.literal_value
-        if kind.is_float:
-            sums = emit_float_tile(builder, kind, num_tokens, weights, x, x_stride, cols)
-        else:
-            sums = emit_dot_tile(builder, kind, variant, num_tokens, weights, x, x_stride, cols)
-        _finish(builder, sums, out, out_stride, bias, accumulate)
+        done = builder.append_basic_block()
+        by_tile = builder.switch(args[2], done)
+        for num_tokens in range(1, LARGEST_TILE + 1):
+            block = builder.append_basic_block()
+            by_tile.add_case(ir.Constant(_I64, num_tokens), block)
+            builder.position_at_end(block)
+            if kind.is_float:
+                sums = emit_float_tile(builder, kind, num_tokens, strip, x, x_stride, cols)
+            else:
+                places = strip, later, x, x_stride, cols
+                sums = emit_dot_tile(builder, kind, variant, num_tokens, *places)
+            _finish(builder, sums, out, out_stride, bias, add)
+            builder.branch(done)
+        builder.position_at_end(done)
         return context.get_dummy_value()
 
-    return types.void(form, isa, tile, *[types.int64] * 8), codegen
+    return types.void(form, isa, *[types.int64] * 10), codegen
 
 
 @intrinsic(prefer_literal=True)
@@ -99,22 +109,22 @@ def end_tiles(typingctx, form, isa):
 
 @intrinsic(prefer_literal=True)
 def multiply_matrix(
-    typingctx, form, num_tokens, weights, x, x_stride, cols, out, out_stride, bias, accumulate
+    typingctx, form, num_tokens, strip, later, x, x_stride, cols, out, out_stride, bias, add
 ):
     """As multiply_tile, on matrix registers, for any number of tokens up to AMX_TOKENS."""
 
     def codegen(context, builder, signature, args):
-        num_tokens, weights, x, x_stride, cols, out, out_stride, bias, accumulate = args[1:]
+        num_tokens, strip, later, x, x_stride, cols, out, out_stride, bias, add = args[1:]
         kind = ALL_FORMS[form.literal_value]
         if kind.is_float:
             return context.get_dummy_value()
-        sums = emit_amx_tile(builder, kind, num_tokens, weights, x, x_stride, cols)
+        sums = emit_amx_tile(builder, kind, num_tokens, strip, later, x, x_stride, cols)
         vector = ir.VectorType(ir.FloatType(), AMX.rows)
         with cgutils.for_range(builder, num_tokens, intp=_I64) as loop:
             offset = builder.mul(loop.index, ir.Constant(_I64, 4 * AMX.rows))
             total = builder.load(_at(builder, sums, offset, vector))
             target = builder.add(out, builder.mul(out_stride, loop.index))
-            _finish(builder, [total], target, out_stride, bias, accumulate)
+            _finish(builder, [total], target, out_stride, bias, add)
         return context.get_dummy_value()
 
-    return types.void(form, *[types.int64] * 9), codegen
+    return types.void(form, *[types.int64] * 10), codegen
