@@ -6,6 +6,7 @@ zeros that take no memory before they are used.
 """
 
 import mmap
+from contextlib import suppress
 
 import numpy as np
 
@@ -47,5 +48,6 @@ def _new_region(count: int) -> np.ndarray:
         room = np.empty(count + LINE_BYTES, dtype=np.uint8)
         return room[-room.ctypes.data % LINE_BYTES :]
     region = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    region.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a system without them
+        region.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(region, dtype=np.uint8)
