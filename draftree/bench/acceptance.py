@@ -184,22 +184,42 @@ def main(model: str, draft: str, out: Path, cache: Path, limit: int, num_tokens:
 
 def make_table(result: dict[str, Any]) -> str:
     """Markdown: acceptance length by set; one row per setting."""
-    runs = {
-        (run["setting"]["name"], run["setting"]["temperature"], run["data"]): run
-        for run in result["runs"]
-    }
-    lines = [f"| | {' | '.join(SETS)} | mean | equal texts |", "|---|" + "---|" * (len(SETS) + 2)]
-    for setting in (*MAIN, *SHAPES):
-        row = [runs.get((setting.name, setting.temperature, name)) for name in SETS]
-        if any(run is None for run in row):
-            continue
-        lengths = [run["acceptance_length"] for run in row if run]
-        equal, total = (sum(run[key] for run in row if run) for key in ("num_equal", "num_prompts"))
-        title = f"budget {setting.budget}" if setting in MAIN else setting.name
-        kind = f"T = {setting.temperature:g}" if setting.temperature else "greedy"
-        cells = [f"{title}, {kind}", *(f"{x:.2f}" for x in [*lengths, sum(lengths) / len(lengths)])]
-        lines.append(f"| {' | '.join(cells)} | {equal} of {total} |")
+    lines = [_heading("equal texts")]
+    for title, row in _complete_rows(result, (*MAIN, *SHAPES)):
+        equal, total = (sum(run[key] for run in row) for key in ("num_equal", "num_prompts"))
+        lengths = [run["acceptance_length"] for run in row]
+        lines.append(f"| {title} | {_figures(lengths)} | {equal} of {total} |")
     return "\n".join(lines)
+
+
+def make_speed_table(result: dict[str, Any]) -> str:
+    """Markdown: tokens per second over plain decoding's by set, with the latter's last."""
+    lines = [_heading("plain, tok/s")]
+    for title, row in _complete_rows(result, MAIN):
+        plain = [run["plain_tokens_per_second"] for run in row]
+        ratios = [run["tokens_per_second"] / rate for run, rate in zip(row, plain, strict=True)]
+        lines.append(f"| {title} | {_figures(ratios)} | {sum(plain) / len(plain):.0f} |")
+    return "\n".join(lines)
+
+
+def _heading(last: str) -> str:
+    return f"| | {' | '.join(SETS)} | mean | {last} |\n|---|" + "---|" * (len(SETS) + 2)
+
+
+def _figures(values: Sequence[float]) -> str:
+    return " | ".join(f"{x:.2f}" for x in [*values, sum(values) / len(values)])
+
+
+def _complete_rows(
+    result: dict[str, Any], settings: Sequence[Setting]
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The runs of a setting by set, where none is missing."""
+    for setting in settings:
+        runs = {r["data"]: r for r in result["runs"] if r["setting"] == asdict(setting)}
+        if all(name in runs for name in SETS):
+            title = f"budget {setting.budget}" if setting in MAIN else setting.name
+            kind = f"T = {setting.temperature:g}" if setting.temperature else "greedy"
+            yield f"{title}, {kind}", [runs[name] for name in SETS]
 
 
 def draw_depths(result: dict[str, Any], path: Path) -> None:

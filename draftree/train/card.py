@@ -24,7 +24,7 @@ def make_card(record: dict[str, Any], name: str) -> str:
         ("heads", f"{draft['num_heads']} / {draft['num_kv_heads']} × {draft['head_dim']}"),
         ("block", f"{draft['block_size']}, mask token {draft['mask_token']}"),
         ("blocks in training", ", ".join(map(str, sizes))),
-        ("window", str(draft["sliding_window"] or "none")),
+        ("window in training", str(draft["sliding_window"] or "none")),
         ("features", f"after the target's layers {', '.join(map(str, draft['feature_layers']))}"),
     ]
     data = [
