@@ -33,6 +33,7 @@ from draftree.core import SamplingParams
 SETS: Final = ("humaneval", "gsm8k", "math500", "chat")
 _SEED: Final = 7
 _MAX_CTX: Final = 2048
+_WARM_UP: Final = Prompt("one two three four " * 12, is_chat=False)  # repeats: it is drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,26 +106,31 @@ def measure_acceptance(
     report: Callable[[str], None],
     known: Collection[tuple[str, Setting]] = (),
 ) -> Iterator[SetRun]:
-    """One run per set and setting, but for those that are known already."""
+    """One run per set and setting, but for those that are known already. Every text is written
+    both ways, one right after the other.
+    """
     plain = Engine.open(model, draft="none", budget=0, ngram="off", max_ctx=_MAX_CTX)
-    texts: dict[tuple[str, float], list[Text]] = {}
     for setting in settings:
         missing = {name: p for name, p in sets.items() if (name, setting) not in known}
         if not missing:
             continue
-        engine = Engine.open(
+        drafting = Engine.open(
             model, draft=draft, budget=setting.budget, block=setting.block, max_ctx=_MAX_CTX
         )
+        engines = plain, drafting
+        for engine in engines:  # kernels are compiled and loaded before anything is timed
+            write_sampled(engine, _WARM_UP, num_tokens, setting.temperature)
         for name, prompts in missing.items():
             report(f"{name}: {setting.name}, temperature {setting.temperature}")
             before = look()
-            key = (name, setting.temperature)
-            if key not in texts:
-                texts[key] = [write_sampled(plain, p, num_tokens, key[1]) for p in prompts]
-            drafted = [write_sampled(engine, p, num_tokens, setting.temperature) for p in prompts]
+            pairs = [
+                [write_sampled(e, prompt, num_tokens, setting.temperature) for e in engines]
+                for prompt in prompts
+            ]
             share = foreign_share(before, look(), usable_cores())
-            yield summarize_texts(name, setting, texts[key], drafted, share)
-        engine.close()
+            plain_texts, drafted_texts = zip(*pairs, strict=True)
+            yield summarize_texts(name, setting, plain_texts, drafted_texts, share)
+        drafting.close()
     plain.close()
 
 
@@ -192,10 +198,10 @@ def make_table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def make_speed_table(result: dict[str, Any]) -> str:
+def make_speed_table(result: dict[str, Any], settings: Sequence[Setting] = MAIN) -> str:
     """Markdown: tokens per second over plain decoding's by set, with the latter's last."""
     lines = [_heading("plain, tok/s")]
-    for title, row in _complete_rows(result, MAIN):
+    for title, row in _complete_rows(result, settings):
         plain = [run["plain_tokens_per_second"] for run in row]
         ratios = [run["tokens_per_second"] / rate for run, rate in zip(row, plain, strict=True)]
         lines.append(f"| {title} | {_figures(ratios)} | {sum(plain) / len(plain):.0f} |")

@@ -3,18 +3,23 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from draftree.bench.acceptance import (
     MAIN,
     SHAPES,
     Setting,
     load_set,
+    make_speed_table,
     make_table,
     summarize_texts,
 )
 from draftree.bench.writing import Text
 from draftree.core import RoundStats, Usage
 
+ROOT = Path(__file__).parents[2]
 SETTING = Setting("tree", 22, 0, 0.0)
 
 
@@ -49,31 +54,38 @@ def test_chains_and_trees_are_compared_at_equal_cost() -> None:
     }
 
 
-def test_the_docs_show_the_results() -> None:
-    root = Path(__file__).parents[2]
-    result = json.loads((root / "results/draft/smollm2-135m/acceptance.json").read_text())
+def _result(name: str) -> dict[str, Any]:
+    result = json.loads((ROOT / "results/draft/smollm2-135m" / name).read_text())
+    assert isinstance(result, dict)
+    return result
+
+
+@pytest.mark.parametrize("name", ["acceptance.json", "acceptance-gpu.json"])
+def test_the_docs_show_the_results(name: str) -> None:
+    result = _result(name)
     table = make_table(result)
-    assert table.count("\n") >= 2  # two lines of heading, then a line per setting
-    assert table in (root / "docs/training.md").read_text()
-    assert table in (root / "draftree/data/smollm2-135m-dflash.md").read_text()
-    draft = root / "draftree/data" / result["draft"]["file"]
+    assert table.count("\n") == 10  # two lines of heading, nine settings
+    assert table in (ROOT / "docs/training.md").read_text()
+    draft = ROOT / "draftree/data" / result["draft"]["file"]
     assert hashlib.sha256(draft.read_bytes()).hexdigest() == result["draft"]["sha256"]
 
 
+def test_the_card_shows_the_results() -> None:
+    card = (ROOT / "draftree/data/smollm2-135m-dflash.md").read_text()
+    assert make_table(_result("acceptance.json")) in card
+
+
+def test_the_docs_show_how_much_faster_it_is() -> None:
+    text = (ROOT / "docs/training.md").read_text()
+    on_cpu = make_speed_table(_result("acceptance.json"), (MAIN[2], MAIN[3]))
+    on_gpu = make_speed_table(_result("acceptance-gpu.json"), (MAIN[1], MAIN[3]))
+    assert on_cpu.count("\n") == on_gpu.count("\n") == 3
+    assert on_cpu in text and on_gpu in text
+
+
 def test_the_shipped_draft_is_lossless_and_good_enough() -> None:
-    root = Path(__file__).parents[2]
-    result = json.loads((root / "results/draft/smollm2-135m/acceptance.json").read_text())
-    runs = result["runs"]
-    assert all(run["num_equal"] == run["num_prompts"] for run in runs)
-    greedy = [r["acceptance_length"] for r in runs if Setting(**r["setting"]) == MAIN[0]]
-    assert len(greedy) == 4 and sum(greedy) / 4 >= 3.0
-
-
-def test_the_docs_show_trees_against_chains() -> None:
-    root = Path(__file__).parents[2]
-    path = root / "results/draft/smollm2-135m/acceptance-without-window.json"
-    result = json.loads(path.read_text())
-    table = make_table(result)
-    assert table.count("\n") == 10  # two lines of heading, nine settings
-    assert table in (root / "docs/training.md").read_text()
-    assert all(run["num_equal"] == run["num_prompts"] for run in result["runs"])
+    for name in ("acceptance.json", "acceptance-gpu.json"):
+        runs = _result(name)["runs"]
+        assert all(run["num_equal"] == run["num_prompts"] for run in runs)
+        greedy = [r["acceptance_length"] for r in runs if Setting(**r["setting"]) == MAIN[0]]
+        assert len(greedy) == 4 and sum(greedy) / 4 >= 3.0
