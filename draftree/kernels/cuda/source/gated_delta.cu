@@ -88,7 +88,6 @@ DEV void walk(const Layer& p, const Rows& rows, const Place& place, const int* v
   }
 }
 
-// 80 registers at most: later grids want room beside it.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gated_delta_kernel(const int* control, const int* parents, const float* qkv, const float* weight, float* windows, int* second_at,
                        float* stash, const float* alpha, const float* beta, const float* decay, const float* decay_bias, float* state,
