@@ -91,7 +91,9 @@ def test_the_flagship_with_its_draft_fits_a_24_gb_card():
     """Planned from facts alone: 27B shapes in 4 to 6 bits, a 16-bit draft, 8K of context."""
     facts = ModelFacts(
         *("27B", "any", 26_900_000_000, 16_500_000_000, 262144, 248320, 5120, 17408, 64, 16),
-        *(2 * 4 * 256, 157_000_000, 48 * 22624, True, 715_000_000),
+        *(2 * 4 * 256, 157_000_000, 48 * 22624, True),
+        window_bytes=48 * 3 * 10240 * 4,
+        embedding_bytes=715_000_000,
     )
     draft = DraftSize(3_470_000_000, 5 * 2 * 8 * 128, 5 * 5120)
     table = card_table(facts, draft, [Place("16 GB", 16 * 10**9), Place("24 GB", 24 * 10**9)])
