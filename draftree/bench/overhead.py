@@ -18,7 +18,7 @@ from typing import Final
 
 from draftree.bench.fault import BenchError
 from draftree.bench.http import Endpoint, ask
-from draftree.bench.sample import Ratio, Report, Samples, divide, summarize
+from draftree.bench.sample import Ratio, Report, Samples, divide_pairs, summarize
 from draftree.chat import Engine
 
 _START_S: Final = 180.0
@@ -158,7 +158,7 @@ def summarize_replies(
     return OverheadMeasures(
         server=rates[0],
         direct=rates[1],
-        ratio=divide(*rates),
+        ratio=divide_pairs(*rates),
         server_ttft_ms=first_ms(served),
         direct_ttft_ms=first_ms(direct),
         num_replies=len(pairs),

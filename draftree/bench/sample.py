@@ -47,6 +47,13 @@ def divide(ours: Samples, theirs: Samples) -> Ratio:
     return Ratio(round(value, 4), round(min(pairs), 4), round(max(pairs), 4))
 
 
+def divide_pairs(ours: Samples, theirs: Samples) -> Ratio:
+    """The median over pairs, for differences smaller than what a machine's speed drifts by."""
+    ratio = divide(ours, theirs)
+    pairs = [a / b for a, b in zip(ours.samples, theirs.samples, strict=True)]
+    return Ratio(round(median(pairs), 4), ratio.low, ratio.high)
+
+
 def rates(num_tokens: int, times_ms: Sequence[float]) -> Samples:
     """Tokens per second from milliseconds."""
     return summarize([1000.0 * num_tokens / ms for ms in times_ms], "tok/s")

@@ -3,7 +3,7 @@
 import pytest
 
 from draftree.bench.fault import BenchError
-from draftree.bench.sample import divide, rates, summarize
+from draftree.bench.sample import Ratio, divide, divide_pairs, rates, summarize
 
 
 def test_summary_keeps_the_order_of_samples():
@@ -34,3 +34,8 @@ def test_ratio_of_different_units_is_refused():
 def test_ratio_to_nothing_is_refused():
     with pytest.raises(BenchError, match="0 ms"):
         divide(summarize([1.0], "ms"), summarize([0.0], "ms"))
+
+
+def test_pairs_are_compared_while_the_machine_drifts() -> None:
+    ours, theirs = summarize([100.0, 80.0, 50.0], "tok/s"), summarize([101.0, 40.0, 51.0], "tok/s")
+    assert divide_pairs(ours, theirs) == Ratio(0.9901, 0.9804, 2.0)
