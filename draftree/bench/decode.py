@@ -60,7 +60,7 @@ def _measure_forward(
     for number in range(2 * rounds):
         report(f"passes of {WIDTHS[0]} to {WIDTHS[-1]} tokens: round {number + 1} of {2 * rounds}")
         for width in WIDTHS:
-            # The first ones still feel the width before: its clock, its caches.
+            # The first ones are slower after another width, a single token after 64 by a third.
             passes = [subject.forward(width) for _ in range(_WARM_PASSES + _TIMED_PASSES)]
             times[width] += passes[_WARM_PASSES:]
     return {str(width): summarize(values, "ms") for width, values in times.items()}

@@ -38,20 +38,23 @@ def summarize(values: Sequence[float], unit: str) -> Samples:
 
 def divide(ours: Samples, theirs: Samples) -> Ratio:
     """Ours over theirs, where both were measured in turns."""
-    if ours.unit != theirs.unit:
-        raise BenchError(f"{ours.unit} cannot be compared with {theirs.unit}.")
-    if min(theirs.samples) <= 0.0:
-        raise BenchError(f"A measurement of 0 {theirs.unit} cannot be compared with.")
-    pairs = [a / b for a, b in zip(ours.samples, theirs.samples, strict=True)]
+    pairs = _pairs(ours, theirs)
     value = ours.median / theirs.median
     return Ratio(round(value, 4), round(min(pairs), 4), round(max(pairs), 4))
 
 
 def divide_pairs(ours: Samples, theirs: Samples) -> Ratio:
     """The median over pairs, for differences smaller than what a machine's speed drifts by."""
-    ratio = divide(ours, theirs)
-    pairs = [a / b for a, b in zip(ours.samples, theirs.samples, strict=True)]
-    return Ratio(round(median(pairs), 4), ratio.low, ratio.high)
+    pairs = _pairs(ours, theirs)
+    return Ratio(round(median(pairs), 4), round(min(pairs), 4), round(max(pairs), 4))
+
+
+def _pairs(ours: Samples, theirs: Samples) -> list[float]:
+    if ours.unit != theirs.unit:
+        raise BenchError(f"{ours.unit} cannot be compared with {theirs.unit}.")
+    if min(theirs.samples) <= 0.0:
+        raise BenchError(f"A measurement of 0 {theirs.unit} cannot be compared with.")
+    return [a / b for a, b in zip(ours.samples, theirs.samples, strict=True)]
 
 
 def rates(num_tokens: int, times_ms: Sequence[float]) -> Samples:

@@ -109,7 +109,8 @@ def new_matrix(form: UnitFormat, num_rows: int, num_cols: int, device: Gpu) -> P
     """Room for a matrix. Rows are padded to whole bands, which nobody reads."""
     in_band = band_tiles(device)
     bands, chunks = -(-num_rows // (ROWS * in_band)), -(-num_cols // form.cols)
-    num_shares = min(bands * chunks, max(device.num_sms - _SPARE_SMS, 1))
+    spare = _SPARE_SMS if device.can_chain else 0  # elsewhere kernels never run side by side
+    num_shares = min(bands * chunks, max(device.num_sms - spare, 1))
     if bands * chunks * num_shares >= 2**32:
         raise ValueError(f"a matrix of {num_rows} x {num_cols} is too large for the kernels")
     shape = (bands, chunks, in_band, form.unit_bytes)
