@@ -164,7 +164,8 @@ def test_one_client_cannot_keep_another_waiting(client, server):
 
 def test_signals_end_streams_properly(smollm2_path):
     server = Process("--grace", "0.3")
-    body = {"model": MODEL, "messages": ASK, "stream": True, "seed": 1}
+    endless = {"0": -100, "2": -100}  # without its stop tokens no reply ends before the signal
+    body = {"model": MODEL, "messages": ASK, "stream": True, "seed": 1, "logit_bias": endless}
     url = f"{server.url}/v1/chat/completions"
     lines = []
     with httpx2.stream("POST", url, json=body, timeout=30) as response:
