@@ -30,6 +30,9 @@ _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _F32 = ir.FloatType()
 _UNITS = 8  # of 4 columns, in a group
 _GROUPS = BLOCK_COLS // GROUP_COLS  # in a nested block
+# Instruction sets that add a dot product to a sum, and up to how many tokens the registers hold
+# two sums of each.
+_TWO_SUMS = {AMX: 8, AVX512_VNNI: 8, AVX_VNNI: 4, NEON_DOTPROD: 4}
 
 
 def wants_signed_bytes(isa) -> bool:
@@ -108,18 +111,14 @@ def prefetch_group(builder, form, lanes, later, group):
     prefetch(builder, offset_by(builder, later, group, size), size, near=False)
 
 
-def _broadcast_units(builder, isa, record):
-    """The 4 activations of each unit in every lane."""
-    if isa == NEON_DOTPROD:
-        vector = ir.VectorType(_I8, 16)
-        halves = [load_at(builder, record, 16 * i, vector, 4) for i in range(2)]
-        units = []
-        for unit in range(_UNITS):
-            lanes = [4 * (unit % 4) + i % 4 for i in range(16)]
-            mask = ir.Constant(ir.VectorType(_I32, 16), lanes)
-            units.append(builder.shuffle_vector(halves[unit // 4], halves[unit // 4], mask))
-        return units
-    words = [load_at(builder, record, 4 * unit, _I32, 4) for unit in range(_UNITS)]
+def _broadcast_units(builder, isa, record, units):
+    """For each of these units its 4 activations in every lane."""
+    if isa == NEON_DOTPROD:  # an operand of the instruction may be a lane: four units a load
+        half = load_at(builder, record, 4 * units[0], ir.VectorType(_I8, 16), 4)
+        masks = [[4 * (unit % 4) + i % 4 for i in range(16)] for unit in units]
+        lanes = ir.VectorType(_I32, 16)
+        return [builder.shuffle_vector(half, half, ir.Constant(lanes, mask)) for mask in masks]
+    words = [load_at(builder, record, 4 * unit, _I32, 4) for unit in units]
     return [splat(builder, word, isa.rows) for word in words]
 
 
@@ -159,21 +158,41 @@ def _chain_portable(builder, form, units, activations, start):
     return total
 
 
-def _chain(builder, isa, form, units, activations, start):
-    """start + the products of these units, exact in int32 lanes."""
-    if isa == AVX2:
-        return _chain_avx2(builder, form, units, activations, start)
-    if isa in (AMX, AVX512_VNNI, AVX_VNNI):
-        name = f"llvm.x86.avx512.vpdpbusd.{32 * isa.rows}"
-        for unit, activation in zip(units, activations, strict=True):
-            start = call(builder, name, start.type, [start, unit, activation])
-        return start
+def _add_unit(builder, isa, total, unit, activation):
+    """One dot-product instruction."""
     if isa == NEON_DOTPROD:
-        for unit, activation in zip(units, activations, strict=True):
-            args = [start, _bytes_of(builder, unit), activation]
-            start = call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", start.type, args)
-        return start
-    return _chain_portable(builder, form, units, activations, start)
+        args = [total, _bytes_of(builder, unit), activation]
+        return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", total.type, args)
+    name = f"llvm.x86.avx512.vpdpbusd.{32 * isa.rows}"
+    return call(builder, name, total.type, [total, unit, activation])
+
+
+def _add_units(builder, isa, form, units, first, records, totals):
+    """totals + the products of these units, exact in int32 lanes. first: the place of units[0].
+
+    An instruction that adds to a sum takes several times longer than until the next can start. So
+    tokens take turns, and have two sums each; fences keep the compiler from undoing it.
+    """
+    places = range(first, first + len(units))
+    if isa not in _TWO_SUMS:
+        chain = _chain_avx2 if isa == AVX2 else _chain_portable
+        return [
+            chain(builder, form, units, _broadcast_units(builder, isa, record, places), total)
+            for record, total in zip(records, totals, strict=True)
+        ]
+    zero = ir.Constant(totals[0].type, [0] * isa.rows)
+    sums = [totals, [zero] * len(totals)][: 2 if len(totals) <= _TWO_SUMS[isa] else 1]
+    at_once = 4 if isa == NEON_DOTPROD else 1
+    for start in range(0, len(units), at_once):
+        span = places[start : start + at_once]
+        loaded = [_broadcast_units(builder, isa, record, span) for record in records]
+        for i, *activations in zip(span, *loaded, strict=True):
+            sums[i % len(sums)] = [
+                _add_unit(builder, isa, total, units[i - first], activation)
+                for total, activation in zip(sums[i % len(sums)], activations, strict=True)
+            ]
+            builder.fence("acq_rel", "singlethread")
+    return sums[0] if len(sums) == 1 else [builder.add(*pair) for pair in zip(*sums, strict=True)]
 
 
 def load_scales(builder, form, lanes, first, group):
@@ -231,19 +250,19 @@ def _emit_group(builder, form, isa, weights, scales, records, sums):
     per_part = _UNITS // num_parts
     zero = 0 if form.bits == 8 and wants_signed_bytes(isa) else form.zero
     negated_at = NEGATED_SUM_AT if num_parts == 1 else NEGATED_HALF_SUMS_AT
-    for record, cell in zip(records, sums, strict=True):
-        activations = _broadcast_units(builder, isa, record)
-        products = []
-        for part in range(num_parts):
-            start = ir.Constant(integers, [0] * lanes)
-            if zero:
-                negated = load_at(builder, record, negated_at + 4 * part, _I32, 4)
-                shift = ir.Constant(integers, [zero.bit_length() - 1] * lanes)
-                start = builder.shl(splat(builder, negated, lanes), shift)
-            span = slice(part * per_part, (part + 1) * per_part)
-            total = _chain(builder, isa, form, units[span], activations[span], start)
-            products.append(builder.sitofp(total, floats))
-        add_products(builder, record, scales, products, cell)
+    products = []
+    for part in range(num_parts):
+        starts = [ir.Constant(integers, [0] * lanes)] * len(records)
+        if zero:
+            shift = ir.Constant(integers, [zero.bit_length() - 1] * lanes)
+            negated = [load_at(builder, r, negated_at + 4 * part, _I32, 4) for r in records]
+            starts = [builder.shl(splat(builder, n, lanes), shift) for n in negated]
+        first = part * per_part
+        span = units[first : first + per_part]
+        totals = _add_units(builder, isa, form, span, first, records, starts)
+        products.append([builder.sitofp(total, floats) for total in totals])
+    for record, cell, *parts in zip(records, sums, *products, strict=True):
+        add_products(builder, record, scales, parts, cell)
 
 
 def emit_dot_tile(builder, form, isa, tile, weights, later, x, x_stride, cols):

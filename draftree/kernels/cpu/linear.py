@@ -28,7 +28,7 @@ from draftree.kernels.cpu.tile import (
 )
 from draftree.kernels.cpu.word import stack_bytes
 
-_MATRIX_TOKENS = 9  # below this number of tokens the dot products are faster
+_MATRIX_TOKENS = 12  # below this number of tokens the dot products are faster
 _ITEMS_PER_THREAD = 4  # how finely the strips are shared out
 _AHEAD_BYTES = 8192  # weights are asked for at least so early
 _TOKEN_BLOCK_BYTES = 1 << 20  # of x, to stay in a core's cache while all strips pass by
