@@ -15,6 +15,7 @@ from draftree.decode.tree import DraftBlock
 from draftree.kernels.cpu.sampling import Filters, SamplingScratch, choose
 from draftree.kernels.cpu.select import forbid, penalize, rank_row
 
+_ALL_TOKENS: Final = np.empty(0, dtype=np.int64)  # of the vocabulary, in order
 _IMPOSSIBLE: Final = np.float32(-1e4)  # a log-probability that sums of it can be subtracted from
 
 
@@ -111,18 +112,18 @@ class Sampler:
         Scores are the draft's log-probabilities, or with a temperature those of log-probability / T
         + noise, so that what the noise favours comes first, as it will in the target's own choice.
         """
-        if tokens is not None and (self._shaping is not None or self._filters.temperature > 0.0):
-            every = np.full((len(logits), self._vocab_size), -np.inf, dtype=np.float32)
-            every[:, tokens] = logits
-            logits, tokens = every, None  # bias, grammar and noise go by token
         if self._shaping is not None:
+            if tokens is not None:  # bias and grammar go by token
+                every = np.full((len(logits), self._vocab_size), -np.inf, dtype=np.float32)
+                every[:, tokens] = logits
+                logits, tokens = every, None
             logits = self._shaping.shape_draft(logits, position == self._next_position)
         num_positions, count = len(logits), min(num_candidates, logits.shape[1])
         ids = np.empty((num_positions, count), dtype=np.int64)
         scores, log_probs = np.empty((2, num_positions, count), dtype=np.float32)
         for row in range(num_positions):
             rank_row(
-                logits[row],
+                *(logits[row], _ALL_TOKENS if tokens is None else tokens),
                 *(self._filters.temperature, self._seed, position + row),
                 *(scores[row], ids[row], log_probs[row]),
             )
@@ -205,7 +206,7 @@ class _Shaping:
         row = self._row
         count = min(max(self._num_logprobs or 0, 1), len(row))
         ids, (ranks, log_probs) = np.empty(count, np.int64), np.empty((2, count), np.float32)
-        rank_row(row, 0.0, 0, 0, ranks, ids, log_probs)
+        rank_row(row, _ALL_TOKENS, 0.0, 0, 0, ranks, ids, log_probs)
         found = zip(ids.tolist(), log_probs.tolist(), strict=True)
         top = tuple((i, value) for i, value in found if value > -np.inf)
         total = float(row[ids[0]]) - float(log_probs[0])  # log of the sum of e^logit

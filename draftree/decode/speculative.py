@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from draftree.core import DraftTree, RoundStats, TokenSource
 from draftree.decode.accept import Accepted, accept
 from draftree.decode.budget import (
@@ -79,7 +81,8 @@ class SpeculativeDecoder:
         self._num_plain = 0  # plain steps that are still to come, to compare with
         self._gain = self._calibration.gain  # running mean of expected rate over plain steps'
         self._hope_rate = _HOPE_RATE
-        self._sureness = 0.5  # the target's highest probability where the anchor was chosen
+        self._ease = 1.0  # gain to expect after the anchor over the gain in the mean
+        self._last_logits: np.ndarray | None = None  # those that the anchor was chosen from
         self._reach = 3.0  # running mean of how deep the text followed what was proposed
         self._num_drafted = 0
 
@@ -119,8 +122,7 @@ class SpeculativeDecoder:
             self._watch(Round(tree, accepted.path, accepted.bonus, chosen.path_log_probs))
         self._ngram.extend(e.token for e in emitted)
         self._anchor = accepted.bonus
-        if self._options.is_auto and self._drafter is not None:
-            self._sureness = float(top_share(verified.logits[accepted.path[-1]]))
+        self._last_logits = verified.logits[accepted.path[-1]]
         return emitted
 
     def _draft(self, max_tokens: int) -> tuple[RankedTree, float]:
@@ -165,6 +167,8 @@ class SpeculativeDecoder:
         if self._num_plain > 0 or not self._cost.is_measured:
             self._num_plain = max(self._num_plain - 1, 0)
             return True
+        if self._gain * (_UNSURE + _SURE) >= _MIN_GAIN:
+            self._ease = self._look_at_target()
         if self._gain * self._ease < _MIN_GAIN:
             self._gain += self._hope_rate * (_HOPE - self._gain)
             return True
@@ -173,10 +177,11 @@ class SpeculativeDecoder:
             self._num_plain = _PLAIN_RUN
         return False
 
-    @property
-    def _ease(self) -> float:
-        """Gain to expect here over the gain in the mean."""
-        return _UNSURE + _SURE * self._sureness
+    def _look_at_target(self) -> float:
+        """What the target's certainty of the anchor says about the gain here."""
+        if self._drafter is None or self._last_logits is None:
+            return 1.0
+        return _UNSURE + _SURE * float(top_share(self._last_logits))
 
     def _choose_nodes(self, ranked: RankedTree, is_weighed: bool) -> RankedTree:
         """All nodes under a fixed budget; those that pay under an automatic one.

@@ -5,6 +5,7 @@ import pytest
 
 from draftree.core import Request, SamplingParams
 from draftree.decode.sample import Sampler
+from draftree.kernels.cpu.noise import gumbel
 from draftree.kernels.cpu.sampling import Filters, SamplingScratch, choose
 from tests.decode.rule import RuleGrammar
 
@@ -154,6 +155,19 @@ def test_a_draft_may_know_few_tokens(
     block = sampler.rank(few, 2, 4, tokens)
     assert np.array_equal(block.tokens, expected.tokens)
     np.testing.assert_allclose(block.log_probs, expected.log_probs, atol=1e-5)
+
+
+def test_a_long_list_of_tokens_is_ranked_by_each_ones_noise() -> None:
+    """Several blocks of tokens, the last one short."""
+    rng = np.random.default_rng(3)
+    tokens = np.sort(rng.choice(5000, 150, replace=False))
+    logits = rng.normal(size=(20, 150)).astype(np.float32)
+    sampler = Sampler(SamplingParams(temperature=0.8, seed=7), 5000)
+    block = sampler.rank(logits, 11, 6, tokens)
+    for row, values in enumerate(logits):
+        noise = [gumbel(7, 11 + row, int(token)) for token in tokens]
+        order = np.argsort(-(values / np.float32(0.8) + np.array(noise)))[:6]
+        assert block.tokens[row].tolist() == tokens[order].tolist()
 
 
 @pytest.mark.filterwarnings("error")

@@ -108,5 +108,5 @@ def top_candidates(
     scores, log_probs = np.empty((2, len(logits), count), np.float32)
     for row in range(len(logits)):
         noisy = (temperature, seed, position + row)
-        rank_row(logits[row], *noisy, scores[row], ids[row], log_probs[row])
+        rank_row(logits[row], _NO_TOKENS, *noisy, scores[row], ids[row], log_probs[row])
     return ids, log_probs

@@ -39,6 +39,7 @@ _ALL_BITS, _ONE_BIT = np.uint32(0xFFFFFFFF), np.uint32(1)
 _NUM_BINS = 1024
 _BINS_PER_UNIT = 32.0
 _NEAR = np.float32(16.0)  # what lies further below the maximum rarely takes part in a share
+_FAR = np.float32(6.0)  # noise is larger once in 400 times
 
 
 @njit
@@ -143,10 +144,25 @@ def _take_largest(values, limit, scores, ids):
 
 
 @njit
-def _take_noisy(values, divisor, key, floor, border, border_id, limit, scores, ids):
+def _hash_block(key, start, tokens, hashes):
+    """Noise bits of the tokens, or without any of those from start on; returns the largest."""
+    largest = np.uint64(0)
+    if len(tokens) == 0:
+        for i in range(_BLOCK):
+            hashes[i] = noise_bits(key, start + i)
+            largest = max(largest, hashes[i])
+    for i in range(len(tokens)):
+        hashes[i] = noise_bits(key, tokens[i])
+        largest = max(largest, hashes[i])
+    return largest
+
+
+@njit
+def _take_noisy(values, tokens, divisor, key, floor, border, border_id, limit, scores, ids):
     """The `limit` largest value / divisor + noise among the tokens inside the border, best first.
 
-    floor: a score that as many tokens are known to reach; the closer, the more is skipped.
+    tokens: whose values these are; none: of all, in order. ids: places in values. floor: a score
+    that as many tokens are known to reach; the closer, the more is skipped.
     """
     address, count = values.ctypes.data, _ZERO
     hashes = np.empty(_BLOCK, np.uint64)
@@ -162,11 +178,7 @@ def _take_noisy(values, divisor, key, floor, border, border_id, limit, scores, i
         if gap > MAX_NOISE:
             continue
         needed = bits_above(gap)
-        largest = np.uint64(0)
-        for i in range(_BLOCK):
-            hashes[i] = noise_bits(key, start + i)
-            largest = max(largest, hashes[i])
-        if largest < needed:
+        if _hash_block(key, start, tokens[start : start + _BLOCK], hashes) < needed:
             continue
         for i in range(start, min(start + _BLOCK, len(values))):
             value = values[i]
@@ -307,21 +319,39 @@ def choose_filtered(logits, temperature, top_k, top_p, min_p, seed, position, sc
             border, border_id = lowest, np.int64(count)
     key, one = noise_key(seed, position), np.float32(1.0)
     floor = top + noise_of(noise_bits(key, best))
-    kept = _take_noisy(scaled, one, key, floor, border, border_id, _ONE, scores, ids)
+    every = ids[:0]
+    kept = _take_noisy(scaled, every, one, key, floor, border, border_id, _ONE, scores, ids)
     return ids[0] if kept > 0 else best
 
 
+@njit
+def _noisy_floor(values, tokens, divisor, key, limit):
+    """A score that `limit` tokens reach: the last of the best among the largest values."""
+    num_tried = min(2 * limit, len(values))
+    large, places = np.empty(num_tried, np.float32), np.empty(num_tried, np.int64)
+    _take_largest(values, num_tried, large, places)
+    scores, ids, count = np.empty(limit, np.float32), np.empty(limit, np.int64), _ZERO
+    for i in range(num_tried):
+        token = tokens[places[i]] if len(tokens) > 0 else places[i]
+        score = large[i] / divisor + noise_of(noise_bits(key, token))
+        count = _push(scores, ids, count, limit, score, places[i])
+    return scores[0]
+
+
 @cached_njit
-def rank_row(logits, temperature, seed, position, scores, ids, log_probs):
-    """The len(ids) best tokens and log-probabilities; ranked with noise if temperature > 0."""
+def rank_row(logits, tokens, temperature, seed, position, scores, ids, log_probs):
+    """The len(ids) best places and their log-probabilities; with noise if temperature > 0.
+
+    tokens as in _take_noisy. Far below the best, noise is not looked at: a draft may miss what
+    would need so much of it.
+    """
     top = logits[_argmax(logits)]
     log_total = np.float64(top) + math.log(np.float64(_sum_exp(logits, top)))
     limit = _take_largest(logits, len(ids), scores, ids)
     if temperature > 0.0 and scores[limit - 1] > _MINUS_INFINITY:
-        divisor, key, floor = np.float32(temperature), noise_key(seed, position), np.float32(np.inf)
-        for i in range(limit):
-            floor = min(floor, scores[i] / divisor + noise_of(noise_bits(key, ids[i])))
-        low, last = _MINUS_INFINITY, len(logits)
-        _take_noisy(logits, divisor, key, floor, low, last, limit, scores, ids)
+        divisor, key = np.float32(temperature), noise_key(seed, position)
+        floor = _noisy_floor(logits, tokens, divisor, key, limit)
+        border, last = (floor - _FAR) * divisor, len(logits)
+        _take_noisy(logits, tokens, divisor, key, floor, border, last, limit, scores, ids)
     for i in range(len(ids)):
         log_probs[i] = np.float32(np.float64(logits[ids[i]]) - log_total)
