@@ -16,6 +16,7 @@ from draftree.kernels.cpu.sampling import Filters, SamplingScratch, choose
 from draftree.kernels.cpu.select import forbid, penalize, rank_row
 
 _ALL_TOKENS: Final = np.empty(0, dtype=np.int64)  # of the vocabulary, in order
+_NOISE_REACH: Final = 6.0  # once in 400 times there is more; a draft need not look for it
 _IMPOSSIBLE: Final = np.float32(-1e4)  # a log-probability that sums of it can be subtracted from
 
 
@@ -124,7 +125,7 @@ class Sampler:
         for row in range(num_positions):
             rank_row(
                 *(logits[row], _ALL_TOKENS if tokens is None else tokens),
-                *(self._filters.temperature, self._seed, position + row),
+                *(self._filters.temperature, self._seed, position + row, _NOISE_REACH),
                 *(scores[row], ids[row], log_probs[row]),
             )
         # A grammar may allow nothing that the draft knows.
@@ -206,7 +207,7 @@ class _Shaping:
         row = self._row
         count = min(max(self._num_logprobs or 0, 1), len(row))
         ids, (ranks, log_probs) = np.empty(count, np.int64), np.empty((2, count), np.float32)
-        rank_row(row, _ALL_TOKENS, 0.0, 0, 0, ranks, ids, log_probs)
+        rank_row(row, _ALL_TOKENS, 0.0, 0, 0, _NOISE_REACH, ranks, ids, log_probs)
         found = zip(ids.tolist(), log_probs.tolist(), strict=True)
         top = tuple((i, value) for i, value in found if value > -np.inf)
         total = float(row[ids[0]]) - float(log_probs[0])  # log of the sum of e^logit

@@ -5,6 +5,7 @@ logits were batched. Nothing of vocabulary size is allocated per call; ties go t
 id everywhere.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -107,6 +108,6 @@ def top_candidates(
     ids = np.empty((len(logits), count), np.int64)
     scores, log_probs = np.empty((2, len(logits), count), np.float32)
     for row in range(len(logits)):
-        noisy = (temperature, seed, position + row)
+        noisy = (temperature, seed, position + row, math.inf)
         rank_row(logits[row], _NO_TOKENS, *noisy, scores[row], ids[row], log_probs[row])
     return ids, log_probs

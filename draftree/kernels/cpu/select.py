@@ -39,7 +39,6 @@ _ALL_BITS, _ONE_BIT = np.uint32(0xFFFFFFFF), np.uint32(1)
 _NUM_BINS = 1024
 _BINS_PER_UNIT = 32.0
 _NEAR = np.float32(16.0)  # what lies further below the maximum rarely takes part in a share
-_FAR = np.float32(6.0)  # noise is larger once in 400 times
 
 
 @njit
@@ -339,11 +338,10 @@ def _noisy_floor(values, tokens, divisor, key, limit):
 
 
 @cached_njit
-def rank_row(logits, tokens, temperature, seed, position, scores, ids, log_probs):
+def rank_row(logits, tokens, temperature, seed, position, reach, scores, ids, log_probs):
     """The len(ids) best places and their log-probabilities; with noise if temperature > 0.
 
-    tokens as in _take_noisy. Far below the best, noise is not looked at: a draft may miss what
-    would need so much of it.
+    tokens as in _take_noisy. reach: what would need more noise than this may be missed.
     """
     top = logits[_argmax(logits)]
     log_total = np.float64(top) + math.log(np.float64(_sum_exp(logits, top)))
@@ -351,7 +349,7 @@ def rank_row(logits, tokens, temperature, seed, position, scores, ids, log_probs
     if temperature > 0.0 and scores[limit - 1] > _MINUS_INFINITY:
         divisor, key = np.float32(temperature), noise_key(seed, position)
         floor = _noisy_floor(logits, tokens, divisor, key, limit)
-        border, last = (floor - _FAR) * divisor, len(logits)
+        border, last = (floor - np.float32(reach)) * divisor, len(logits)
         _take_noisy(logits, tokens, divisor, key, floor, border, last, limit, scores, ids)
     for i in range(len(ids)):
         log_probs[i] = np.float32(np.float64(logits[ids[i]]) - log_total)
