@@ -5,10 +5,10 @@ In: what each round took and how deep it went. Out: for a ranked tree, the numbe
 the most expected tokens per second, 0 included.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import pairwise
 from math import exp
 from typing import NamedTuple
 
@@ -23,10 +23,8 @@ _PRIOR_ROUNDS = 2.0  # rounds that the prior counts for
 _PRIOR_GAIN = 1.2
 
 
-def _blend(known: float | None, ms: float) -> float:
+def _blend(known: float, ms: float) -> float:
     """Running mean that trusts shorter times: a pause of the machine is not a cost."""
-    if known is None:
-        return ms
     return known + (_FALL if ms < known else _RISE) * (min(ms, 3 * known) - known)
 
 
@@ -34,9 +32,9 @@ class CostModel:
     """Milliseconds of a target pass by number of nodes (with root), and of all else in a round."""
 
     def __init__(self) -> None:
-        self._verify_ms: dict[int, float] = {}
+        self._edges: list[int] = []  # sizes that were seen, rising
+        self._times: list[float] = []
         self.draft_ms = 0.0
-
         self._num_plain = 0
 
     @property
@@ -47,11 +45,16 @@ class CostModel:
     def observe_verify(self, num_nodes: int, ms: float) -> None:
         """Times are kept at the step's edge: cost is a staircase, not a slope."""
         self._num_plain += num_nodes == 1
-        edge = next(e for e in EDGES if e >= num_nodes)
-        self._verify_ms[edge] = _blend(self._verify_ms.get(edge), ms)
+        edge = EDGES[bisect_left(EDGES, num_nodes)]
+        place = bisect_left(self._edges, edge)
+        if self._edges[place : place + 1] == [edge]:
+            self._times[place] = _blend(self._times[place], ms)
+        else:
+            self._edges.insert(place, edge)
+            self._times.insert(place, ms)
 
     def observe_draft(self, ms: float) -> None:
-        self.draft_ms = _blend(self.draft_ms or None, ms)
+        self.draft_ms = _blend(self.draft_ms, ms) if self.draft_ms else ms
 
     def verify_ms(self, num_nodes: int) -> float:
         """Interpolated between the sizes that were seen, extrapolated beyond them.
@@ -59,15 +62,16 @@ class CostModel:
         A prior slope stands in until two sizes were seen; larger ones are tried as smaller ones
         turn out cheap, so nothing is run only to be timed.
         """
-        points = sorted(self._verify_ms.items()) or [(1, 1.0)]
-        if num_nodes <= points[0][0]:
-            return points[0][1]
-        if len(points) == 1:
-            (edge, ms), slope = points[0], _PRIOR_SLOPE
-            return ms * (1.0 + slope * (num_nodes - 1)) / (1.0 + slope * (edge - 1))
-        segments = list(pairwise(points))
-        (n0, t0), (n1, t1) = next((s for s in segments if num_nodes <= s[1][0]), segments[-1])
-        return t0 + max(t1 - t0, 0.0) * (num_nodes - n0) / (n1 - n0)
+        edges, times = self._edges, self._times
+        if len(edges) < 2:
+            edge, ms = (edges[0], times[0]) if edges else (1, 1.0)
+            more, before = (1.0 + _PRIOR_SLOPE * (max(n, edge) - 1) for n in (num_nodes, edge))
+            return ms * more / before
+        if num_nodes <= edges[0]:
+            return times[0]
+        i = min(bisect_left(edges, num_nodes), len(edges) - 1)
+        rise = max(times[i] - times[i - 1], 0.0)
+        return times[i - 1] + rise * (num_nodes - edges[i - 1]) / (edges[i] - edges[i - 1])
 
 
 class NodeKind(IntEnum):
@@ -178,16 +182,17 @@ def best_budget(probabilities: Sequence[float], cost: CostModel) -> Choice:
 
     probabilities fall; the rate is looked at where a step of the staircase ends.
     """
-    best = Choice(0, 1.0 / (cost.draft_ms + cost.verify_ms(1)))
+    draft_ms = cost.draft_ms
+    best_count, best_rate = 0, 1.0 / (draft_ms + cost.verify_ms(1))
     expected = 1.0
     count = 0
     for edge in EDGES:
         while count < len(probabilities) and count + 1 < edge:
             expected += probabilities[count]
             count += 1
-        if count:
-            rate = expected / (cost.draft_ms + cost.verify_ms(count + 1))
-            best = max(best, Choice(count, rate), key=lambda choice: choice.rate)
+        rate = expected / (draft_ms + cost.verify_ms(count + 1))
+        if rate > best_rate:
+            best_count, best_rate = count, rate
         if count >= len(probabilities):
             break
-    return best
+    return Choice(best_count, best_rate)

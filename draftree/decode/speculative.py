@@ -139,7 +139,7 @@ class SpeculativeDecoder:
         budget = num_candidates = options.max_budget
         if options.is_auto:
             room = min(room, int(1.5 * self._reach) + 2)
-            budget, num_candidates = min(budget, 4 * room), min(budget, _NUM_CANDIDATES)
+            budget, num_candidates = min(budget, 2 * room + 6), min(budget, _NUM_CANDIDATES)
         lookup: tuple[int, ...] = ()
         if options.use_ngram and not forced:
             lookup, match_len = self._ngram.propose(min(_LOOKUP_LEN, room))
