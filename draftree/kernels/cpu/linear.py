@@ -29,7 +29,7 @@ from draftree.kernels.cpu.tile import (
 from draftree.kernels.cpu.word import stack_bytes
 
 _MATRIX_TOKENS = 12  # below this number of tokens the dot products are faster
-_SMALL_ITEMS = 8  # for each thread, of the second half of the strips
+_ITEMS_PER_THREAD = 4  # how finely the strips are shared out
 _AHEAD_BYTES = 8192  # weights are asked for at least so early
 _TOKEN_BLOCK_BYTES = 1 << 20  # of x, to stay in a core's cache while all strips pass by
 
@@ -45,24 +45,19 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
         num_tokens, num_strips, token_block = load_i64(args[0]), args[3], args[11]
         cols, x_step, out_stride, add = args[6], args[5], 4 * args[8], args[10]
         edge = stack_bytes(1024)
-        # One large item for each thread, so that what comes next is asked for by who will read it.
-        large = num_strips // (2 * num_threads)
-        rest = num_strips - large * num_threads
-        small = max(1, rest // (_SMALL_ITEMS * num_threads))
-        num_items = num_threads + (rest + small - 1) // small
+        chunk = max(1, num_strips // (_ITEMS_PER_THREAD * num_threads))
+        num_chunks = (num_strips + chunk - 1) // chunk
         num_blocks = (num_tokens + token_block - 1) // token_block
         ahead = (_AHEAD_BYTES + args[2] - 1) // args[2] * args[2]  # whole strips
         use_matrices = has_matrices and num_tokens >= _MATRIX_TOKENS
         if use_matrices:
             begin_tiles(form, isa, num_tokens)
         item = atomic_add(ticket, 1)
-        while item < num_items * num_blocks:
-            first_token = item // num_items * token_block
+        while item < num_chunks * num_blocks:
+            first_token = item // num_chunks * token_block
             last_token = min(first_token + token_block, num_tokens)
-            part = item % num_items
-            first_strip = min(part, num_threads) * large + max(part - num_threads, 0) * small
-            count = large if part < num_threads else small
-            last_strip = min(first_strip + count, num_strips)
+            first_strip = item % num_chunks * chunk
+            last_strip = min(first_strip + chunk, num_strips)
             while first_token < last_token:
                 left = last_token - first_token
                 if has_matrices and left >= _MATRIX_TOKENS:
