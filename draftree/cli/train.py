@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _NUM_TEMPLATES: Final = 40_000
 _NUM_SOURCES: Final = 10_000
-_OWN_PROMPTS: Final = "templates of the package, beginnings of Python's standard library"
+_PACKAGE_PROMPTS: Final = "templates of the package, beginnings of Python's standard library"
 _FORMATS: Final = {"bf16": "bf16", "f16": "f16", "q8_0": "q8"}
 
 
@@ -40,6 +40,12 @@ Prompts = Annotated[
         help='Prompts: .jsonl with "prompt" and "chat", or text; several times. '
         "Without any, prompts that come with the package are used.",
         show_default=False,
+    ),
+]
+Start = Annotated[
+    Path | None,
+    typer.Option(
+        "--from", help="A draft to go on from: a folder or a GGUF file.", show_default=False
     ),
 ]
 Device = Annotated[
@@ -61,6 +67,9 @@ Window = Annotated[
     int, _option("Draft", "Sliding window of its attention; 0 is --max-len, -1 none.", min=-1)
 ]
 Mask = Annotated[int, _option("Draft", "Id of an unused token; -1 finds one.", min=-1)]
+OwnPrompts = Annotated[
+    int, _option("Text", "Prompts that the target writes; with --prompts, besides those.", min=0)
+]
 Tokens = Annotated[int, _option("Text", "Tokens that the target writes.", min=1)]
 MaxLen = Annotated[int, _option("Text", "Longest sequence, prompt included.", min=8)]
 BatchLen = Annotated[int, _option("Text", "Sequences written at once.", min=1)]
@@ -85,6 +94,7 @@ def train(
     model: Model = DEFAULT_MODEL,
     out: Out = Path("draft"),
     prompts: Prompts = None,
+    start: Start = None,
     device: Device = "auto",
     file_format: Formats = None,
     seed: Seed = 0,
@@ -93,6 +103,7 @@ def train(
     block: BlockLen = 8,
     window: Window = 0,
     mask_token: Mask = -1,
+    own_prompts: OwnPrompts = 0,
     tokens: Tokens = 20_000_000,
     max_len: MaxLen = 512,
     batch: BatchLen = 1024,
@@ -114,7 +125,11 @@ def train(
     if unknown is not None:
         raise typer.BadParameter(f"--format is {unknown!r}; it must be {', '.join(_FORMATS)}.")
     shape = DraftShape(layers, ffn, block_size=block, mask_token=mask_token, sliding_window=window)
-    text = TextPlan(tokens, max_len, batch, greedy_share, max_minutes=write_minutes)
+    text = TextPlan(
+        *(tokens, max_len, batch, greedy_share),
+        max_minutes=write_minutes,
+        num_own_prompts=own_prompts,
+    )
     schedule = Schedule(
         num_steps=steps,
         batch_tokens=batch_tokens,
@@ -125,7 +140,7 @@ def train(
         max_minutes=train_minutes,
     )
     config = TrainConfig(shape, text, schedule, seed)
-    _train(model, out, prompts or [], device, [_FORMATS[name] for name in formats], config)
+    _train(model, out, prompts or [], start, device, [_FORMATS[name] for name in formats], config)
     print(out)
 
 
@@ -133,6 +148,7 @@ def _train(
     model: str,
     out: Path,
     prompts: list[Path],
+    start: Path | None,
     device: str,
     formats: list[str],
     config: "TrainConfig",
@@ -148,11 +164,13 @@ def _train(
     elif device == "cuda" and not torch.cuda.is_available():
         raise ModelError("There is no GPU that torch can use here; try --device cpu.")
     checkpoint = open_checkpoint(resolve(model))
-    source = ", ".join(path.name for path in prompts) or _OWN_PROMPTS
+    has_own = config.text.num_own_prompts > 0
+    source = ", ".join(path.name for path in prompts) or ("" if has_own else _PACKAGE_PROMPTS)
+    texts = [] if has_own and not prompts else _read_all(prompts, config.seed)
     with _watch() as watcher:
         train_draft(
-            *(checkpoint, _read_all(prompts, config.seed), config, out, torch.device(device)),
-            *(watcher, formats, source),
+            *(checkpoint, texts, config, out, torch.device(device), watcher, formats, source),
+            start=open_checkpoint(start) if start else None,
         )
 
 

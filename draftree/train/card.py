@@ -17,6 +17,9 @@ def make_card(record: dict[str, Any], name: str) -> str:
     plan, schedule, last = config["text"], config["schedule"], record["curve"][-1]
     sampled = last["sampled_acceptance_length"]
     sizes = sorted(set(schedule["block_sizes"])) or [draft["block_size"]]
+    num_own = plan.get("num_own_prompts", 0)
+    # What the target makes up itself, nobody has compared with test sets.
+    promise = "" if num_own else "; the prompts hold no test set"
     block = len(last["accepted_by_depth"]) + 1
     rows = [
         ("target", f"{record['target']} ({record['target_file']})"),
@@ -28,7 +31,7 @@ def make_card(record: dict[str, Any], name: str) -> str:
         ("features", f"after the target's layers {', '.join(map(str, draft['feature_layers']))}"),
     ]
     data = [
-        ("prompts", text["source"] or "not described"),
+        ("prompts", _describe_prompts(text["source"], num_own)),
         ("sequences", f"{text['num_sequences']:,}, {text['num_held_out']:,} of them held out"),
         ("tokens written by the target", f"{text['num_written']:,}"),
         (
@@ -36,15 +39,6 @@ def make_card(record: dict[str, Any], name: str) -> str:
             f"{text['num_greedy'] / text['num_sequences']:.0%} greedy, the rest at temperatures "
             f"{plan['temperatures'][0]} to {plan['temperatures'][1]}",
         ),
-    ]
-    training = [
-        ("steps", f"{last['step']:,}"),
-        ("text read, with repetition", f"{last['num_tokens']:,} tokens"),
-        ("block rows", f"{last['num_rows']:,}"),
-        ("learning rate", f"{schedule['learning_rate']:g}, cosine"),
-        ("depth decay", f"{schedule['depth_decay']:g}"),
-        ("seed", str(config["seed"])),
-        ("minutes of training", f"{last['seconds'] / 60:.1f}"),
     ]
     result = [
         (
@@ -58,18 +52,42 @@ def make_card(record: dict[str, Any], name: str) -> str:
     parts = [
         f"# {name}\n\nA DFlash draft: it fills a block of tokens in one pass, from hidden states "
         "of its target, whose embedding and head it shares. It learned from text that the target "
-        "wrote itself; the prompts hold no test set.\n",
+        f"wrote itself{promise}.\n",
         *(
             _table(title, table)
             for title, table in (
                 ("Draft", rows),
                 ("Data", data),
-                ("Training", training),
+                ("Training", _training_rows(record)),
                 ("On held-out prompts", result),
             )
         ),
     ]
     return "\n".join(parts)
+
+
+def _training_rows(record: dict[str, Any]) -> list[tuple[str, str]]:
+    config, last = record["config"], record["curve"][-1]
+    schedule = config["schedule"]
+    start = [("started from", record["start"])] if record.get("start") else []
+    return [
+        *start,
+        ("steps", f"{last['step']:,}"),
+        ("text read, with repetition", f"{last['num_tokens']:,} tokens"),
+        ("block rows", f"{last['num_rows']:,}"),
+        ("learning rate", f"{schedule['learning_rate']:g}, cosine"),
+        ("depth decay", f"{schedule['depth_decay']:g}"),
+        ("seed", str(config["seed"])),
+        ("minutes of training", f"{last['seconds'] / 60:.1f}"),
+    ]
+
+
+def _describe_prompts(source: str, num_own: int) -> str:
+    """source: where those come from that the target did not write."""
+    if not num_own:
+        return source or "not described"
+    own = f"{num_own:,} that the target wrote itself"
+    return f"{own}, and {source}" if source else own
 
 
 def _join(values: dict[str, Any], *names: str) -> str:

@@ -88,13 +88,15 @@ def write_corpus(
     # Every so many of those that come first, so that even a short run holds something out.
     held_out = set(first_turn[:: max(2, round(1 / plan.held_out_share))].tolist())
     deadline = time.monotonic() + 60 * plan.max_minutes if plan.max_minutes else None
+    is_over = folder / "text-over"  # time was up before there was text enough
     parts: list[Corpus] = []
     num_written = 0
     while num_written < plan.num_tokens:
         path = folder / f"text-{len(parts):04d}.npz"
         if path.is_file():
             part = load_corpus(path)
-        elif deadline is not None and time.monotonic() > deadline and parts:
+        elif parts and deadline is not None and (time.monotonic() > deadline or is_over.exists()):
+            is_over.touch()
             break
         else:
             part = _write_part(writer, prompts, held_out, plan, seed, len(parts))

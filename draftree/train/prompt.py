@@ -78,11 +78,12 @@ def expand_templates(templates: dict[str, Any], count: int, seed: int) -> list[P
         if len(found) >= count:
             break
         group, is_chat = rng.choice(groups)
-        found[Prompt(_expand(rng.choice(group), templates["slots"], rng), is_chat)] = None
+        found[Prompt(expand_template(rng.choice(group), templates["slots"], rng), is_chat)] = None
     return list(found)
 
 
-def _expand(template: str, slots: dict[str, list[str]], rng: random.Random) -> str:
+def expand_template(template: str, slots: dict[str, list[str]], rng: random.Random) -> str:
+    """The template with every {slot} filled at random."""
     kept: dict[str, str] = {}  # {name:1} stands for the same choice wherever it appears
 
     def fill(match: re.Match[str]) -> str:

@@ -20,10 +20,12 @@ from draftree.train.card import draw_curve, write_card
 from draftree.train.corpus import Corpus, write_corpus
 from draftree.train.draft import DraftModule, DraftSpec, resolve_shape
 from draftree.train.export import export_folder, export_gguf
+from draftree.train.initial import compare_shapes, copy_weights
 from draftree.train.loop import CurvePoint, Trainer
+from draftree.train.own_prompt import write_own_prompts
 from draftree.train.prompt import Prompt, encode_prompts, spare_token
 from draftree.train.settings import TrainConfig
-from draftree.train.teacher import load_teacher
+from draftree.train.teacher import Teacher, load_teacher
 from draftree.weights.checkpoint import Checkpoint
 
 _PROMPT_SHARE = 0.5  # of a sequence, at most
@@ -54,17 +56,21 @@ def train_draft(
     watcher: Watcher,
     formats: Sequence[str] = ("bf16", "q8"),
     source: str = "",
+    start: Checkpoint | None = None,
 ) -> Trained:
-    """source says in the card where the prompts come from."""
+    """source says in the card where the prompts come from; start is a draft to go on from."""
     folder.mkdir(parents=True, exist_ok=True)
-    _claim(folder, config, checkpoint, prompts)
+    _claim(folder, config, checkpoint, prompts, start)
     tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     watcher.phase("reading the target", 0)
     teacher = load_teacher(checkpoint, device, dtype)
     spec = resolve_shape(config.shape, teacher, _mask_token(config, tokenizer), config.text.max_len)
+    if start is not None:  # a draft of another shape is refused before anything is written
+        compare_shapes(start, spec)
+    own = _own_prompts(teacher, tokenizer, config, folder, watcher)
     max_prompt = int(_PROMPT_SHARE * config.text.max_len)
-    encoded = encode_prompts(prompts, tokenizer, max_prompt)
+    encoded = encode_prompts([*prompts, *own], tokenizer, max_prompt)
     watcher.phase("writing text", config.text.num_tokens)
     corpus = write_corpus(
         teacher,
@@ -77,17 +83,21 @@ def train_draft(
     )
     watcher.phase("training", config.schedule.num_steps)
     trainer = Trainer(teacher, corpus, spec, config)
+    if start is not None:
+        copy_weights(start, trainer.draft)
+
+    def record() -> dict[str, Any]:
+        return write_record(folder, config, spec, corpus, trainer.curve, checkpoint, source, start)
 
     def report(step: int, loss: float, point: CurvePoint | None) -> None:
         watcher.advance(step, f"loss {loss:.3f}")
         if point is not None:
             watcher.point(point)
-            write_record(folder, config, spec, corpus, trainer.curve, checkpoint, source)
+            record()
 
     trainer.run(folder / "state.pt", report)
     watcher.phase("writing files", 0)
     name = f"{checkpoint.metadata.get('general.name') or checkpoint.path.stem} DFlash"
-    record = write_record(folder, config, spec, corpus, trainer.curve, checkpoint, source)
     export_folder(trainer.draft, folder)
     is_large = spec.vocab_size > 2 * _HEAD_TOKENS
     head_tokens = corpus.frequent_tokens(_HEAD_TOKENS) if is_large else ()
@@ -95,7 +105,7 @@ def train_draft(
         path = folder / f"draft-{format_name}.gguf"
         export_gguf(trainer.draft, path, format_name, name, head_tokens)
     draw_curve(trainer.curve, folder / "curve.png")
-    write_card(record, name, folder / "README.md")
+    write_card(record(), name, folder / "README.md")
     return Trained(trainer.draft, trainer.curve, folder)
 
 
@@ -107,6 +117,7 @@ def write_record(
     curve: Sequence[CurvePoint],
     checkpoint: Checkpoint,
     source: str,
+    start: Checkpoint | None = None,
 ) -> dict[str, Any]:
     """record.json: what was asked, what was read, how it went."""
     lengths = corpus.lengths
@@ -115,6 +126,7 @@ def write_record(
         "target_file": checkpoint.path.name,
         "config": asdict(config),
         "draft": asdict(spec),
+        "start": None if start is None else start.path.name,
         "text": {
             "source": source,
             "num_sequences": corpus.num_sequences,
@@ -132,6 +144,24 @@ def write_record(
     return record
 
 
+def _own_prompts(
+    teacher: Teacher, tokenizer: Tokenizer, config: TrainConfig, folder: Path, watcher: Watcher
+) -> list[Prompt]:
+    count = config.text.num_own_prompts
+    if not count:
+        return []
+    watcher.phase("writing prompts", count)
+    return write_own_prompts(
+        teacher,
+        tokenizer,
+        count,
+        config.text.batch_size,
+        config.seed,
+        folder,
+        lambda done: watcher.advance(done, f"{done:,} prompts"),
+    )
+
+
 def _mask_token(config: TrainConfig, tokenizer: Tokenizer) -> int:
     token = config.shape.mask_token
     if token >= tokenizer.vocab_size:
@@ -140,10 +170,16 @@ def _mask_token(config: TrainConfig, tokenizer: Tokenizer) -> int:
 
 
 def _claim(
-    folder: Path, config: TrainConfig, checkpoint: Checkpoint, prompts: Sequence[Prompt]
+    folder: Path,
+    config: TrainConfig,
+    checkpoint: Checkpoint,
+    prompts: Sequence[Prompt],
+    start: Checkpoint | None,
 ) -> None:
     """A folder belongs to one run: going on with other settings would mix two."""
-    digest = hashlib.sha256(repr((checkpoint.path.name, *prompts)).encode()).hexdigest()
+    name = checkpoint.path.name
+    inputs = (name, *prompts) if start is None else (name, str(start.path.resolve()), *prompts)
+    digest = hashlib.sha256(repr(inputs).encode()).hexdigest()
     wanted = json.dumps({"config": asdict(config), "input": digest}, indent=1) + "\n"
     path = folder / "run.json"
     if path.is_file() and path.read_text(encoding="utf-8") != wanted:

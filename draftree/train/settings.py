@@ -35,6 +35,7 @@ class TextPlan:
     max_burn_in: int = 8  # a prompt used again starts with up to so many sampled tokens
     held_out_share: float = 0.01
     max_minutes: float = 0.0  # stop writing then, whatever num_tokens says; 0: no limit
+    num_own_prompts: int = 0  # prompts that the target writes too, before its replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,7 @@ class TrainConfig:
             (text.num_tokens >= 1, "there must be text to learn from"),
             (text.max_len >= 4 * shape.block_size, "sequences must be at least four blocks long"),
             (text.batch_size >= 1, "the batch must have at least one sequence"),
+            (text.num_own_prompts >= 0, "the number of own prompts is not below 0"),
             (0.0 <= text.greedy_share <= 1.0, "the greedy share is a number from 0 to 1"),
             (0.0 < text.held_out_share < 1.0, "the held-out share is a number between 0 and 1"),
             (schedule.num_steps >= 1, "there must be at least one step"),

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from draftree.weights.checkpoint import open_checkpoint
 from tests.train.counting import make_counting
@@ -11,6 +12,15 @@ TINY = (
     *("--layers", "1", "--ffn", "64", "--block", "4", "--tokens", "300", "--max-len", "24"),
     *("--batch", "16", "--steps", "3", "--batch-tokens", "128", "--device", "cpu"),
 )
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The tensors are too small to share."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -32,6 +42,19 @@ def test_a_run_leaves_a_draft(draftree, tmp_path, prompts):
         assert open_checkpoint(path).architecture == "dflash"
     assert not (out / "draft-bf16.gguf").exists()
     assert "prompts.jsonl" in (out / "README.md").read_text()
+
+
+def test_the_target_writes_prompts_and_a_draft_goes_on(draftree, tmp_path):
+    model, first, second = str(make_counting(has_chat=True)), tmp_path / "a", tmp_path / "b"
+    own = ("--own-prompts", "12", "--max-len", "120", "--tokens", "2000", "--format", "q8_0")
+    result = draftree("train", model, "--out", str(first), *TINY, *own)
+    assert result.exit_code == 0, result.output
+    assert "12 that the target wrote itself |" in (first / "README.md").read_text()
+    result = draftree("train", model, "--out", str(second), *TINY, *own, "--from", str(first))
+    assert result.exit_code == 0, result.output
+    assert "| started from | a |" in (second / "README.md").read_text()
+    result = draftree("train", str(make_counting()), "--out", str(tmp_path / "c"), *TINY, *own)
+    assert result.exit_code == 1 and "no chat template" in result.stderr
 
 
 def test_mistakes_are_sentences(draftree, tmp_path, prompts):

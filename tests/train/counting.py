@@ -20,9 +20,13 @@ HIDDEN, VOCABULARY = 128, 512
 _QUIET = 0.05
 _NUMBERS = ("eos_token_id", "padding_token_id")
 
+CHAT = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+NEWLINE, END = 198, 510
+
 
 @cache
-def make_counting() -> Path:
+def make_counting(*, has_chat: bool = False) -> Path:
+    """has_chat: with a chat template; a message begins with any letter and may end after Y."""
     reference = open_checkpoint(golden("dense/tiny-llama-A-F16.gguf"))
     metadata = reference.metadata
     path = Path(tempfile.mkdtemp()) / "counting.gguf"
@@ -47,6 +51,11 @@ def make_counting() -> Path:
     head = 0.02 * rng.standard_normal((VOCABULARY, HIDDEN))
     embedding[list(LETTERS)] = directions
     head[list(LETTERS)] = np.roll(directions, 1, axis=0)
+    if has_chat:
+        writer.add_chat_template(CHAT)
+        head[list(LETTERS)] += 0.7 * embedding[NEWLINE] / np.linalg.norm(embedding[NEWLINE])
+        head[END] = directions[-1]
+        head *= 4.0  # it hardly errs even when it is sampled
     for name, info in reference.tensors.items():
         values = dequantize(reference.raw(name), info.qtype).reshape(info.shape)
         if name == "token_embd.weight":

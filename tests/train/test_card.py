@@ -30,6 +30,18 @@ def test_what_was_not_measured_is_not_shown_as_a_number():
     assert "| not measured |" in card
 
 
+def test_own_prompts_and_the_start_are_named():
+    plan = {**RECORD["config"]["text"], "num_own_prompts": 1234}
+    text = {**RECORD["text"], "source": "mine.jsonl"}
+    config = {**RECORD["config"], "text": plan}
+    card = make_card({**RECORD, "config": config, "text": text, "start": "first"}, "X")
+    assert "| 1,234 that the target wrote itself, and mine.jsonl |" in card
+    assert "| started from | first |" in card
+    alone = make_card({**RECORD, "config": config, "text": {**text, "source": ""}}, "X")
+    assert "| 1,234 that the target wrote itself |" in alone and "started from" not in alone
+    assert "hold no test set" in make_card(RECORD, "X") and "hold no test set" not in card
+
+
 def test_a_curve_is_drawn_where_matplotlib_is(tmp_path):
     curve = [CurvePoint(**point) for point in RECORD["curve"]]
     assert draw_curve(curve, tmp_path / "curve.png") == (tmp_path / "curve.png").exists()

@@ -75,3 +75,5 @@ def test_the_seed_decides(tmp_path):
 def test_writing_can_be_limited_in_time(tmp_path):
     corpus, _, _ = _write(tmp_path, replace(PLAN, num_tokens=10**9, max_minutes=1e-6))
     assert 0 < corpus.num_sequences <= 8
+    again, _, _ = _write(tmp_path, replace(PLAN, num_tokens=10**9, max_minutes=10))
+    assert _same(again, corpus)  # and going on does not start the clock again

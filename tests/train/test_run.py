@@ -11,6 +11,7 @@ from draftree.config import EngineConfig
 from draftree.core import Request
 from draftree.engine.engine import TokenEngine
 from draftree.errors import ModelError
+from draftree.train.corpus import load_corpus
 from draftree.train.prompt import Prompt
 from draftree.train.run import train_draft
 from draftree.train.settings import DraftShape, Schedule, TextPlan, TrainConfig
@@ -56,12 +57,13 @@ def _prompts():
     return [Prompt("".join(rng.choices(letters, k=4)), False) for _ in range(120)]
 
 
-def _train(folder, config=CONFIG):
+def _train(folder, config=CONFIG, prompts=None, *, has_chat=False, start=None):
     watcher = Watcher()
-    checkpoint = open_checkpoint(make_counting())
-    cpu = torch.device("cpu")
+    checkpoint = open_checkpoint(make_counting(has_chat=has_chat))
+    prompts = _prompts() if prompts is None else prompts
     trained = train_draft(
-        checkpoint, _prompts(), config, folder, cpu, watcher, ("bf16", "q8"), "made for a test"
+        *(checkpoint, prompts, config, folder, torch.device("cpu"), watcher, ("bf16", "q8")),
+        *("made for a test", start),
     )
     return trained, watcher
 
@@ -135,3 +137,51 @@ def test_another_run_does_not_go_into_the_same_folder(run):
     *_, folder = run
     with pytest.raises(ModelError, match="other settings"):
         _train(folder, replace(CONFIG, seed=1))
+
+
+def _shortened(**text):
+    schedule = replace(CONFIG.schedule, num_steps=2, eval_every=1)
+    return replace(CONFIG, text=replace(CONFIG.text, **text), schedule=schedule)
+
+
+def test_the_target_writes_its_own_prompts(tmp_path):
+    config = _shortened(num_own_prompts=24, num_tokens=300, max_len=120, batch_size=32)
+    trained, watcher = _train(tmp_path, config, [], has_chat=True)
+    assert watcher.phases.index("writing prompts") < watcher.phases.index("writing text")
+    lines = [line for path in tmp_path.glob("own-prompts-*") for line in path.open()]
+    assert len(lines) >= 24 and all(json.loads(line)["prompt"] for line in lines)
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["config"]["text"]["num_own_prompts"] == 24 and record["start"] is None
+    assert "24 that the target wrote itself" in (tmp_path / "README.md").read_text()
+    with pytest.raises(ModelError, match="other settings"):
+        _train(tmp_path, _shortened(num_own_prompts=25), [], has_chat=True)
+    assert _train(tmp_path, config, [], has_chat=True)[0].curve == trained.curve
+
+
+def test_own_prompts_come_besides_the_others(tmp_path):
+    config = _shortened(num_own_prompts=8, num_tokens=9000)
+    _train(tmp_path, config, has_chat=True)
+    tokens = {int(t) for path in tmp_path.glob("text-*") for t in load_corpus(path).ids}
+    assert 510 in tokens  # a chat template's, which the given prompts do not have
+
+
+def test_a_draft_goes_on_from_another(run, tmp_path):
+    trained, _, folder = run
+    for number, path in enumerate((folder, folder / "draft-q8.gguf")):
+        out = tmp_path / str(number)
+        again, _ = _train(out, _shortened(), start=open_checkpoint(path))
+        first = again.curve[0]
+        assert first.step == 0 and first.acceptance_length > 2.5
+        assert first.held_out_loss < 1.2 * trained.curve[-1].held_out_loss
+        assert json.loads((out / "record.json").read_text())["start"] == path.name
+        assert f"| started from | {path.name} |" in (out / "README.md").read_text()
+    with pytest.raises(ModelError, match="other settings"):
+        _train(tmp_path / "0", _shortened())
+
+
+def test_a_draft_of_another_shape_is_refused_before_anything_is_written(run, tmp_path):
+    *_, folder = run
+    shape = replace(CONFIG.shape, num_layers=2)
+    with pytest.raises(ModelError, match=r"another shape .* layers 1, not 2"):
+        _train(tmp_path, replace(_shortened(), shape=shape), start=open_checkpoint(folder))
+    assert not list(tmp_path.glob("text-*"))
