@@ -176,7 +176,6 @@ static inline void copy_bulk(void* to, const void* from, int bytes, unsigned lon
   b.bytes -= bytes;
   emulator::settle(b);
 }
-static inline void release_stores() {}
 
 // The twins of source/gated_delta_bits.cu.
 static inline void prefetch_line(const void*) {}

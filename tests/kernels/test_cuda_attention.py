@@ -17,7 +17,7 @@ from draftree.kernels.cuda.attention import (  # noqa: E402
 )
 from draftree.kernels.cuda.attention_prefill import prefill_attention  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
-from draftree.kernels.cuda.kv_cache import KvArena, kv_commit, kv_write  # noqa: E402
+from draftree.kernels.cuda.kv_cache import KvArena, kv_commit  # noqa: E402
 from draftree.kernels.cuda.step import CudaStep  # noqa: E402
 from draftree.kernels.reference.attention import (  # noqa: E402
     attention_reference,
@@ -25,6 +25,7 @@ from draftree.kernels.reference.attention import (  # noqa: E402
     chain_mask,
     tree_mask,
 )
+from tests.kernels.cuda_cache import write_rows  # noqa: E402
 from tests.kernels.emulator import emulated_gpu  # noqa: E402
 from tests.kernels.passes import Tree, make_tree, trees  # noqa: E402
 
@@ -89,7 +90,7 @@ class Layer:
         heads, _, dim = self.shape
         count = len(rows[0])
         q, k, v = (self.widen(part, count + 3) for part in rows)
-        kv_write(k, v, self.cache, self.step, self.gpu)
+        write_rows(k, v, self.cache, self.step)
         wide = torch.full((count + 3, heads * dim + 4), float("nan"), device=self.gpu.place)
         options = {"window": self.window, "bidirectional": self.bidirectional}
         where = (self.cache, self.step, wide[:, 4:], self.workspace, self.gpu)

@@ -8,13 +8,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
-from draftree.kernels.cuda.kv_cache import CudaKv, kv_write  # noqa: E402
+from draftree.kernels.cuda.kv_cache import CudaKv  # noqa: E402
 from draftree.kernels.cuda.ops import CudaOps  # noqa: E402
 from draftree.kernels.cuda.rotary import Turn, rope_table, turn_and_write  # noqa: E402
 from draftree.kernels.cuda.step import NUM_TOKENS, CudaStep  # noqa: E402
 from draftree.kernels.cuda.store import WeightStore  # noqa: E402
 from draftree.kernels.reference.norm import rms_norm_reference  # noqa: E402
 from draftree.kernels.reference.rope import rope_reference  # noqa: E402
+from tests.kernels.cuda_cache import write_rows  # noqa: E402
 from tests.kernels.passes import make_tree  # noqa: E402
 
 EPS, NUM_POSITIONS = 1e-5, 3000
@@ -130,7 +131,7 @@ def test_one_launch_equals_turning_and_then_writing(
     if q_heads:
         turn_alone(q_alone, step, gpu)
     turn_alone(k_alone, step, gpu)
-    kv_write(k_alone.x, v, apart, step, gpu)
+    write_rows(k_alone.x, v, apart, step)
 
     kept = k.clone(), v.clone()
     turn_and_write(queries if q_heads else None, keys, v, together, step, gpu)
@@ -186,7 +187,7 @@ def test_operations_turn_and_write_in_one_launch(any_gpu: Gpu) -> None:
         copies = [x.clone() for x in turned]
         for x in copies:
             turn_alone(Turn(x, norm, EPS, 32, table, True), ops.step, any_gpu)
-        kv_write(copies[-1] if copies else k, v, expected, ops.step, any_gpu)
+        write_rows(copies[-1] if copies else k, v, expected, ops.step)
         kept = k.clone()
         with ops.capture() as program:
             for x in turned:

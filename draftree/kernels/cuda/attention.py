@@ -11,10 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.kv_cache import CudaKv, head_strides, kv_commit, kv_write
+from draftree.kernels.cuda.kv_cache import CudaKv, head_strides
 from draftree.kernels.cuda.step import CudaStep
-
-__all__ = ["AttentionWorkspace", "attention", "kv_commit", "kv_write", "new_attention_workspace"]
 
 SEGMENT_LEN = 256
 _THREADS, _MOST_MERGE_THREADS = 256, 1024

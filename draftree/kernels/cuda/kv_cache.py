@@ -1,4 +1,4 @@
-"""Keys and values of attention layers as 16-bit floats: writing rows, committing a path, copies.
+"""Keys and values of attention layers as 16-bit floats: committing a path, copies.
 
 Slot = absolute position for committed tokens; the nodes of a tree take the slots after them in node
 order. One launch commits all layers of an arena.
@@ -12,7 +12,6 @@ from draftree.kernels.cuda.step import CudaStep
 
 _THREADS = 256
 _MOST_LAYERS = 512
-WRITE_SOURCE = KernelSource("kv_write_kernel", ("bits", "attention_cache"))
 COMMIT_SOURCE = KernelSource("kv_commit_kernel", ("bits", "attention_cache"))
 
 
@@ -90,20 +89,6 @@ def head_strides(x: torch.Tensor, head_dim: int) -> tuple[int, int, int]:
     if x.data_ptr() % 16 or x.stride(0) % 4 or stride % 4:
         raise ValueError("rows and heads must start at multiples of 16 bytes")
     return heads, x.stride(0), stride
-
-
-def kv_write(k: torch.Tensor, v: torch.Tensor, cache: CudaKv, step: CudaStep, gpu: Gpu) -> None:
-    """Rows of a certain pass go to their positions, node i of a tree to slot committed + i."""
-    (k_heads, *k_strides), (v_heads, *v_strides) = (head_strides(x, cache.head_dim) for x in (k, v))
-    if not k_heads == v_heads == cache.num_kv_heads or len(k) != len(v):
-        raise ValueError(f"{k_heads} key heads do not fit a cache of {cache.num_kv_heads}")
-    load_kernel(WRITE_SOURCE, gpu).launch(
-        (len(k),),
-        _THREADS,
-        *(step.control, step.positions, k, v, cache.halves, *k_strides, *v_strides),
-        *(cache.num_kv_heads, cache.head_dim, cache.capacity),
-        is_chained=True,
-    )
 
 
 def kv_commit(arena: KvArena, step: CudaStep, gpu: Gpu) -> None:

@@ -23,6 +23,8 @@ _MOST_STAGES = 6
 # before, for which everything waits.
 _RING_BYTES = 100 * 1024
 _X_TILE_BYTES = 2304
+_STRIP = 16  # rows
+_SWAP_TILES = 4
 _RESERVED_SHARED = 2048  # what a block needs beside its stages, and the driver's own
 
 
@@ -48,7 +50,7 @@ class Workspace:
     """Scratch for partial sums; products that share one must follow each other on one stream."""
 
     partial: torch.Tensor  # float32
-    arrived: torch.Tensor  # int32 [tiles], zero between launches
+    arrived: torch.Tensor  # int32 [strips], zero between launches
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,16 @@ class LinearPlan:
     @property
     def stage_bytes(self) -> int:
         x_bytes = self.token_tiles * self.format.cols // 128 * _X_TILE_BYTES
-        sum_bytes = self.token_tiles * 8 * (self.band_tiles * 128 + 4) * 4
-        return max(self.band_tiles * self.format.unit_bytes + x_bytes, sum_bytes)
+        return self.band_tiles * self.format.unit_bytes + x_bytes
+
+    @property
+    def swap_bytes(self) -> int:
+        """Through which warps swap strips."""
+        return 16 * self.num_threads * min(self.token_tiles, _SWAP_TILES)
 
     @property
     def shared_bytes(self) -> int:
-        return self.num_stages * self.stage_bytes
+        return self.num_stages * self.stage_bytes + self.swap_bytes
 
     @property
     def num_threads(self) -> int:
@@ -97,7 +103,8 @@ def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
     num_launches = -(-wanted // fitting[-1].token_tiles)
     plan = next(plan for plan in fitting if plan.token_tiles * num_launches >= wanted)
     enough = -(-_RING_BYTES // (band * form.unit_bytes)) if gpu.can_chain else _MOST_STAGES
-    return replace(plan, num_stages=max(2, min(enough, _MOST_STAGES, room // plan.stage_bytes)))
+    most_stages = (room - plan.swap_bytes) // plan.stage_bytes
+    return replace(plan, num_stages=max(2, min(enough, _MOST_STAGES, most_stages)))
 
 
 def new_activations(num_tokens: int, num_cols: int, gpu: Gpu) -> Activations:
@@ -116,7 +123,9 @@ def new_workspace(max_rows: int, max_tokens: int, gpu: Gpu) -> Workspace:
     """Scratch for matrices of up to max_rows rows."""
     tiles = next((n for n in TOKEN_TILES if n * 8 >= max_tokens), TOKEN_TILES[-1])
     floats, place = partial_floats(tiles, gpu), gpu.place
-    arrived = torch.zeros(-(-max_rows // 128), dtype=torch.int32, device=place)
+    band = 128 * band_tiles(gpu)
+    strips = -(-max_rows // band) * band // _STRIP
+    arrived = torch.zeros(strips, dtype=torch.int32, device=place)
     return Workspace(torch.empty(floats, device=place), arrived)
 
 

@@ -22,7 +22,7 @@ from draftree.kernels.cuda.conv import ConvArena, Convolution, CudaConv, conv, c
 from draftree.kernels.cuda.embed import embed
 from draftree.kernels.cuda.gated_delta import CudaDelta, DeltaArena, delta_commit, gated_delta
 from draftree.kernels.cuda.gated_delta_prefill import gated_delta_prefill
-from draftree.kernels.cuda.kv_cache import CudaKv, KvArena, kv_commit, kv_write
+from draftree.kernels.cuda.kv_cache import CudaKv, KvArena, kv_commit
 from draftree.kernels.cuda.layout import PackedMatrix, stacked_format
 from draftree.kernels.cuda.linear import Activations, linear
 from draftree.kernels.cuda.prefill import prefill_linear
@@ -161,10 +161,7 @@ class CudaOps:
 
     def kv_write(self, k: torch.Tensor, v: torch.Tensor, cache: CudaKv) -> None:
         turns, self._turns = self._turns, []
-        if not turns:
-            self._add(lambda n: kv_write(k[:n], v[:n], cache, self.step, self.gpu))
-            return
-        *queries, keys = turns
+        *queries, keys = turns or [Turn(k, None, 0.0, cache.head_dim, None, False)]
         assert len(queries) <= 1 and keys.x is k, "keys are turned after queries, then written"
 
         def launch(n: int) -> None:

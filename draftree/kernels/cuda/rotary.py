@@ -54,7 +54,8 @@ def turn_and_write(
     q: Turn | None, k: Turn, v: torch.Tensor, cache: CudaKv, step: CudaStep, gpu: Gpu
 ) -> None:
     """Each head / sqrt(mean of squares + eps) * norm, then turned by the angles of the row's
-    position. Keys and values go where kv_write puts them; the rows of k stay as they are.
+    position. Keys and values of a certain pass go to their positions, those of a tree's node i to
+    slot committed + i; the rows of k stay as they are.
     """
     q = q or k._replace(x=k.x[:, :0])  # no heads
     head_dim, half = cache.head_dim, 0 if k.table is None else k.table.shape[1]

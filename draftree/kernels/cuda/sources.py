@@ -10,7 +10,7 @@ from draftree.kernels.cuda.conv import conv_source
 from draftree.kernels.cuda.embed import embed_source
 from draftree.kernels.cuda.gated_delta import MOST_ROWS, block_cols, commit_source, delta_source
 from draftree.kernels.cuda.gated_delta_prefill import chunk_source, plan_pass
-from draftree.kernels.cuda.kv_cache import COMMIT_SOURCE, WRITE_SOURCE
+from draftree.kernels.cuda.kv_cache import COMMIT_SOURCE
 from draftree.kernels.cuda.layout import unit_format
 from draftree.kernels.cuda.linear import plan_linear
 from draftree.kernels.cuda.pack import repack_source
@@ -53,7 +53,7 @@ def _row_sources(gpu: Gpu) -> list[KernelSource]:
 
 def _attention_sources(gpu: Gpu) -> list[KernelSource]:
     plan = plan_attention(256, gpu)
-    return [WRITE_SOURCE, COMMIT_SOURCE, plan.source, plan.merge_source]
+    return [COMMIT_SOURCE, plan.source, plan.merge_source]
 
 
 def _delta_sources(gpu: Gpu) -> list[KernelSource]:

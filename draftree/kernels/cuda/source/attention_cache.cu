@@ -1,4 +1,4 @@
-// Writing rows into a cache of keys and values, and moving an accepted path to its place.
+// Where rows go in a cache of keys and values, and moving an accepted path to its place.
 // A cache is [keys, values][kv_heads][capacity][head_dim] halves; slot = position for committed tokens, a tree's
 // nodes take the slots after them in node order.
 constexpr int NUM_TOKENS = 0, COMMITTED = 1, IS_TREE = 2, PATH_LEN = 3;  // words of control
@@ -16,23 +16,6 @@ DEV uint4 pack_eight(const float* from) {
 
 DEV int cache_slot(const int* control, const int* positions, int row) {
   return control[IS_TREE] ? control[COMMITTED] + row : positions[row];
-}
-
-// A block a row; a thread eight numbers of a key or value.
-extern "C" __global__ void kv_write_kernel(const int* control, const int* positions, const float* k, const float* v,
-                                           uint4* cache, int k_row, int k_head, int v_row, int v_head, int kv_heads,
-                                           int head_dim, int capacity) {
-  let_later_grids_start();
-  wait_for_earlier_grids();
-  const int row = blockIdx.x, chunks = head_dim / 8;
-  if (row >= control[NUM_TOKENS]) return;
-  const int slot = cache_slot(control, positions, row);
-  for (int at = threadIdx.x; at < 2 * kv_heads * chunks; at += blockDim.x) {
-    const int plane = at / chunks, chunk = at % chunks, head = plane % kv_heads;
-    const bool is_key = plane < kv_heads;
-    const float* source = (is_key ? k : v) + static_cast<u64>(row) * (is_key ? k_row : v_row) + head * (is_key ? k_head : v_head);
-    cache[(static_cast<u64>(plane) * capacity + slot) * chunks + chunk] = pack_eight(source + chunk * 8);
-  }
 }
 
 struct CacheEntry {

@@ -2,9 +2,9 @@
 //
 // BAND row tiles make a band; bands are worked on in steps of COLS columns, one unit of each tile. All steps of the
 // matrix, band by band, are shared out evenly among the blocks, in order; a block streams its share through the
-// ring. The shares depend on the matrix alone. A band that several blocks share is summed by the last of them to
-// finish, in the order of the columns. So the bits of a token's results do not depend on the other tokens.
-// A warp has STRIPS strips of 16 rows and one half of the columns.
+// ring. The shares depend on the matrix alone. So the bits of a token's results do not depend on the other tokens.
+// A warp has STRIPS strips of 16 rows and one half of the columns; at the end of a band it swaps a strip with the warp that
+// has the other half. A strip that several blocks share is summed by the last warp to finish it, in the order of the columns.
 constexpr int STRIPS = 2;
 constexpr int BAND_ROWS = BAND * ROWS;
 constexpr int NUM_WARPS = BAND_ROWS / 16 * 2 / STRIPS;
@@ -12,22 +12,18 @@ constexpr int THREADS = NUM_WARPS * 32;
 constexpr int X_TILE_BYTES = 2048 + 256;  // 128 columns of 8 tokens, and sums of 16 columns in two parts
 constexpr int X_BLOCKS = COLS / 128;
 constexpr int STEP_BYTES = BAND * UNIT_BYTES;
-// At the end of a band a used stage holds its results: [token][SUM_STRIDE] floats, padded against bank conflicts.
-constexpr int SUM_STRIDE = BAND_ROWS + 4;
-constexpr int SUM_BYTES = TOKEN_TILES * 8 * SUM_STRIDE * 4;
-constexpr int INPUT_BYTES = STEP_BYTES + TOKEN_TILES * X_BLOCKS * X_TILE_BYTES;
-constexpr int STAGE_BYTES = INPUT_BYTES > SUM_BYTES ? INPUT_BYTES : SUM_BYTES;
-// Then a thread has four rows of one token in eight: vectors n * THREADS + thread of a slot are its own.
-constexpr int ROW_THREADS = BAND_ROWS / 4;
-constexpr int SLOT = TOKEN_TILES * THREADS;
-static_assert(THREADS == ROW_THREADS * 8, "a thread of a row has each eighth token");
+constexpr int STAGE_BYTES = STEP_BYTES + TOKEN_TILES * X_BLOCKS * X_TILE_BYTES;
+// Behind the stages there is room for this many tiles of a strip for each warp.
+constexpr int SWAP_TILES = TOKEN_TILES < 4 ? TOKEN_TILES : 4;
+constexpr int SLOT = NUM_WARPS * TOKEN_TILES * 32;  // vectors that a block leaves of a band: [strip][tile][lane]
+static_assert(STRIPS == 2, "a strip for each of two warps");
 
-// How warps, and blocks, tell each other that they are done: what a thread, and those it met before, read or wrote before
-// it counts is done for the thread that sees the sum, and those it meets after.
+// How warps tell each other that they are done with a stage: what they loaded was used before they count.
+// How blocks do: what a warp wrote before one of its lanes counts is there for the warp that sees the sum.
 #ifndef EMULATED
 DEV u32 count_up(u32* counter) {  // in shared memory
   u32 before;
-  asm volatile("atom.add.acq_rel.cta.shared.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(counter)) : "memory");
+  asm volatile("atom.add.relaxed.cta.shared.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(counter)) : "memory");
   return before;
 }
 
@@ -36,16 +32,9 @@ DEV u32 count_up_globally(u32* counter) {
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   return before;
 }
-
-DEV u32 read_count(const u32* counter) {
-  u32 n;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(n) : "l"(counter) : "memory");
-  return n;
-}
 #else
 DEV u32 count_up(u32* counter) { return atomicAdd(counter, 1u); }
 DEV u32 count_up_globally(u32* counter) { return atomicAdd(counter, 1u); }
-DEV u32 read_count(const u32* counter) { return *counter; }
 #endif
 
 struct Problem {
@@ -56,37 +45,32 @@ struct Problem {
   float* out;                // [tokens][out_stride]
   const float* bias;         // [rows] or null
   float4* partial;           // [blocks][2] slots
-  u32* arrived;              // [bands], zero between launches
+  u32* arrived;              // [strips], zero between launches
   int first_token, num_rows, num_bands, num_chunks, x_tiles, out_stride, add_to_out;
 };
 
-// Adds up the two halves of the columns; `sums` then holds the block's part of the band.
-DEV void add_halves(float (*acc)[TOKEN_TILES][4], float* sums) {
-  const int lane = threadIdx.x & 31, half = threadIdx.x >> 5 & 1, first_strip = (threadIdx.x >> 6) * STRIPS;
-  float* first = sums + (lane & 3) * 2 * SUM_STRIDE + first_strip * 16 + (lane >> 2);
-#pragma unroll
-  for (int turn = 1; turn >= 0; turn--) {
-    __syncthreads();
-    if (half == turn) {
-#pragma unroll
-      for (int n = 0; n < TOKEN_TILES; n++)
-#pragma unroll
-        for (int m = 0; m < STRIPS; m++)
-#pragma unroll
-          for (int i = 0; i < 4; i++) {
-            float* at = first + (n * 8 + (i & 1)) * SUM_STRIDE + m * 16 + (i >> 1) * 8;
-            *at = turn ? acc[m][n][i] : __fadd_rn(acc[m][n][i], *at);
-          }
-    }
-  }
-  __syncthreads();
+DEV float4 add4(float4 a, float4 b) {
+  return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
 }
 
-// This thread's vectors of the block's part.
-DEV void load_sums(const float* sums, float4* v) {
-  const float* first = sums + threadIdx.x / ROW_THREADS * SUM_STRIDE + threadIdx.x % ROW_THREADS * 4;
+// Two warps add up their halves of the columns and share out the strips: the first has the first.
+DEV void swap_strips(const float (*acc)[TOKEN_TILES][4], float4* room, float4* v) {
+  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+  float4 *own = room + warp * SWAP_TILES * 32 + lane, *other = room + (warp ^ 1) * SWAP_TILES * 32 + lane;
 #pragma unroll
-  for (int n = 0; n < TOKEN_TILES; n++) v[n] = *reinterpret_cast<const float4*>(first + n * 8 * SUM_STRIDE);
+  for (int first = 0; first < TOKEN_TILES; first += SWAP_TILES) {
+#pragma unroll
+    for (int n = first; n < min(first + SWAP_TILES, TOKEN_TILES); n++) {
+      const float *a = acc[0][n], *b = acc[1][n];
+      const float4 kept = make_float4(a[0], a[1], a[2], a[3]), given = make_float4(b[0], b[1], b[2], b[3]);
+      v[n] = warp & 1 ? given : kept;
+      other[(n - first) * 32] = warp & 1 ? kept : given;
+    }
+    meet_some(1 + warp / 2, 64);
+#pragma unroll
+    for (int n = first; n < min(first + SWAP_TILES, TOKEN_TILES); n++) v[n] = add4(v[n], own[(n - first) * 32]);
+    meet_some(1 + warp / 2, 64);
+  }
 }
 
 // The host sees to it that steps times blocks fit into 32 bits.
@@ -105,78 +89,78 @@ DEV Sharers sharers_of(u32 band, u32 num_bands, u32 num_chunks) {
   return {head, block_of(start + num_chunks - 1, num_steps), head * 2 + (first_step(head, num_steps) < start)};
 }
 
-DEV float4* own_slot(const Problem& p, const Sharers& by, u32 block) {
-  return p.partial + (block == by.head ? by.head_slot : block * 2) * SLOT + threadIdx.x;
+// Where a block's part of this warp's strip lies.
+DEV float4* part_of(const Problem& p, const Sharers& by, u32 block) {
+  return p.partial + (block == by.head ? by.head_slot : block * 2) * SLOT + (threadIdx.x >> 5) * TOKEN_TILES * 32 + (threadIdx.x & 31);
 }
 
-// Leaves this block's part for the last one to come. Only thread 0 waits for that to be done, and gets how many came before.
-DEV u32 publish_part(const Problem& p, u32 band, const Sharers& by, const float4* v) {
-  float4* to = own_slot(p, by, blockIdx.x);
+// Leaves this block's part of a strip for the last one to come; true for that one.
+DEV bool publish_part(const Problem& p, u32 strip, const Sharers& by, const float4* v) {
+  float4* to = part_of(p, by, blockIdx.x);
 #pragma unroll
-  for (int n = 0; n < TOKEN_TILES; n++) __stcg(to + n * THREADS, v[n]);
-  __syncthreads();
-  return threadIdx.x ? 0 : count_up_globally(p.arrived + band);
+  for (int n = 0; n < TOKEN_TILES; n++) __stcg(to + n * 32, v[n]);
+  __syncwarp();
+  u32 before = 0;
+  if (threadIdx.x % 32 == 0) before = count_up_globally(p.arrived + strip);
+  before = __shfl_sync(~0u, before, 0);
+  __syncwarp();
+  return before == by.tail - by.head;
 }
 
-// Sums the parts of a band in the order of the columns; v is this block's own. Thread 0 has seen that all have come.
-// Every thread brings its own vectors to shared memory first, as many at once as there is room for in the ring.
-DEV void add_parts(const Problem& p, u32 band, const Sharers& by, u8* ring, float4* v) {
-  constexpr int AHEAD = STAGES * STAGE_BYTES / (SLOT * 16);
-  float4* room = reinterpret_cast<float4*>(ring) + threadIdx.x;
-  if (threadIdx.x == 0) p.arrived[band] = 0;
-  __syncthreads();
-  float4 sum[TOKEN_TILES];
+// Sums the parts of a strip in the order of the columns, all of which have come.
+DEV void add_parts(const Problem& p, u32 strip, const Sharers& by, float4* v) {
+  constexpr int AHEAD = TOKEN_TILES < 3 ? 2 : 1;  // parts on their way
+  if (threadIdx.x % 32 == 0) p.arrived[strip] = 0;
 #pragma unroll
-  for (int n = 0; n < TOKEN_TILES; n++) sum[n] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
+  for (int n = 0; n < TOKEN_TILES; n++) v[n] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
+  const float4* from = part_of(p, by, by.head);
+  int step = ((by.head + 1) * 2 - by.head_slot) * SLOT;
 #pragma unroll 1
-  for (u32 first = by.head; first <= by.tail; first += AHEAD) {
-    const u32 end = min(first + AHEAD, by.tail + 1);
-#pragma unroll 1
-    for (u32 block = first; block < end; block++)
+  for (int left = by.tail - by.head + 1; left > 0; left -= AHEAD) {
+    float4 part[AHEAD][TOKEN_TILES];
+#pragma unroll
+    for (int a = 0; a < AHEAD; a++) {
 #pragma unroll
       for (int n = 0; n < TOKEN_TILES; n++)
-        if (block != blockIdx.x) copy16_async(room + (block - first) * SLOT + n * THREADS, own_slot(p, by, block) + n * THREADS);
-    commit_copies();
-    wait_copies<0>();
-#pragma unroll 1
-    for (u32 block = first; block < end; block++)
+        if (a < left) part[a][n] = __ldcg(from + n * 32);
+      from += step, step = 2 * SLOT;
+    }
 #pragma unroll
-      for (int n = 0; n < TOKEN_TILES; n++) {
-        const float4 part = block == blockIdx.x ? v[n] : room[(block - first) * SLOT + n * THREADS];
-        sum[n].x = __fadd_rn(sum[n].x, part.x), sum[n].y = __fadd_rn(sum[n].y, part.y);
-        sum[n].z = __fadd_rn(sum[n].z, part.z), sum[n].w = __fadd_rn(sum[n].w, part.w);
-      }
+    for (int a = 0; a < AHEAD; a++)
+#pragma unroll
+      for (int n = 0; n < TOKEN_TILES; n++)
+        if (a < left) v[n] = add4(v[n], part[a][n]);
   }
-#pragma unroll
-  for (int n = 0; n < TOKEN_TILES; n++) v[n] = sum[n];
 }
 
-// Ends a band, of which v is this block's part: the thread's vectors, summed and scaled, to their places in out.
-DEV void finish_band(const Problem& p, u32 band, const Sharers& by, int live, const float* token_scale, u8* ring, float4* v) {
-  const int token = threadIdx.x / ROW_THREADS, row = band * BAND_ROWS + threadIdx.x % ROW_THREADS * 4;
-  float* to = p.out + static_cast<u64>(p.first_token + token) * p.out_stride + row;
-  const u64 stride = static_cast<u64>(p.out_stride) * 8;
-  const bool is_whole = row + 4 <= p.num_rows && (reinterpret_cast<u64>(p.out) & 15 | p.out_stride & 3) == 0;
-  float4 before[TOKEN_TILES] = {};
+// Calls f(vector, part of it, row, token) for what a lane has of a strip, as far as it counts.
+template <class F>
+DEV void each_result(const Problem& p, u32 strip, int live, F f) {
+  const int first_row = strip * 16 + threadIdx.x % 32 / 4, first_token = threadIdx.x % 4 * 2;
 #pragma unroll
   for (int n = 0; n < TOKEN_TILES; n++)
-    if (p.add_to_out && is_whole && token + n * 8 < live) before[n] = *reinterpret_cast<const float4*>(to + n * stride);
-  if (by.head != by.tail) add_parts(p, band, by, ring, v);
-#pragma unroll
-  for (int n = 0; n < TOKEN_TILES; n++, to += stride) {
-    if (token + n * 8 >= live) return;
-    float y[4] = {v[n].x, v[n].y, v[n].z, v[n].w};
-    const float scale = token_scale[token + n * 8], old[4] = {before[n].x, before[n].y, before[n].z, before[n].w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      if (row + i >= p.num_rows) break;
-      y[i] = __fmul_rn(__fmul_rn(y[i], BITS == 16 ? __ldg(p.row_scale + row + i) : OPERAND_UNIT), scale);
-      if (p.bias) y[i] = __fadd_rn(y[i], __ldg(p.bias + row + i));
-      if (p.add_to_out) y[i] = __fadd_rn(is_whole ? old[i] : to[i], y[i]);
-      if (!is_whole) to[i] = y[i];
+      const int row = first_row + (i >> 1) * 8, token = first_token + n * 8 + (i & 1);
+      if (row < p.num_rows && token < live) f(n, i, row, token);
     }
-    if (is_whole) *reinterpret_cast<float4*>(to) = make_float4(y[0], y[1], y[2], y[3]);
-  }
+}
+
+// Ends a band for one warp, whose strip's part v is.
+DEV void finish_strip(const Problem& p, u32 band, const Sharers& by, int live, const float* token_scale, float4* v) {
+  const u32 strip = band * NUM_WARPS + threadIdx.x / 32;
+  if (by.head != by.tail && !publish_part(p, strip, by, v)) return;
+  float old[TOKEN_TILES][4];
+  float* out = p.out + static_cast<u64>(p.first_token) * p.out_stride;
+  if (p.add_to_out)
+    each_result(p, strip, live, [&](int n, int i, int row, int token) { old[n][i] = out[static_cast<u64>(token) * p.out_stride + row]; });
+  if (by.head != by.tail) add_parts(p, strip, by, v);
+  each_result(p, strip, live, [&](int n, int i, int row, int token) {
+    const float y = i == 0 ? v[n].x : i == 1 ? v[n].y : i == 2 ? v[n].z : v[n].w;
+    float sum = __fmul_rn(__fmul_rn(y, BITS == 16 ? __ldg(p.row_scale + row) : OPERAND_UNIT), token_scale[token]);
+    if (p.bias) sum = __fadd_rn(sum, __ldg(p.bias + row));
+    out[static_cast<u64>(token) * p.out_stride + row] = p.add_to_out ? __fadd_rn(old[n][i], sum) : sum;
+  });
 }
 
 // Sums of many tokens leave no registers for the operands of several groups.
@@ -290,7 +274,7 @@ struct Feeder {
       copy_async(to + b * TOKEN_TILES * X_TILE_BYTES, from + b * p.x_tiles * X_TILE_BYTES, x_bytes, full + i % STAGES);
   }
 
-  // Refills the stage of step i, which must be empty; band is that of step i or an earlier one.
+  // Refills the stage of step i, which must be empty; band is that of the next step or an earlier one.
   DEV_MEMBER void refill(u32 i, u32 band) {
     if (i + STAGES < count) copy_weights(i + STAGES), copy_x(i + STAGES, band);
   }
@@ -323,7 +307,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
   for (u32 i = 0; starts && i < min(STAGES, count); i++) feeder.copy_weights(i);
   const Offsets offsets = find_offsets();
   const u32 first_band = begin / num_chunks;
-  u32 band = first_band;
   if (threadIdx.x / 2 == 16) {  // two threads of the second warp
     const u32 which = threadIdx.x & 1, last_band = (begin + count - 1) / num_chunks;
     sharers[which] = sharers_of(which ? last_band : first_band, num_bands, num_chunks);
@@ -331,66 +314,47 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
   __syncthreads();
   wait_for_earlier_grids();
   for (u32 i = 0; i < STAGES; i++) {
-    if (starts && i < count) feeder.copy_x(i, band);
+    if (starts && i < count) feeder.copy_x(i, first_band);
     end_stage_copy();
   }
   if (threadIdx.x == 0) live = min(num_tokens, (live_count ? *live_count : first_token + num_tokens) - first_token);
   if (threadIdx.x < num_tokens) scales[threadIdx.x] = token_scale[first_token + threadIdx.x];
+  __syncthreads();
   const u32 magic = shared_magic;
-  u32 first_answer = ~0u, turn = 0, parity = 0;
+  u32 band = first_band, left = (first_band + 1) * num_chunks - begin, turn = 0, parity = 0;
   float acc[STRIPS][TOKEN_TILES][4] = {};
   for (u32 i = 0; i < count; i++) {
-    u8* stage = stages + turn * STAGE_BYTES;
-    // Asked before the last step is multiplied, so that the answer is there when it is needed.
-    const bool is_last = i + 1 == count, is_end = is_last || begin + i + 1 == (band + 1) * num_chunks;
-    const u32 seen = is_last && threadIdx.x == 0 ? read_count(arrived + band) : 0;
 #if BULK
     wait_barrier(full + turn, parity);
 #else
     meet_at_stage<STAGES - 1>();
 #endif
     __syncwarp();
-    multiply_unit(stage, offsets, magic, acc);
-    if (is_end) {
-      add_halves(acc, reinterpret_cast<float*>(stage));
+    multiply_unit(stages + turn * STAGE_BYTES, offsets, magic, acc);
+#if BULK
+    __syncwarp();
+    // The last warp to leave a stage refills it.
+    if (threadIdx.x % 32 == 0 && count_up(num_left + turn) % NUM_WARPS == NUM_WARPS - 1) feeder.refill(i, band);
+#endif
+    if (--left == 0 || i + 1 == count) {
       float4 v[TOKEN_TILES];
-      load_sums(reinterpret_cast<float*>(stage), v);
+      swap_strips(acc, reinterpret_cast<float4*>(stages + STAGES * STAGE_BYTES), v);
       Sharers by = {blockIdx.x, blockIdx.x, 0};
-      if (band == first_band || is_last) by = sharers[band != first_band];
-      // Other blocks' parts are added at the end of the share, where the ring is free and most parts have come.
-      const u32 others = by.tail - by.head;
-      bool is_mine = others == 0 || is_last && __syncthreads_or(threadIdx.x == 0 && seen == others);
-      if (!is_mine) {
-        const u32 before = publish_part(p, band, by, v);
-        if (!is_last) first_answer = before;
-        is_mine = is_last && __syncthreads_or(threadIdx.x == 0 && before == others);
-      }
-      if (is_mine) finish_band(p, band, by, live, scales, stages, v);
+      if (band == first_band || i + 1 == count) by = sharers[band != first_band];
+      finish_strip(p, band, by, live, scales, v);
+      band++, left = num_chunks;
 #pragma unroll
       for (int m = 0; m < STRIPS; m++)
 #pragma unroll
         for (int n = 0; n < TOKEN_TILES; n++)
 #pragma unroll
           for (int c = 0; c < 4; c++) acc[m][n][c] = 0.0f;
-      release_stores();
     }
-#if BULK
-    __syncwarp();
-    // The last warp to leave a stage refills it.
-    if (threadIdx.x % 32 == 0 && count_up(num_left + turn) % NUM_WARPS == NUM_WARPS - 1) feeder.refill(i, band);
-#else
+#if !BULK
     __syncthreads();
     feeder.refill(i, band);
     end_stage_copy();
 #endif
-    band += is_end;
     if (++turn == STAGES) turn = 0, parity ^= 1;
   }
-  // Seldom: the other blocks of the first band had come before this one.
-  const Sharers by = sharers[0];
-  if (!__syncthreads_or(threadIdx.x == 0 && first_answer == by.tail - by.head)) return;
-  float4 v[TOKEN_TILES];
-#pragma unroll
-  for (int n = 0; n < TOKEN_TILES; n++) v[n] = __ldcg(own_slot(p, by, blockIdx.x) + n * THREADS);
-  finish_band(p, first_band, by, live, scales, stages, v);
 }

@@ -45,9 +45,6 @@ DEV void copy_bulk(void* to, const void* from, int bytes, u64* barrier) {
                "l"(from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
-
-// Ordinary stores to a stage are done before a bulk copy overwrites it.
-DEV void release_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #endif
 #endif
 
@@ -55,7 +52,6 @@ DEV void release_stores() { asm volatile("fence.proxy.async.shared::cta;" ::: "m
 DEV void publish_barriers() {}
 DEV void expect_bytes(u64* barrier, int bytes) {}
 DEV void wait_barrier(u64* barrier, int parity) {}
-DEV void release_stores() {}
 #endif
 
 // Copies bytes (a multiple of 16) into shared memory.
