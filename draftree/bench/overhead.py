@@ -1,9 +1,15 @@
 """What serving costs: replies of `draftree serve` beside those of an engine in this process.
 
 The same chat prompts go to both in turns, greedily, with the same settings; each counts from the
-message to the last piece of text. The server is a process of its own, as it is for its users.
+message to the last piece of text. The server is a process of its own, as it is for its users. Both
+sides only take what comes: the stream's bytes are noted with their times and read afterwards, since
+a client that reads JSON on the engine's cores is nothing that the server costs.
 """
 
+import http.client
+import io
+import json
+import re
 import socket
 import subprocess
 import sys
@@ -13,11 +19,13 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from draftree.bench.fault import BenchError
-from draftree.bench.http import Endpoint, ask
+from draftree.bench.http import Endpoint, read_events
 from draftree.bench.sample import Ratio, Report, Samples, divide_pairs, summarize
 from draftree.chat import Engine
 
@@ -25,6 +33,9 @@ _START_S: Final = 180.0
 _POLL_S: Final = 0.1
 _STOP_S: Final = 20.0
 _REST_S: Final = 0.05  # in which a server copies its last conversation away
+_REPLY_S: Final = 300.0
+_LAST_CHARACTERS: Final = 300
+_TEXT: Final = re.compile(rb'"(?:content|reasoning_content)":"[^"].*\n\n')  # an event, to its end
 _KEY: Final = "bench"  # whatever the user's own servers ask for
 
 
@@ -115,16 +126,70 @@ def measure_overhead(
                     served[-1].append(_ask_server(endpoint, model, text, options.num_tokens))
                     time.sleep(_REST_S)
                     direct[-1].append(_ask_engine(engine, text, options.num_tokens))
+                    engine.keep()  # as the server did
+                    time.sleep(_REST_S)
         finally:
             engine.close()
     return summarize_replies(served[1:], direct[1:])
 
 
 def _ask_server(endpoint: Endpoint, model: str, prompt: str, num_tokens: int) -> Reply:
-    reply = ask(endpoint, model, prompt, num_tokens)
-    if not reply.is_counted:
-        raise BenchError("The server did not say how many tokens its reply has.")
-    return Reply(reply.text, reply.num_tokens, reply.piece_s[0], reply.end_s)
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": num_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return read_reply(_exchange(endpoint, json.dumps(body).encode()))
+
+
+def _exchange(endpoint: Endpoint, body: bytes) -> list[tuple[float, bytes]]:
+    """What came in answer to a request for a chat completion, and after how many seconds."""
+    parts = urlsplit(endpoint.url)
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
+        f"Authorization: Bearer {endpoint.api_key}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    request, pieces = head.encode() + body, []
+    address = parts.hostname, parts.port
+    start = time.perf_counter()
+    with socket.create_connection(address, _REPLY_S) as connection:
+        connection.sendall(request)
+        while piece := connection.recv(2**16):
+            pieces.append((time.perf_counter() - start, piece))
+    return pieces
+
+
+class _Recorded:
+    """Bytes that came, for a reader of sockets."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, mode: str) -> io.BytesIO:
+        return io.BytesIO(self._data)
+
+
+def read_reply(pieces: Sequence[tuple[float, bytes]]) -> Reply:
+    data = b"".join(piece for _, piece in pieces)
+    response = http.client.HTTPResponse(_Recorded(data))  # type: ignore[arg-type]
+    response.begin()
+    if response.status != 200:
+        raise BenchError(f"The server refused: {response.read()[:_LAST_CHARACTERS]!r}.")
+    events = list(read_events(iter(response.read().splitlines())))
+    deltas = [choice["delta"] for event in events for choice in event.get("choices", ())]
+    names = ("reasoning_content", "content")
+    text = "".join(delta.get(name) or "" for delta in deltas for name in names)
+    counts = [event["usage"]["completion_tokens"] for event in events if event.get("usage")]
+    found = _TEXT.search(data)
+    if not counts or found is None:
+        raise BenchError(f"The server broke off: {data[-_LAST_CHARACTERS:]!r}.")
+    ends = accumulate(len(piece) for _, piece in pieces)
+    first_s = next(when for (when, _), end in zip(pieces, ends, strict=True) if end >= found.end())
+    return Reply(text, counts[-1], first_s, pieces[-1][0])
 
 
 def _ask_engine(engine: Engine, prompt: str, num_tokens: int) -> Reply:

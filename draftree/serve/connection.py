@@ -12,7 +12,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from draftree.serve.openai_reply import render_error
-from draftree.serve.wire import ApiError, busy, encode, to_json
+from draftree.serve.wire import OUTLET, ApiError, busy, encode, to_json
 
 REQUEST_S: Final = 30.0  # for a request's head, and for what is left of a body that nobody reads
 READ_S: Final = 60.0  # without a reader taking 48 of the 64 KiB that wait for it, or the last bytes
@@ -45,6 +45,20 @@ class Connection(H11Protocol):
         super().data_received(data)
         if not self._is_refused:
             self._expect_request(is_new)
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.scope is not None:
+            self.scope["extensions"] = {OUTLET: self}  # type: ignore[dict-item]
+
+    @property
+    def is_free(self) -> bool:
+        is_chunked = self.conn.their_http_version == b"1.1"
+        return is_chunked and not (self.flow.write_paused or self.transport.is_closing())
+
+    def write_piece(self, data: bytes) -> None:
+        if data:  # an empty chunk would be the last one
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

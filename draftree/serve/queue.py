@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from draftree.chat import Delta, Engine, Generation
 
 Call: TypeAlias = "Callable[[Engine], Generation]"
+Show: TypeAlias = Callable[[], bool]
 
-_FRAME_S: Final = 0.03
+_FRAME_S: Final = 0.04  # rounds that are too short to be told apart are shown together
 _MAX_UNREAD: Final = 2**15  # pieces and log-probabilities that a reader may be behind
 _MAX_RETRY_S: Final = 60
 
@@ -50,12 +51,14 @@ class Job:
         self._loop = loop
         self._on_end = on_end
         self.error: ApiError | None = None
-        self._is_done = False
-        self._deltas: deque[Delta] = deque()
+        self.is_done = False
+        self._round: list[Delta] = []
+        self._deltas: deque[Delta] = deque()  # of whole rounds
         self._num_unread = 0
-        self._is_signalled = False
-        self._flushed_s = 0.0
-        self._wake = asyncio.Event()
+        self._next_read_s = 0.0
+        self._is_awaited = False
+        self._wake: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def prepare(self, engine: "Engine") -> "Generation":
         """The generation on this engine; nothing of it is computed yet."""
@@ -63,26 +66,66 @@ class Job:
             self._prepared = (engine, self._call(engine))
         return self._prepared[1]
 
-    async def read(self) -> "list[Delta]":
-        """The deltas since the last call, empty at the end. Raises the error that ended the job."""
-        while True:
-            is_done = self._is_done
-            if self._deltas:
-                self._num_unread = 0
-                return [self._deltas.popleft() for _ in range(len(self._deltas))]
-            if is_done and self.error is not None:
-                raise self.error
-            if is_done:
-                return []
-            await self._wake.wait()
-            self._wake.clear()
-            self._is_signalled = False
+    async def read(self, show: Show | None = None) -> "list[Delta]":
+        """The deltas since the last call, empty at the end. Raises the error that ended the job.
+        While more comes all the time, a timer has `show` take it at every frame: to wake a task,
+        or to be woken by the engine's thread, costs the engine more. False: the reader has to.
+        """
+        if self.is_stream:
+            await self._rest(show)
+        self._is_awaited = self.is_stream
+        while not (self.is_done or (self.is_stream and self._deltas)):
+            await self._wait()
+        self._is_awaited = False
+        if not self._deltas and self.error is not None:
+            raise self.error
+        return self.take()
+
+    def take(self) -> "list[Delta]":
+        self._num_unread = 0
+        self._next_read_s = self._loop.time() + _FRAME_S
+        return [self._deltas.popleft() for _ in range(len(self._deltas))]
+
+    async def _rest(self, show: Show | None) -> None:
+        """Until nothing new has come for a frame, or the job has ended."""
+        if self.is_done or self._loop.time() >= self._next_read_s:
+            return
+        self._set_timer(show)
+        try:
+            await self._wait()
+        finally:
+            assert self._timer is not None
+            self._timer.cancel()
+
+    def _set_timer(self, show: Show | None) -> None:
+        self._timer = self._loop.call_at(self._next_read_s, self._end_frame, show)
+
+    def _end_frame(self, show: Show | None) -> None:
+        try:
+            if show and self._deltas and not self.is_done and show():
+                self._set_timer(show)
+            else:
+                self._wake_reader()
+        except Exception as error:
+            self._wake_reader(error)
+
+    async def _wait(self) -> None:
+        self._wake = self._loop.create_future()
+        await self._wake
+
+    def _wake_reader(self, error: Exception | None = None) -> None:
+        if self._wake is None or self._wake.done():
+            return  # it looks for itself before it waits
+        if error is None:
+            self._wake.set_result(None)
+        else:
+            self._wake.set_exception(error)
 
     def push(self, delta: "Delta") -> bool:
         """Keep a delta until the next `flush`; False when no more is wanted."""
         if self.first_s is None:
             self.first_s = time.perf_counter()
-        self._deltas.append(delta)
+        self._round.append(delta)
         if self.is_stream:
             self._num_unread += 1
             for score in delta.logprobs:
@@ -93,14 +136,12 @@ class Job:
         return not self.is_cancelled
 
     def flush(self) -> None:
-        """Wake the reader after a round, if it wants to see the reply grow. Rounds that are too
-        short to be told apart are shown together, since every wake costs the engine time.
-        """
-        if self.is_stream and self._deltas:
-            now_s = time.perf_counter()
-            if now_s - self._flushed_s >= _FRAME_S:
-                self._flushed_s = now_s
-                self._signal()
+        """Hand a round over, and wake the reader if it waits for that."""
+        self._deltas.extend(self._round)
+        self._round.clear()
+        if self._is_awaited and self._deltas:
+            self._is_awaited = False
+            self._call_loop(self._wake_reader)
 
     def finish(self, usage: Usage, finish_reason: FinishReason | None) -> None:
         self.usage, self.finish_reason = usage, finish_reason
@@ -124,14 +165,13 @@ class Job:
 
     def _end(self) -> None:
         self.forget()
-        self._is_done = True
-        self._signal()
-        self._call_loop(self._on_end, self)
+        self._deltas.extend(self._round)
+        self.is_done = True
+        self._call_loop(self._announce_end)
 
-    def _signal(self) -> None:
-        if not self._is_signalled:
-            self._is_signalled = True
-            self._call_loop(self._wake.set)
+    def _announce_end(self) -> None:
+        self._wake_reader()
+        self._loop.call_soon(self._on_end, self)  # after the reader, who would have to wait for it
 
     def _call_loop(self, function: Callable[..., object], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop is closed, and nobody reads any more

@@ -59,7 +59,7 @@ from one that is not there; the same holds when an engine that failed is opened 
   what is ready to be sent. A stream whose reader is 32,768 pieces behind ends with an error. There
   may be 800 connections at a time; further ones get 503. Idle ones are closed after a minute.
 - **Streams** begin with the first token, or after ten seconds; from then on a comment (`: waiting`)
-  comes every ten seconds in which nothing else does. What comes within 30 ms comes in one event. A
+  comes every ten seconds in which nothing else does. What comes within 40 ms comes in one event. A
   stream that breaks off ends with an error event.
 - **Stopping** the server (SIGTERM, Ctrl-C, `draftree stop`): new and waiting requests get 503,
   running ones have `--grace` seconds to finish, then they end with an error event.

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from starlette.requests import Request
@@ -17,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from draftree.core import FinishReason, Usage
 from draftree.serve.queue import Call, Job
 from draftree.serve.service import Service
-from draftree.serve.wire import ApiError, encode, to_json
+from draftree.serve.wire import OUTLET, ApiError, Outlet, encode, to_json
 from draftree.text.reply import DeltaKind
 
 if TYPE_CHECKING:
@@ -134,39 +135,57 @@ class EventStream(Response):
         self.init_headers(_STREAM_HEADERS)
         self._service, self._jobs, self._wire = service, jobs, wire
         self._first, self._watcher = first, watcher
+        self._outlet: Outlet | None = None
+        self._unsent = ""
         self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        self._outlet = scope.get("extensions", {}).get(OUTLET)
         alive = asyncio.create_task(self._show_life(send))
         try:
             try:
                 await self._send_replies(send)
             except ApiError as error:
-                await self._send(send, self._wire.failure(error))
+                self._unsent += self._wire.failure(error)
             alive.cancel()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send(send, self._unsent, is_last=True)
         finally:
             alive.cancel()
             self._watcher.cancel()
             self._service.cancel(self._jobs)
 
     async def _send_replies(self, send: Send) -> None:
-        await self._send(send, self._wire.opening())
+        """All but the last piece: what need not be waited for is sent together."""
+        self._unsent = self._wire.opening()
         for index, job in enumerate(self._jobs):
-            deltas, self._first = self._first, None
-            if deltas is None:
-                deltas = await job.read()
-            while deltas:
-                await self._send(send, self._wire.chunk(index, deltas))
-                deltas = await job.read()
-            await self._send(send, self._wire.closing(index, job))
-        await self._send(send, self._wire.ending(self._jobs))
+            while deltas := await self._read(send, index, job):
+                self._unsent += self._wire.chunk(index, deltas)
+            self._unsent += self._wire.closing(index, job)
+        self._unsent += self._wire.ending(self._jobs)
 
-    async def _send(self, send: Send, text: str) -> None:
+    async def _read(self, send: Send, index: int, job: Job) -> "list[Delta]":
+        deltas, self._first = self._first, None
+        if deltas is not None:
+            return deltas
+        if not job.is_done:
+            text, self._unsent = self._unsent, ""
+            await self._send(send, text)
+        return await job.read(partial(self._show, index, job))
+
+    def _show(self, index: int, job: Job) -> bool:
+        """Send what came while the reader rests; False when that has to wait for the client."""
+        if self._outlet is None or not self._outlet.is_free:
+            return False
         self._num_sent += 1
-        if text:
-            await send({"type": "http.response.body", "body": encode(text), "more_body": True})
+        self._outlet.write_piece(encode(self._wire.chunk(index, job.take())))
+        return True
+
+    async def _send(self, send: Send, text: str, *, is_last: bool = False) -> None:
+        self._num_sent += 1
+        if text or is_last:
+            body = encode(text)
+            await send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
     async def _show_life(self, send: Send) -> None:
         """A comment now and then while nothing else is sent, so that nobody hangs up."""

@@ -7,6 +7,7 @@ from draftree.bench.overhead import (
     OverheadOptions,
     Reply,
     measure_overhead,
+    read_reply,
     run_server,
     summarize_replies,
 )
@@ -20,6 +21,30 @@ def test_rounds_are_compared_in_turns():
     assert measures.ratio.value == 0.5
     assert measures.server_ttft_ms.samples == (100.0, 200.0, 100.0, 200.0)
     assert (measures.num_replies, measures.num_equal) == (4, 2)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunk(*events):
+    data = b"".join(b"data: " + event.encode() + b"\n\n" for event in events)
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def content(text):
+    return '{"choices":[{"delta":{"content":"' + text + '"}}]}'
+
+
+def test_bytes_are_read_after_they_came():
+    usage = '{"choices":[],"usage":{"completion_tokens":2}}'
+    first, last = chunk(content(""), content("He")), chunk(content("y"), usage, "[DONE]")
+    pieces = [(0.1, HEAD), (0.2, first[:-9]), (0.3, first[-9:] + last), (0.4, b"0\r\n\r\n")]
+    assert read_reply(pieces) == Reply("Hey", 2, 0.3, 0.4)
+    assert read_reply([(0.1, HEAD + first), (0.2, last + b"0\r\n\r\n")]).first_s == 0.1
+    with pytest.raises(BenchError, match="broke off"):
+        read_reply([(0.1, HEAD), (0.2, first + b"0\r\n\r\n")])
+    with pytest.raises(BenchError, match="no such model"):
+        read_reply([(0.1, b"HTTP/1.1 404 No\r\nContent-Length: 13\r\n\r\nno such model")])
 
 
 def test_server_and_engine_say_the_same(tiny_path, say):

@@ -1,5 +1,6 @@
 """Servers to talk to: a fake engine behind the real application, and the real thing."""
 
+import asyncio
 import contextlib
 import threading
 import time
@@ -26,6 +27,7 @@ class Running:
         self.port = self.socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.server = new_server(self.service)
+        self.server.main_loop = self._wait_for_exit
         self._thread = threading.Thread(target=self.server.run, args=([self.socket],))
 
     def start(self):
@@ -34,6 +36,12 @@ class Running:
         wait_for(lambda: self.service.state is not State.LOADING, 120)  # kernels may be compiled
         wait_for(lambda: self.server.started)
         return self
+
+    async def _wait_for_exit(self):
+        """As uvicorn does, but looking more often than ten times a second."""
+        await self.server.on_tick(0)
+        while not self.server.should_exit:
+            await asyncio.sleep(0.005)
 
     def stop(self):
         self.server.should_exit = True

@@ -7,13 +7,9 @@ import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_create_params
 
-from draftree.core import FinishReason
 from draftree.serve.anthropic_fields import CountRequest, MessagesRequest
 from draftree.text.grammar import FormatKind, ResponseFormat
-from draftree.text.reply import DeltaKind
-from tests.serve import fake
 from tests.serve.conftest import wait_for
-from tests.serve.fake import Call, Delta
 
 HELLO = {"model": "fake", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}}
@@ -45,133 +41,6 @@ def error_of(response, status, kind="invalid_request_error"):
     assert set(content["error"]) == {"type", "message"}
     assert content["error"]["type"] == kind
     return content["error"]["message"]
-
-
-def test_whole_message(client):
-    reply = ask(client).json()
-    assert reply.pop("id").startswith("msg_")
-    assert reply == {
-        "type": "message",
-        "role": "assistant",
-        "model": "fake",
-        "content": [{"type": "text", "text": "Hello there"}],
-        "stop_reason": "end_turn",
-        "stop_sequence": None,
-        "usage": {"input_tokens": 3, "output_tokens": 2, **USAGE},
-    }
-
-
-def test_stream(client):
-    start, ping, *blocks, delta, stop = events(ask(client, stream=True))
-    message = start["message"]
-    assert message.pop("id").startswith("msg_")
-    assert message == {
-        "type": "message",
-        "role": "assistant",
-        "model": "fake",
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": {"input_tokens": 3, "output_tokens": 0, **USAGE},
-    }
-    assert (ping, stop) == ({"type": "ping"}, {"type": "message_stop"})
-    first, *middle, last = blocks
-    block = {"type": "text", "text": ""}
-    assert first == {"type": "content_block_start", "index": 0, "content_block": block}
-    assert last == {"type": "content_block_stop", "index": 0}
-    assert {e["delta"]["type"] for e in middle} == {"text_delta"}
-    assert "".join(e["delta"]["text"] for e in middle) == "Hello there"
-    assert delta["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
-    assert delta["usage"] == {"input_tokens": 3, "output_tokens": 2, **USAGE}
-
-
-PIECES = [
-    Delta("Let me", DeltaKind.REASONING),
-    Delta(" see", DeltaKind.REASONING),
-    Delta("Adding."),
-    Delta(kind=DeltaKind.TOOL_CALL, tool_call=Call(0, "call_1", "add", '{"a"')),
-    Delta(kind=DeltaKind.TOOL_CALL, tool_call=Call(0, None, None, ": 1}")),
-    Delta(kind=DeltaKind.TOOL_CALL, tool_call=Call(1, "call_2", "add", "{}")),
-    Delta("Done."),
-]
-
-
-@pytest.mark.parametrize("round_s", [0.0, 0.03])
-def test_thinking_and_calls_in_a_stream(client, engine, round_s):
-    engine.finish_reason, engine.pieces = FinishReason.TOOL_CALLS, PIECES
-    engine.round_s = round_s
-    found = events(ask(client, tools=[TOOL], stream=True))[2:-2]
-    starts = [e["content_block"] for e in found if e["type"] == "content_block_start"]
-    assert starts == [
-        {"type": "thinking", "thinking": "", "signature": ""},
-        {"type": "text", "text": ""},
-        {"type": "tool_use", "id": "call_1", "name": "add", "input": {}},
-        {"type": "tool_use", "id": "call_2", "name": "add", "input": {}},
-        {"type": "text", "text": ""},
-    ]
-    texts = [""] * 5
-    for number, text in enumerate(texts):
-        part = [e for e in found if e["index"] == number]
-        assert part[0]["type"] == "content_block_start"
-        assert part[-1]["type"] == "content_block_stop"
-        for one in part[1:-1]:
-            text += "".join(value for key, value in one["delta"].items() if key != "type")
-        texts[number] = text
-    assert texts == ["Let me seeunsigned", "Adding.", '{"a": 1}', "{}", "Done."]
-
-
-def test_thinking_and_calls_in_one_piece(client, engine):
-    engine.finish_reason, engine.pieces = FinishReason.TOOL_CALLS, PIECES
-    reply = ask(client, tools=[TOOL]).json()
-    assert reply["stop_reason"] == "tool_use"
-    assert reply["content"] == [
-        {"type": "thinking", "thinking": "Let me see", "signature": "unsigned"},
-        {"type": "text", "text": "Adding.Done."},
-        {"type": "tool_use", "id": "call_1", "name": "add", "input": {"a": 1}},
-        {"type": "tool_use", "id": "call_2", "name": "add", "input": {}},
-    ]
-
-
-def test_thinking_can_be_kept_back(client, engine):
-    engine.pieces = PIECES[:3]
-    hidden = {"type": "adaptive", "display": "omitted"}
-    block = ask(client, thinking=hidden).json()["content"][0]
-    assert block == {"type": "thinking", "thinking": "", "signature": "unsigned"}
-    stream = ask(client, thinking=hidden, stream=True)
-    assert "Let me" not in stream.text
-    deltas = [e["delta"]["type"] for e in events(stream) if e["type"] == "content_block_delta"]
-    assert deltas == ["signature_delta", "text_delta"]
-
-
-def test_a_call_that_was_cut_short_is_left_out_of_a_whole_message(client, engine):
-    engine.finish_reason, engine.pieces = FinishReason.LENGTH, PIECES[2:4]
-    reply = ask(client, tools=[TOOL]).json()
-    assert reply["stop_reason"] == "max_tokens"
-    assert reply["content"] == [{"type": "text", "text": "Adding."}]
-
-
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_the_stop_sequence_is_named(client, engine, is_stream):
-    engine.pieces = ["one E", "ND two"]
-    response = ask(client, stop_sequences=["two", "END"], stream=is_stream)
-    if is_stream:
-        found = events(response)
-        text = "".join(e["delta"].get("text", "") for e in found if "delta" in e)
-        reply = found[-2]["delta"]
-    else:
-        reply = response.json()
-        text = reply["content"][0]["text"]
-    assert text == "one "
-    assert (reply["stop_reason"], reply["stop_sequence"]) == ("stop_sequence", "END")
-    plain = ask(client, stop_sequences=["three"]).json()
-    assert (plain["stop_reason"], plain["stop_sequence"]) == ("end_turn", None)
-
-
-def test_a_reply_without_text_has_no_blocks(client, engine):
-    engine.pieces = []
-    assert ask(client).json()["content"] == []
-    names = [e["type"] for e in events(ask(client, stream=True))]
-    assert names == ["message_start", "ping", "message_delta", "message_stop"]
 
 
 def test_fields_reach_the_engine(client, engine):
@@ -387,16 +256,6 @@ def test_too_many_requests_of_one_client(start, engine):
     running.service.queue.release("127.0.0.1")
 
 
-def test_a_stream_that_breaks_off_says_so(start, engine):
-    import httpx2
-
-    engine.pieces = ["Hel", fake.Broken("secret")]
-    engine.round_s = 0.03
-    *_, last = events(httpx2.post(f"{start().url}/v1/messages", json={**HELLO, "stream": True}))
-    assert last["type"] == "error"
-    assert last["error"]["type"] == "api_error"
-
-
 def test_headers_of_clients_are_taken(client):
     headers = {"anthropic-version": "2042-01-01", "anthropic-beta": "a-2025-01-01,b"}
     assert client.post("/v1/messages?beta=true", json=HELLO, headers=headers).is_success
@@ -409,23 +268,6 @@ def test_who_asks_is_logged(client, monkeypatch):
     )
     ask(client, metadata={"user_id": "me"})
     wait_for(lambda: found == ["me"])
-
-
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_statistics_when_asked(client, is_stream):
-    response = ask(client, stream=is_stream, draftree={"stats": True})
-    usage = events(response)[-2]["usage"] if is_stream else response.json()["usage"]
-    assert usage["draftree"]["rounds"] == 2
-    assert "draftree" not in ask(client).json()["usage"]
-
-
-def test_what_came_from_the_cache_is_told_apart(client, engine):
-    def restore():
-        engine.started[-1].usage.cached_tokens = 2
-
-    engine.pieces = [restore, "Hello"]
-    usage = ask(client).json()["usage"]
-    assert (usage["input_tokens"], usage["cache_read_input_tokens"]) == (1, 2)
 
 
 def test_count_tokens(client, engine, monkeypatch):

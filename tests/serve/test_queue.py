@@ -142,6 +142,71 @@ def test_a_reply_in_one_piece_wakes_its_reader_once():
     assert len(read_all(write)) <= 2
 
 
+def test_rounds_of_a_frame_wake_nobody():
+    """Only the first round and the end do; all between is taken by a timer, whole."""
+
+    async def run():
+        loop, wakes = asyncio.get_running_loop(), []
+        call = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *arguments: wakes.append(call(*arguments))
+        reply, shown = Job("a", lambda engine: None, loop), []
+        reading = asyncio.create_task(reply.read())
+        await asyncio.sleep(0)
+        reply.push(TEXT)
+        reply.flush()
+        assert (await reading, len(wakes)) == ([TEXT], 1)
+        reading = asyncio.create_task(reply.read(lambda: shown.append(reply.take()) or True))
+        await asyncio.sleep(0)
+        for _ in range(10):
+            reply.push(TEXT)
+            reply.push(MORE)
+            reply.flush()
+        reply.push(TEXT)  # of a round that is not complete
+        while not shown:
+            await asyncio.sleep(0.005)
+        assert (shown, len(wakes)) == ([[TEXT, MORE] * 10], 1)
+        reply.finish(Usage(), FinishReason.STOP)
+        assert (await reading, len(wakes)) == ([TEXT], 2)
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_is_needed_is_woken():
+    async def run(show):
+        reply = Job("a", lambda engine: None, asyncio.get_running_loop())
+        for delta in (TEXT, MORE):
+            reply.push(delta)
+            reply.flush()
+            if delta is TEXT:
+                assert await reply.read() == [TEXT]
+        reading = asyncio.create_task(reply.read(show))
+        return await asyncio.wait_for(reading, 5)
+
+    assert asyncio.run(run(lambda: False)) == [MORE]
+    assert asyncio.run(run(None)) == [MORE]
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run(lambda: 1 / 0))
+
+
+def test_the_end_is_recorded_after_it_was_read():
+    async def run():
+        order = []
+        loop = asyncio.get_running_loop()
+        reply = Job("a", lambda engine: None, loop, lambda job: order.append("recorded"))
+
+        async def read():
+            order.append(await reply.read())
+
+        reading = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        reply.finish(Usage(), FinishReason.STOP)
+        await reading
+        await asyncio.sleep(0)
+        assert order == [[], "recorded"]
+
+    asyncio.run(run())
+
+
 def test_error_comes_after_what_was_written():
     async def run():
         reply = Job("a", lambda engine: None, asyncio.get_running_loop())
@@ -195,6 +260,7 @@ def test_a_reader_may_not_be_far_behind(delta, most):
         for _ in range(3):  # reading makes room
             for _ in range(5000):
                 assert reply.push(delta)
+            reply.flush()
             await reply.read()
         num_pushed = 1
         while reply.push(delta):

@@ -1,5 +1,6 @@
 """Clients that leave, wait, or read slowly."""
 
+import asyncio
 import socket
 import threading
 import time
@@ -8,7 +9,8 @@ import httpx2
 import pytest
 
 from draftree.core import FinishReason
-from draftree.serve import reply
+from draftree.serve import queue, reply
+from draftree.serve.openai_reply import ChatWire
 from draftree.text.reply import DeltaKind
 from tests.serve.conftest import wait_for
 from tests.serve.fake import Call, Delta
@@ -17,10 +19,10 @@ from tests.serve.test_openai import HELLO, chunks
 PATH = "/v1/chat/completions"
 
 
-def open_stream(running, **fields):
+def open_stream(running, version="1.1", **fields):
     """A raw connection that has sent a request, and reads nothing yet."""
     request = httpx2.Request("POST", running.url + PATH, json={**HELLO, "stream": True, **fields})
-    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {PATH} HTTP/{version}\r\nHost: x\r\nContent-Type: application/json\r\n"
     head += f"Content-Length: {len(request.content)}\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", running.port))
     connection.sendall(head.encode() + request.content)
@@ -61,7 +63,7 @@ def test_leaving_while_nothing_is_said(start, engine):
 def test_leaving_the_queue(start, engine):
     running = start()
     engine.round_s = 0.05
-    engine.pieces = ["word "] * 10
+    engine.pieces = ["word "] * 5
     first = open_stream(running)
     wait_for(lambda: engine.started)
     second, third = open_stream(running), open_stream(running)
@@ -110,6 +112,78 @@ def test_long_waits_show_signs_of_life(start, engine, monkeypatch):
     assert text.count(": waiting\n\n") >= 4
     assert "word" in text.replace(": waiting\n\n", "")
     assert text.endswith("data: [DONE]\n\n")
+
+
+@pytest.fixture
+def writes(monkeypatch):
+    """What servers of this process write to their sockets."""
+    found = []
+    transport = asyncio.selector_events._SelectorSocketTransport
+    write = transport.write
+
+    def note(self, data):
+        found.append(bytes(data))
+        write(self, data)
+
+    monkeypatch.setattr(transport, "write", note)
+    return found
+
+
+def test_what_need_not_be_waited_for_is_written_together(client, engine, writes, monkeypatch):
+    monkeypatch.setattr(queue, "_FRAME_S", 5.0)
+    engine.pieces = ["word "] * 100
+    found = chunks(client.post(PATH, json={**HELLO, "stream": True}))
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in found) == "word " * 100
+    head, first, *rest, end = writes
+    assert head.startswith(b"HTTP/1.1 200") and end == b"0\r\n\r\n"
+    assert b'"role":"assistant"' in first and b"word" in first
+    assert b"[DONE]" in (rest or [first])[-1]
+    assert len(rest) <= 1  # what came after the first round
+
+
+def test_frames_are_written_once_each(client, engine, writes, monkeypatch):
+    """Rounds of several tokens; those of one frame share a write, past the application's layers."""
+    monkeypatch.setattr(queue, "_FRAME_S", 0.05)
+    engine.round_s = 0.005
+    engine.pieces = ["word "] * 60
+    found = chunks(client.post(PATH, json={**HELLO, "stream": True}))
+    frames = [one for one in writes if b"word" in one]
+    assert sum(one.count(b"word") for one in frames) == 60
+    assert all(one.count(b"data: ") <= 3 for one in frames)
+    assert 2 <= len(frames) <= len(found) < 30
+
+
+def test_clients_of_older_http_get_no_chunks(start, engine, monkeypatch):
+    monkeypatch.setattr(queue, "_FRAME_S", 0.01)
+    running = start()
+    engine.round_s = 0.005
+    engine.pieces = ["word "] * 20
+    with open_stream(running, version="1.0") as connection:
+        text = b"".join(iter(lambda: connection.recv(2**16), b"")).decode()
+    events = text.partition("\r\n\r\n")[2].split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert all(event.startswith("data: ") for event in events[:-1])
+    assert text.count("word ") == 20
+
+
+def test_a_wire_that_fails_breaks_the_stream_off(start, engine, monkeypatch):
+    monkeypatch.setattr(queue, "_FRAME_S", 0.01)
+    chunk = ChatWire.chunk
+
+    def fail_later(self, index, deltas):
+        if engine.started[0].usage.completion_tokens > 10:
+            raise KeyError("no such thing")
+        return chunk(self, index, deltas)
+
+    monkeypatch.setattr(ChatWire, "chunk", fail_later)
+    running = start()
+    engine.round_s = 0.005
+    engine.pieces = ["word "] * 1000
+    with open_stream(running) as connection:
+        connection.settimeout(5)
+        text = b"".join(iter(lambda: connection.recv(2**16), b"")).decode()
+    assert "word" in text and "[DONE]" not in text
+    wait_for(lambda: engine.ended)
 
 
 def test_clients_take_turns(start, engine):

@@ -12,8 +12,9 @@ from draftree.text.grammar import FormatKind, ResponseFormat
 from draftree.text.reply import DeltaKind
 from tests.serve import fake
 from tests.serve.fake import Call, Delta
-from tests.serve.test_anthropic import PIECES
-from tests.serve.test_openai import SCORES, error_of
+from tests.serve.test_anthropic_reply import PIECES
+from tests.serve.test_openai import error_of
+from tests.serve.test_openai_reply import SCORES
 
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
 USAGE = {

@@ -3,10 +3,20 @@
 import json
 from typing import Annotated, Literal
 
+import pydantic_core
 import pytest
 from pydantic import Discriminator, Field, Tag
 
-from draftree.serve.wire import ApiError, WireModel, busy, encode, event, parse_body, refused
+from draftree.serve.wire import (
+    ApiError,
+    WireModel,
+    busy,
+    encode,
+    event,
+    parse_body,
+    refused,
+    to_json,
+)
 
 
 class Part(WireModel):
@@ -163,6 +173,16 @@ def test_busy_says_when_to_come_back():
 def test_events():
     assert event("{}") == "data: {}\n\n"
     assert event("{}", "ping") == "event: ping\ndata: {}\n\n"
+
+
+@pytest.mark.parametrize(
+    "text", ['"\\/', "\x00\b\t\n\r\x1f\x7f", "\u2028\u2029\ufeff", "é🙂", "</script>", ""]
+)
+def test_json_is_what_pydantic_writes(text):
+    assert encode(to_json(text)) == pydantic_core.to_json(text)
+    value = {"a": [text, None, 1.5, True]}
+    assert encode(to_json(value)) == pydantic_core.to_json(value)
+    assert "\n" not in to_json(value)  # or it would not be one event
 
 
 def test_half_a_surrogate_pair_can_be_sent():
