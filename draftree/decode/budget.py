@@ -17,10 +17,10 @@ from draftree.decode.tree import RankedTree
 
 EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 _RISE, _FALL = 0.1, 0.5  # weight of a new time in the running mean: noise only ever adds
-_WARM_UP = 2  # passes of one node that are seen before they count: the first ones are cold
+_ENOUGH_PLAIN = 4  # plain steps that are timed before the first draft
 _PRIOR_SLOPE = 0.15  # cost of one more node, in passes of one, until there is a measurement
 _PRIOR_ROUNDS = 2.0  # rounds that the prior counts for
-_PRIOR_GAIN = 1.2
+PRIOR_GAIN, PRIOR_SAMPLED_GAIN = 1.2, 1.05  # where noise decides, less can be guessed
 
 
 def _blend(known: float, ms: float) -> float:
@@ -35,16 +35,17 @@ class CostModel:
         self._edges: list[int] = []  # sizes that were seen, rising
         self._times: list[float] = []
         self.draft_ms = 0.0
+        self.plain_ms = 0.0  # of a plain step as a whole
+        self.num_since_plain = 0  # rounds with a draft since one was timed
         self._num_plain = 0
 
     @property
     def is_measured(self) -> bool:
-        """Whether passes of one node have been seen, which all else is compared with."""
-        return self._num_plain > _WARM_UP
+        """Whether plain steps have been seen, which all else is compared with."""
+        return self._num_plain >= _ENOUGH_PLAIN
 
     def observe_verify(self, num_nodes: int, ms: float) -> None:
         """Times are kept at the step's edge: cost is a staircase, not a slope."""
-        self._num_plain += num_nodes == 1
         edge = EDGES[bisect_left(EDGES, num_nodes)]
         place = bisect_left(self._edges, edge)
         if self._edges[place : place + 1] == [edge]:
@@ -53,8 +54,15 @@ class CostModel:
             self._edges.insert(place, edge)
             self._times.insert(place, ms)
 
+    def observe_plain(self, ms: float) -> None:
+        """A step without a draft, with the caches to itself."""
+        self.plain_ms = _blend(self.plain_ms, ms) if self.plain_ms else ms
+        self._num_plain += 1
+        self.num_since_plain = 0
+
     def observe_draft(self, ms: float) -> None:
         self.draft_ms = _blend(self.draft_ms, ms) if self.draft_ms else ms
+        self.num_since_plain += 1
 
     def verify_ms(self, num_nodes: int) -> float:
         """Interpolated between the sizes that were seen, extrapolated beyond them.
@@ -108,8 +116,9 @@ class Outcome:
 class Calibration:
     """Draft confidence against what the target chose, by depth and kind of node."""
 
-    def __init__(self, max_depth: int = 64) -> None:
-        self.gain = _PRIOR_GAIN  # rate of drafted rounds over that of plain steps, to begin with
+    def __init__(self, max_depth: int = 64, prior_gain: float = PRIOR_GAIN) -> None:
+        self._prior_gain = prior_gain
+        self.gain = prior_gain  # rate of drafted rounds over that of plain steps, to begin with
         self._predicted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
         self._accepted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
 
@@ -124,7 +133,7 @@ class Calibration:
 
     def remember(self, gain: float) -> None:
         """Another request gained so much; the next one may be like it, or not."""
-        self.gain = (gain + _PRIOR_GAIN) / 2
+        self.gain = (gain + self._prior_gain) / 2
 
     def ratio(self, depth: int, kind: NodeKind) -> float:
         """Accepted over predicted for the step to `depth` (1 is the first)."""

@@ -133,10 +133,13 @@ class BlockDrafter:
         return sampler.rank(logits, self._context_len + 1, num_candidates, self._tokens)
 
     def block_logits(self, anchor: int, num_positions: int = 0) -> np.ndarray:
-        """float32 [positions, tokens]; row i is for position i + 1 after the anchor. 0: all."""
+        """float32 [positions, tokens]; row i is for position i + 1 after the anchor. 0: all.
+
+        No more is filled than is wanted: a shorter block costs less and guesses as well.
+        """
         self._catch_up()
         num_positions = min(num_positions or self.block_len, self.block_len - 1)
-        block = np.full(self.block_len, self._mask, dtype=np.int64)
+        block = np.full(num_positions + 1, self._mask, dtype=np.int64)
         block[0] = anchor
         self._ops.step.set_chain(block, self._context_len)
         self._block_program.run()

@@ -1,9 +1,32 @@
 """Plain decoding: one target pass a token. The oracle of every other way."""
 
+import time
+from typing import NamedTuple
+
 from draftree.core import DraftTree, RoundStats, TokenSource
 from draftree.decode.sample import Sampler
 from draftree.decode.step import Emitted
-from draftree.models.target import Target
+from draftree.models.target import Target, Verified
+
+
+class PlainStep(NamedTuple):
+    emitted: Emitted
+    verified: Verified
+    pass_ms: float
+
+
+def take_plain_step(target: Target, sampler: Sampler, anchor: int) -> PlainStep:
+    """The token after the anchor, which is committed."""
+    state = target.state
+    start = time.perf_counter()
+    state.begin(DraftTree.chain((anchor,)), certain=True)
+    verified = target.forward(rows=(0,))
+    pass_ms = (time.perf_counter() - start) * 1000
+    state.commit((0,))
+    token = sampler.choose(verified.logits[0], state.committed)
+    sampler.accept(token)
+    emitted = Emitted(token, TokenSource.PLAIN, sampler.scores, sampler.is_complete)
+    return PlainStep(emitted, verified, pass_ms)
 
 
 class PlainDecoder:
@@ -21,13 +44,7 @@ class PlainDecoder:
 
     def step(self, max_tokens: int) -> list[Emitted]:
         assert max_tokens >= 1
-        state = self._target.state
-        state.begin(DraftTree.chain((self._anchor,)), certain=True)
-        verified = self._target.forward(rows=(0,))
-        state.commit((0,))
-        token = self._sampler.choose(verified.logits[0], state.committed)
-        self._sampler.accept(token)
-        self._anchor = token
+        emitted = take_plain_step(self._target, self._sampler, self._anchor).emitted
+        self._anchor = emitted.token
         self.stats.num_rounds += 1
-        sampler = self._sampler
-        return [Emitted(token, TokenSource.PLAIN, sampler.scores, sampler.is_complete)]
+        return [emitted]

@@ -22,13 +22,15 @@ from draftree.decode.budget import (
 )
 from draftree.decode.draft import Drafter
 from draftree.decode.ngram import NgramIndex
+from draftree.decode.plain import take_plain_step
 from draftree.decode.sample import Sampler
 from draftree.decode.step import Emitted
 from draftree.decode.tree import DraftBlock, RankedTree, build_tree
 from draftree.kernels.cpu.select import top_share
 from draftree.models.target import Target, Verified
 
-_MIN_GAIN = 1.04  # below this, drafting is not worth the caches that it takes from the target
+# Drafting begins and ends at these gains: after each change some steps are slower than usual.
+_START_GAIN, _STOP_GAIN = 1.08, 1.0
 # Gain after a token of which the target was unsure, and what is added for one that was certain,
 # both over the gain in the mean: measured.
 _UNSURE, _SURE = 0.8, 0.4
@@ -36,7 +38,9 @@ _HOPE = 1.15  # where the expected gain goes while nothing is drafted
 _HOPE_RATE, _MIN_HOPE_RATE = 0.02, 0.008  # how fast; slower after every disappointment
 _LOOKUP_LEN = 10
 _NUM_CANDIDATES = 8  # a position, under an automatic budget
-_DRAFTED_RUN, _PLAIN_RUN = 48, 4  # rounds; plain steps in a row, with the caches to themselves
+# After so many rounds with a draft come so many plain steps, to compare. The first of them are
+# slower: the draft has had the caches.
+_DRAFTED_RUN, _PLAIN_RUN, _COLD_STEPS = 64, 6, 4
 _LONG_MATCH = 4  # a match this long joins a draft's tree
 
 
@@ -79,12 +83,12 @@ class SpeculativeDecoder:
         self._ngram = NgramIndex()
         self._anchor = -1
         self._num_plain = 0  # plain steps that are still to come, to compare with
+        self._plain_run = 0  # plain steps since the last draft
         self._gain = self._calibration.gain  # running mean of expected rate over plain steps'
         self._hope_rate = _HOPE_RATE
         self._ease = 1.0  # gain to expect after the anchor over the gain in the mean
         self._last_logits: np.ndarray | None = None  # those that the anchor was chosen from
         self._reach = 3.0  # running mean of how deep the text followed what was proposed
-        self._num_drafted = 0
 
     def start(self, anchor: int) -> None:
         """The prompt before the anchor is committed, and the drafter has seen its features."""
@@ -97,6 +101,8 @@ class SpeculativeDecoder:
     def step(self, max_tokens: int) -> list[Emitted]:
         start = time.perf_counter()
         ranked, drafted_ms = self._draft(max_tokens)
+        if ranked is None:
+            return self._step_plainly(start)
         chosen = self._choose_nodes(ranked, is_weighed=drafted_ms > 0.0 or self._drafter is None)
         tree = chosen.tree
         self.stats.tree_ms += (time.perf_counter() - start) * 1000 - drafted_ms
@@ -125,9 +131,29 @@ class SpeculativeDecoder:
         self._last_logits = verified.logits[accepted.path[-1]]
         return emitted
 
-    def _draft(self, max_tokens: int) -> tuple[RankedTree, float]:
-        """Candidates in a tree as large as the options allow, and the milliseconds that the draft
-        took.
+    def _step_plainly(self, start: float) -> list[Emitted]:
+        """A round without a draft; it began at start."""
+        emitted, verified, pass_ms = take_plain_step(self._target, self._sampler, self._anchor)
+        if self._drafter is not None and verified.features is not None:
+            self._drafter.observe(verified.features[:1])
+        self.stats.verify_ms += pass_ms
+        self.stats.count(1, 0, 0)
+        if self._watch:
+            self._watch(Round(DraftTree.chain((self._anchor,)), (0,), emitted.token))
+        self._ngram.extend((emitted.token,))
+        self._anchor = emitted.token
+        self._last_logits = verified.logits[0]
+        step_ms = (time.perf_counter() - start) * 1000
+        self.stats.accept_ms += step_ms - pass_ms
+        self._cost.observe_verify(1, pass_ms)
+        self._plain_run += 1
+        if self._plain_run > _COLD_STEPS:
+            self._cost.observe_plain(step_ms)
+        return [emitted]
+
+    def _draft(self, max_tokens: int) -> tuple[RankedTree | None, float]:
+        """Candidates in a tree as large as the options allow, none if there is to be no draft, and
+        the milliseconds that the draft took.
         """
         state, options = self._target.state, self._options
         room = min(max_tokens - 1, state.max_ctx - state.committed - 1, options.max_budget)
@@ -135,7 +161,7 @@ class SpeculativeDecoder:
         forced = tuple(matcher.propose_forced())[: max(room, 0)] if matcher is not None else ()
         is_plain = room < 1 or (options.is_auto and self._is_plain_turn())
         if is_plain and not forced:
-            return build_tree(self._anchor, None, 0), 0.0
+            return None, 0.0
         budget = num_candidates = options.max_budget
         if options.is_auto:
             room = min(room, int(1.5 * self._reach) + 2)
@@ -152,6 +178,7 @@ class SpeculativeDecoder:
             block = DraftBlock(proposed.tokens[:room], proposed.log_probs[:room])
             drafted_ms = (time.perf_counter() - start) * 1000
             self.stats.draft_ms += drafted_ms
+            self._plain_run = 0
         count_valid = matcher.count_valid if matcher is not None else None
         tree = build_tree(
             self._anchor, block, budget, lookup=lookup, forced=forced, count_valid=count_valid
@@ -167,14 +194,15 @@ class SpeculativeDecoder:
         if self._num_plain > 0 or not self._cost.is_measured:
             self._num_plain = max(self._num_plain - 1, 0)
             return True
-        if self._gain * (_UNSURE + _SURE) >= _MIN_GAIN:
+        if self._gain >= _STOP_GAIN:
             self._ease = self._look_at_target()
-        if self._gain * self._ease < _MIN_GAIN:
+        is_drafting = self._plain_run == 0
+        if self._gain < _STOP_GAIN or not (is_drafting or self._gain * self._ease >= _START_GAIN):
             self._gain += self._hope_rate * (_HOPE - self._gain)
             return True
-        self._num_drafted += 1
-        if self._num_drafted % _DRAFTED_RUN == 0:
-            self._num_plain = _PLAIN_RUN
+        if self._cost.num_since_plain >= _DRAFTED_RUN:
+            self._num_plain = _PLAIN_RUN - 1
+            return True
         return False
 
     def _look_at_target(self) -> float:
@@ -194,9 +222,9 @@ class SpeculativeDecoder:
         order = sorted(range(len(chances)), key=lambda i: -chances[i])
         choice = best_budget([chances[i] for i in order], self._cost)
         if is_weighed:
-            gain = choice.rate * self._cost.verify_ms(1)
+            gain = choice.rate * self._cost.plain_ms
             self._gain += 0.2 * (gain / self._ease - self._gain)
-            is_good = gain > _MIN_GAIN
+            is_good = gain > _STOP_GAIN
             self._hope_rate = _HOPE_RATE if is_good else max(0.8 * self._hope_rate, _MIN_HOPE_RATE)
         return ranked.select((0, *(i + 1 for i in sorted(order[: choice.num_nodes]))))
 

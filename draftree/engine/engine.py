@@ -13,7 +13,7 @@ from pathlib import Path
 
 from draftree.config import EngineConfig, Plan, resolve
 from draftree.core import FinishReason, ModelFacts, Request, TokenEvent, Usage
-from draftree.decode.budget import Calibration, CostModel
+from draftree.decode.budget import PRIOR_SAMPLED_GAIN, Calibration, CostModel
 from draftree.decode.draft import BlockDrafter
 from draftree.decode.graph import DeviceRounds, GraphDecoder
 from draftree.decode.plain import PlainDecoder
@@ -107,7 +107,9 @@ class TokenEngine:
         self._ops, self._draft_ops = ops, draft_ops
         self._rounds = self.rounds_of(self.plan.max_nodes - 1)
         self._prefix = PrefixCache(self.target.state, self.drafter, self.plan.prefix_bytes)
-        self._cost, self._calibration = CostModel(), Calibration()
+        self._cost = CostModel()
+        self._calibration = Calibration()
+        self._sampled_calibration = Calibration(prior_gain=PRIOR_SAMPLED_GAIN)
         self.target.state.commit_program()
         checkpoint.release()
         self._device.finish_loading()
@@ -266,12 +268,13 @@ class TokenEngine:
         if self.drafter is None and not use_ngram and request.grammar is None:
             return PlainDecoder(self.target, sampler, "there is no draft for this model")
         options = SpeculationOptions(budget, is_auto, use_ngram, request.stop_ids)
+        is_sampled = request.sampling.temperature > 0.0
         return SpeculativeDecoder(
             self.target,
             sampler,
             self.drafter,
             options,
             cost=self._cost,
-            calibration=self._calibration,
+            calibration=self._sampled_calibration if is_sampled else self._calibration,
             watch=watch,
         )

@@ -76,3 +76,17 @@ def test_first_choices_siblings_and_lookups_are_judged_apart() -> None:
     assert calibration.ratio(1, NodeKind.FIRST) > 1.7
     assert calibration.ratio(1, NodeKind.OTHER) < 0.5
     assert calibration.ratio(1, NodeKind.LOOKUP) < 0.3
+
+
+def test_plain_steps_are_timed_before_anything_is_compared() -> None:
+    cost = CostModel()
+    cost.observe_verify(1, 3.0)  # a pass right after a draft is no plain step
+    assert not cost.is_measured
+    for _ in range(4):
+        cost.observe_plain(2.0)
+    assert cost.is_measured and cost.plain_ms == 2.0
+    cost.observe_draft(1.0)
+    cost.observe_draft(1.0)
+    assert cost.num_since_plain == 2
+    cost.observe_plain(2.5)
+    assert cost.num_since_plain == 0 and 2.0 < cost.plain_ms < 2.1

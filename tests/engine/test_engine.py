@@ -268,12 +268,12 @@ def test_why_speculation_is_off() -> None:
     }
 
 
-def test_events_usage_and_watch(engine: TokenEngine) -> None:
-    seen: list[Round] = []
+def test_events_usage_and_watch() -> None:
+    engine, seen = _open(budget=15), list[Round]()
     engine.watch = seen.append
     stream = engine.generate(Request(PROMPT, 24, SamplingParams()))
     events = list(stream)
-    engine.watch = None
+    engine.close()
     usage = stream.usage
     assert [event.position for event in events] == list(range(33, 57))
     assert [event.round_index for event in events] == [
