@@ -268,19 +268,19 @@ def test_why_speculation_is_off() -> None:
     }
 
 
-def test_events_usage_and_watch() -> None:
-    engine, seen = _open(budget=15), list[Round]()
+def test_events_usage_and_watch(engine: TokenEngine) -> None:
+    seen: list[Round] = []
     engine.watch = seen.append
-    stream = engine.generate(Request(PROMPT, 24, SamplingParams()))
+    stream = engine.generate(Request(PROMPT, 60, SamplingParams(temperature=0.9, seed=1)))
     events = list(stream)
-    engine.close()
+    engine.watch = None
     usage = stream.usage
-    assert [event.position for event in events] == list(range(33, 57))
+    assert [event.position for event in events] == list(range(33, 93))
     assert [event.round_index for event in events] == [
         i + 1 for i, one in enumerate(seen) for _ in one.path
     ]
-    assert usage.prompt_tokens == 33 and usage.completion_tokens == 24
-    assert usage.rounds.num_rounds == len(seen) < 24
-    assert usage.acceptance_length == pytest.approx(24 / len(seen))
+    assert usage.prompt_tokens == 33 and usage.completion_tokens == 60
+    assert usage.rounds.num_rounds == len(seen) < 60
+    assert usage.acceptance_length == pytest.approx(60 / len(seen))
     assert 0 < usage.prefill_ms < usage.first_token_ms <= usage.prefill_ms + usage.decode_ms
     assert usage.tokens_per_second > 0
