@@ -16,22 +16,27 @@ from draftree.core import DraftTree, TokenSource
 from draftree.decode.tree import RankedTree
 
 EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
-_RISE, _FALL = 0.1, 0.5  # weight of a new time in the running mean: noise only ever adds
+# Weights of a new time in the running means, of one size and of the machine's speed: noise only
+# ever adds, and most of what changes is common to all.
+_RISE, _FALL = 0.04, 0.15
+_SPEED_RISE, _SPEED_FALL = 0.06, 0.25
+_MOST_SPEED, _FAR_FALL = 0.35, 0.5  # what differs by more is no matter of speed: known badly
+_MOST = 3.0  # times what is known; more is a pause
 _ENOUGH_PLAIN = 4  # plain steps that are timed before the first draft
 _PRIOR_SLOPE = 0.15  # cost of one more node, in passes of one, until there is a measurement
 _PRIOR_ROUNDS = 2.0  # rounds that the prior counts for
 PRIOR_GAIN, PRIOR_SAMPLED_GAIN = 1.2, 1.05  # where noise decides, less can be guessed
 
 
-def _blend(known: float, ms: float) -> float:
-    """Running mean that trusts shorter times: a pause of the machine is not a cost."""
-    return known + (_FALL if ms < known else _RISE) * (min(ms, 3 * known) - known)
-
-
 class CostModel:
-    """Milliseconds of a target pass by number of nodes (with root), and of all else in a round."""
+    """Milliseconds of a target pass by number of nodes (with root), and of all else in a round.
+
+    A machine is faster now and slower then, for all of them alike. So what is seen of any one tells
+    of the others: times are kept as on a machine of constant speed, and the speed apart.
+    """
 
     def __init__(self) -> None:
+        self._slowness = 1.0
         self._edges: list[int] = []  # sizes that were seen, rising
         self._times: list[float] = []
         self.draft_ms = 0.0
@@ -44,24 +49,34 @@ class CostModel:
         """Whether plain steps have been seen, which all else is compared with."""
         return self._num_plain >= _ENOUGH_PLAIN
 
+    def _blend(self, known: float, ms: float) -> float:
+        """Running mean that trusts shorter times: a pause of the machine is not a cost."""
+        if not known:
+            return ms / self._slowness
+        excess = min(ms / (known * self._slowness), _MOST) - 1.0
+        if abs(excess) < _MOST_SPEED:
+            self._slowness *= 1.0 + (_SPEED_FALL if excess < 0 else _SPEED_RISE) * excess
+            return known * (1.0 + (_FALL if excess < 0 else _RISE) * excess)
+        return known * (1.0 + (_FAR_FALL if excess < 0 else _RISE) * excess)
+
     def observe_verify(self, num_nodes: int, ms: float) -> None:
         """Times are kept at the step's edge: cost is a staircase, not a slope."""
         edge = EDGES[bisect_left(EDGES, num_nodes)]
         place = bisect_left(self._edges, edge)
         if self._edges[place : place + 1] == [edge]:
-            self._times[place] = _blend(self._times[place], ms)
+            self._times[place] = self._blend(self._times[place], ms)
         else:
             self._edges.insert(place, edge)
-            self._times.insert(place, ms)
+            self._times.insert(place, self._blend(0.0, ms))
 
     def observe_plain(self, ms: float) -> None:
         """A step without a draft, with the caches to itself."""
-        self.plain_ms = _blend(self.plain_ms, ms) if self.plain_ms else ms
+        self.plain_ms = self._blend(self.plain_ms, ms)
         self._num_plain += 1
         self.num_since_plain = 0
 
     def observe_draft(self, ms: float) -> None:
-        self.draft_ms = _blend(self.draft_ms, ms) if self.draft_ms else ms
+        self.draft_ms = self._blend(self.draft_ms, ms)
         self.num_since_plain += 1
 
     def verify_ms(self, num_nodes: int) -> float:
