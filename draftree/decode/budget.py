@@ -16,12 +16,12 @@ from draftree.core import DraftTree, TokenSource
 from draftree.decode.tree import RankedTree
 
 EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
-# Weights of a new time in the running means, of one size and of the machine's speed: noise only
-# ever adds, and most of what changes is common to all.
-_RISE, _FALL = 0.04, 0.15
-_SPEED_RISE, _SPEED_FALL = 0.06, 0.25
-_MOST_SPEED, _FAR_FALL = 0.35, 0.5  # what differs by more is no matter of speed: known badly
-_MOST = 3.0  # times what is known; more is a pause
+# Weights of a new time in the running means, of one size and of the machine's speed: most of what
+# changes is common to all.
+_WEIGHT, _SPEED_WEIGHT = 0.08, 0.15
+_NEAR = 0.35  # what differs by more than this share is no matter of speed
+_FAR_RISE, _FAR_FALL = 0.04, 0.5  # then: a pause of the machine, or something known badly
+_MOST = 3.0  # times what is known; more is a pause for certain
 _ENOUGH_PLAIN = 4  # plain steps that are timed before the first draft
 _PRIOR_SLOPE = 0.15  # cost of one more node, in passes of one, until there is a measurement
 _PRIOR_ROUNDS = 2.0  # rounds that the prior counts for
@@ -50,14 +50,14 @@ class CostModel:
         return self._num_plain >= _ENOUGH_PLAIN
 
     def _blend(self, known: float, ms: float) -> float:
-        """Running mean that trusts shorter times: a pause of the machine is not a cost."""
+        """The known time, moved towards a new one. Pauses of the machine count little."""
         if not known:
             return ms / self._slowness
         excess = min(ms / (known * self._slowness), _MOST) - 1.0
-        if abs(excess) < _MOST_SPEED:
-            self._slowness *= 1.0 + (_SPEED_FALL if excess < 0 else _SPEED_RISE) * excess
-            return known * (1.0 + (_FALL if excess < 0 else _RISE) * excess)
-        return known * (1.0 + (_FAR_FALL if excess < 0 else _RISE) * excess)
+        if abs(excess) > _NEAR:
+            return known * (1.0 + (_FAR_FALL if excess < 0 else _FAR_RISE) * excess)
+        self._slowness *= 1.0 + _SPEED_WEIGHT * excess
+        return known * (1.0 + _WEIGHT * excess)
 
     def observe_verify(self, num_nodes: int, ms: float) -> None:
         """Times are kept at the step's edge: cost is a staircase, not a slope."""

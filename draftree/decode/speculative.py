@@ -30,7 +30,7 @@ from draftree.kernels.cpu.select import top_share
 from draftree.models.target import Target, Verified
 
 # Drafting begins and ends at these gains: after each change some steps are slower than usual.
-_START_GAIN, _STOP_GAIN = 1.08, 1.0
+_START_GAIN, _STOP_GAIN = 1.08, 0.97
 # Gain after a token of which the target was unsure, and what is added for one that was certain,
 # both over the gain in the mean: measured.
 _UNSURE, _SURE = 0.8, 0.4
@@ -223,7 +223,7 @@ class SpeculativeDecoder:
         choice = best_budget([chances[i] for i in order], self._cost)
         if is_weighed:
             gain = choice.rate * self._cost.plain_ms
-            self._gain += 0.2 * (gain / self._ease - self._gain)
+            self._gain += 0.15 * (gain / self._ease - self._gain)
             is_good = gain > _STOP_GAIN
             self._hope_rate = _HOPE_RATE if is_good else max(0.8 * self._hope_rate, _MIN_HOPE_RATE)
         return ranked.select((0, *(i + 1 for i in sorted(order[: choice.num_nodes]))))
