@@ -74,7 +74,8 @@ def _unexplained(measures: Json) -> float:
 
 
 def _overhead_ratio(measures: Json) -> float:
-    return float(measures["ratio"]["value"])
+    """Of tokens per second as `draftree run` counts them: from the first one on."""
+    return float(measures["decode_ratio"]["value"])
 
 
 def _bars_of(

@@ -68,7 +68,8 @@ def _budget(measures: Json) -> dict[str, Any]:
 
 def _overhead(measures: Json) -> dict[str, Any]:
     names = ("num_equal", "num_replies")
-    return {"ratio": measures["ratio"]["value"]} | {name: measures[name] for name in names}
+    ratios = {name: measures[name]["value"] for name in ("ratio", "decode_ratio")}
+    return ratios | {name: measures[name] for name in names}
 
 
 def _http(measures: Json) -> dict[str, Any]:

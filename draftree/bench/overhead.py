@@ -56,11 +56,14 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class OverheadMeasures:
-    """Rates over all prompts of a round, from message to end. ratio: server over direct."""
+    """Rates over all prompts of a round, from message to end. ratio: server over direct;
+    decode_ratio: the same from the first token on.
+    """
 
     server: Samples
     direct: Samples
     ratio: Ratio
+    decode_ratio: Ratio
     server_ttft_ms: Samples  # of each reply
     direct_ttft_ms: Samples
     num_replies: int
@@ -211,10 +214,16 @@ def summarize_replies(
     def rate(replies: Sequence[Reply]) -> float:
         return sum(r.num_tokens for r in replies) / sum(r.end_s for r in replies)
 
+    def decode_rate(replies: Sequence[Reply]) -> float:
+        decoded_s = sum(r.end_s - r.first_s for r in replies)
+        return sum(r.num_tokens - 1 for r in replies) / max(decoded_s, 1e-9)
+
     def first_ms(rounds: Sequence[Sequence[Reply]]) -> Samples:
         return summarize([1000 * r.first_s for replies in rounds for r in replies], "ms")
 
-    rates = [summarize([rate(replies) for replies in side], "tok/s") for side in (served, direct)]
+    sides = served, direct
+    rates = [summarize([rate(replies) for replies in side], "tok/s") for side in sides]
+    decoding = [summarize([decode_rate(replies) for replies in side], "tok/s") for side in sides]
     pairs = [
         (a, b)
         for ours, theirs in zip(served, direct, strict=True)
@@ -224,6 +233,7 @@ def summarize_replies(
         server=rates[0],
         direct=rates[1],
         ratio=divide_pairs(*rates),
+        decode_ratio=divide_pairs(*decoding),
         server_ttft_ms=first_ms(served),
         direct_ttft_ms=first_ms(direct),
         num_replies=len(pairs),

@@ -210,7 +210,8 @@ def _overhead(record: Json) -> list[str]:
     ]
     note = (
         f"The server has {_ratio(measures['ratio'], 3)} of the engine's rate, from message to last "
-        f"word; {measures['num_equal']} of {measures['num_replies']} replies are equal. In turns, "
+        f"word, and {_ratio(measures['decode_ratio'], 3)} from the first word on; "
+        f"{measures['num_equal']} of {measures['num_replies']} replies are equal. In turns, "
         f"{settings['limit']} prompts in each of {settings['rounds']} rounds, at most "
         f"{settings['num_tokens']} tokens, {settings['threads']} threads."
     )

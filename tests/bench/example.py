@@ -103,7 +103,8 @@ def budget():
 def overhead():
     served, direct = summarize([98.0, 99.0], "tok/s"), summarize([100.0, 100.0], "tok/s")
     ttft = summarize([20.0, 30.0], "ms")
-    return OverheadMeasures(served, direct, divide(served, direct), ttft, ttft, 6, 6)
+    ratio = divide(served, direct)
+    return OverheadMeasures(served, direct, ratio, ratio, ttft, ttft, 6, 6)
 
 
 def http():

@@ -19,6 +19,7 @@ def test_rounds_are_compared_in_turns():
     measures = summarize_replies(served, direct)
     assert (measures.server.samples, measures.direct.samples) == ((4.0, 4.0), (8.0, 8.0))
     assert measures.ratio.value == 0.5
+    assert measures.decode_ratio.value == round(0.8 / 1.7, 4)
     assert measures.server_ttft_ms.samples == (100.0, 200.0, 100.0, 200.0)
     assert (measures.num_replies, measures.num_equal) == (4, 2)
 
