@@ -80,9 +80,9 @@ class StreamedReply:
         return [1000 * (after - before) for before, after in pairs]
 
 
-def ask(endpoint: Endpoint, model: str, prompt: str, num_tokens: int) -> StreamedReply:
-    """Send one message and read the reply as it comes, greedily."""
-    body = {
+def chat_body(model: str, prompt: str, num_tokens: int) -> dict[str, Any]:
+    """One message, to be answered greedily as a stream that says how many tokens it had."""
+    return {
         "model": model,
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": num_tokens,
@@ -90,6 +90,11 @@ def ask(endpoint: Endpoint, model: str, prompt: str, num_tokens: int) -> Streame
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+def ask(endpoint: Endpoint, model: str, prompt: str, num_tokens: int) -> StreamedReply:
+    """Send one message and read the reply as it comes, greedily."""
+    body = chat_body(model, prompt, num_tokens)
     pieces, times, num_told = [], [], 0
     start = time.perf_counter()
     with closing(endpoint.request("POST", "chat/completions", body)) as response:

@@ -25,7 +25,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from draftree.bench.fault import BenchError
-from draftree.bench.http import Endpoint, read_events
+from draftree.bench.http import Endpoint, chat_body, read_events
 from draftree.bench.sample import Ratio, Report, Samples, divide_pairs, summarize
 from draftree.chat import Engine
 
@@ -137,14 +137,7 @@ def measure_overhead(
 
 
 def _ask_server(endpoint: Endpoint, model: str, prompt: str, num_tokens: int) -> Reply:
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": num_tokens,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+    body = chat_body(model, prompt, num_tokens)
     return read_reply(_exchange(endpoint, json.dumps(body).encode()))
 
 
