@@ -139,7 +139,8 @@ class SpeculativeDecoder:
         self.stats.verify_ms += pass_ms
         self.stats.count(1, 0, 0)
         if self._watch:
-            self._watch(Round(DraftTree.chain((self._anchor,)), (0,), emitted.token))
+            root = build_tree(self._anchor, None, 0).tree
+            self._watch(Round(root, (0,), emitted.token))
         self._ngram.extend((emitted.token,))
         self._anchor = emitted.token
         self._last_logits = verified.logits[0]

@@ -183,3 +183,10 @@ def test_a_grammar_may_forbid_all_that_a_draft_knows(temperature: float) -> None
     free = Sampler(params, VOCAB, (1, 2)).rank(logits[:, tokens].copy(), 2, 4, tokens)
     assert np.array_equal(block.tokens[1:], free.tokens[1:])
     np.testing.assert_allclose(block.log_probs[1:], free.log_probs[1:], atol=1e-5)
+
+
+def test_candidates_are_distinct_where_few_are_near() -> None:
+    """What a draft lists may lie so far apart that only much noise would fill the ranks."""
+    logits = np.linspace(0.0, -4000.0, 64, dtype=np.float32)[None].repeat(2000, axis=0)
+    block = Sampler(SamplingParams(temperature=0.5, seed=1), 64).rank(logits, 0, 8)
+    assert all(row == list(range(8)) for row in block.tokens.tolist())

@@ -350,6 +350,9 @@ def rank_row(logits, tokens, temperature, seed, position, reach, scores, ids, lo
         divisor, key = np.float32(temperature), noise_key(seed, position)
         floor = _noisy_floor(logits, tokens, divisor, key, limit)
         border, last = (floor - np.float32(reach)) * divisor, len(logits)
-        _take_noisy(logits, tokens, divisor, key, floor, border, last, limit, scores, ids)
+        kept = _take_noisy(logits, tokens, divisor, key, floor, border, last, limit, scores, ids)
+        if kept < limit:
+            low = _MINUS_INFINITY
+            _take_noisy(logits, tokens, divisor, key, floor, low, last, limit, scores, ids)
     for i in range(len(ids)):
         log_probs[i] = np.float32(np.float64(logits[ids[i]]) - log_total)
