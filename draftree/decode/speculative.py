@@ -123,6 +123,7 @@ class SpeculativeDecoder:
         if was_drafted:
             if drafted_ms > 0.0 or self._drafter is None:
                 self._cost.observe_draft((end - start) * 1000 - verify_ms)
+                self._plain_run = 0
             self._learn(ranked, [e.token for e in emitted])
         if self._watch:
             self._watch(Round(tree, accepted.path, accepted.bonus, chosen.path_log_probs))
@@ -179,7 +180,6 @@ class SpeculativeDecoder:
             block = DraftBlock(proposed.tokens[:room], proposed.log_probs[:room])
             drafted_ms = (time.perf_counter() - start) * 1000
             self.stats.draft_ms += drafted_ms
-            self._plain_run = 0
         count_valid = matcher.count_valid if matcher is not None else None
         tree = build_tree(
             self._anchor, block, budget, lookup=lookup, forced=forced, count_valid=count_valid

@@ -234,6 +234,20 @@ def test_a_text_that_repeats_is_looked_up() -> None:
     assert sources[20:].count(TokenSource.NGRAM) > 60
 
 
+def test_a_round_that_was_looked_up_ends_a_run_of_plain_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock()
+    for module in (plain, speculative):
+        monkeypatch.setattr(module, "time", clock)
+    cycle = np.full((7, 7), -9.0, dtype=np.float32)
+    cycle[np.arange(7), (np.arange(7) + 1) % 7] = 9.0
+    target = TableTarget(cycle, clock=clock, pass_ms=lambda num_nodes: 10.0 + 0.1 * num_nodes)
+    options = SpeculationOptions(15, is_auto=True, use_ngram=True)
+    run = start(target, None, options, SamplingParams()).until(100)
+    assert run.rounds[-1].tree.num_nodes > 1 and run.decoder._plain_run == 0
+
+
 @dataclass
 class Timed:
     """A table whose passes take known times, and a draft of known time and quality."""

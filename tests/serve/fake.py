@@ -145,3 +145,14 @@ class Engine:
             raise CapacityError(f"The prompt has {length} tokens.")
         self.calls.append({"prompt": prompt, **options})
         return Generation(self, prompt, self.pieces, self.round_s)
+
+
+# A reply that thinks, speaks, and makes two calls.
+THINKING_AND_CALLS = [
+    Delta("Let me", DeltaKind.REASONING),
+    Delta(" see", DeltaKind.REASONING),
+    Delta("Adding."),
+    Delta(kind=DeltaKind.TOOL_CALL, tool_call=Call(0, "call_1", "add", '{"a"')),
+    Delta(kind=DeltaKind.TOOL_CALL, tool_call=Call(0, None, None, ": 1}")),
+    Delta(kind=DeltaKind.TOOL_CALL, tool_call=Call(1, "call_2", "add", "{}")),
+]

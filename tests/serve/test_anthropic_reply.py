@@ -4,9 +4,8 @@ import pytest
 
 from draftree.core import FinishReason
 from draftree.serve import queue
-from draftree.text.reply import DeltaKind
 from tests.serve import fake
-from tests.serve.fake import Call, Delta
+from tests.serve.fake import THINKING_AND_CALLS, Delta
 from tests.serve.test_anthropic import HELLO, TOOL, USAGE, ask, events
 
 
@@ -48,15 +47,7 @@ def test_stream(client):
     assert delta["usage"] == {"input_tokens": 3, "output_tokens": 2, **USAGE}
 
 
-PIECES = [
-    Delta("Let me", DeltaKind.REASONING),
-    Delta(" see", DeltaKind.REASONING),
-    Delta("Adding."),
-    Delta(kind=DeltaKind.TOOL_CALL, tool_call=Call(0, "call_1", "add", '{"a"')),
-    Delta(kind=DeltaKind.TOOL_CALL, tool_call=Call(0, None, None, ": 1}")),
-    Delta(kind=DeltaKind.TOOL_CALL, tool_call=Call(1, "call_2", "add", "{}")),
-    Delta("Done."),
-]
+PIECES = [*THINKING_AND_CALLS, Delta("Done.")]
 
 
 @pytest.mark.parametrize("round_s", [0.0, 0.03])

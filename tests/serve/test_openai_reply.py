@@ -4,7 +4,7 @@ import pytest
 
 from draftree.core import FinishReason
 from draftree.text.reply import DeltaKind
-from tests.serve.fake import Call, Delta, Score
+from tests.serve.fake import THINKING_AND_CALLS, Call, Delta, Score
 from tests.serve.test_openai import HELLO, TOOL, chat, chunks, complete
 
 
@@ -51,14 +51,7 @@ def test_usage_at_the_end_of_a_stream(client):
 
 def test_reasoning_and_calls_in_a_stream(client, engine):
     engine.finish_reason = FinishReason.TOOL_CALLS
-    engine.pieces = [
-        Delta("Let me", DeltaKind.REASONING),
-        Delta(" see", DeltaKind.REASONING),
-        Delta("Adding."),
-        Delta(kind=DeltaKind.TOOL_CALL, tool_call=Call(0, "call_1", "add", '{"a"')),
-        Delta(kind=DeltaKind.TOOL_CALL, tool_call=Call(0, None, None, ": 1}")),
-        Delta(kind=DeltaKind.TOOL_CALL, tool_call=Call(1, "call_2", "add", "{}")),
-    ]
+    engine.pieces = THINKING_AND_CALLS
     reply = chat(client, tools=[TOOL]).json()["choices"][0]
     calls = [
         {
