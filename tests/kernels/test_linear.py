@@ -1,5 +1,7 @@
 """The matrix product against float64, and bit for bit against itself in other company."""
 
+import ctypes
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from draftree.kernels.cpu.pack import Weight, pack
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quantize import QuantizedRows, quantized_bytes, record_quantize
 from draftree.kernels.cpu.step import NUM_ROWS, Step
-from draftree.kernels.cpu.team import Team
+from draftree.kernels.cpu.team import FIRST_ARG, Team
 from draftree.kernels.quant.formats import QuantType, dequantize
 from draftree.kernels.quant.layout import block_layout
 from tests.kernels.raw import random_raw
@@ -155,6 +157,53 @@ def test_a_row_has_the_same_bits_in_any_company(
     order = rng.permutation(num_tokens)
     mixed = _multiply(teams[3], weight, np.ascontiguousarray(x[order]))
     np.testing.assert_array_equal(mixed, together[order])
+
+
+def test_a_thread_does_what_others_have_not_begun(teams) -> None:
+    """Threads have strips of their own; where one of three comes alone, it does them all."""
+    rng = np.random.default_rng(9)
+    weight = pack(random_raw(rng, QuantType.Q4_1, 100, 64), QuantType.Q4_1, team=teams[1])
+    x = rng.standard_normal((5, 64)).astype(np.float32)
+    step, out = Step(5, 1), np.zeros((5, 100), np.float32)
+    step.control[0] = 5
+    program = Program(teams[3])
+    record_linear(program, step, _quantize(teams[1], x), weight, out)
+    records, tickets = program._frozen()
+    address = records.ctypes.data + 8 * FIRST_ARG
+    multiply = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(int(records[0, 0]))
+    multiply(address, tickets.ctypes.data, 1, 3)
+    np.testing.assert_array_equal(out, _multiply(teams[1], weight, x))
+    out[:] = 0
+    multiply(address, tickets.ctypes.data, 0, 3)  # comes too late
+    assert not out.any()
+
+
+def test_a_product_knows_the_weights_of_the_next(teams) -> None:
+    rng = np.random.default_rng(10)
+    weights = [
+        pack(random_raw(rng, QuantType.Q8_0, rows, 32), QuantType.Q8_0, team=teams[1])
+        for rows in (48, 100)
+    ]
+    step, program = Step(1, 1), Program(teams[1])
+    for weight in weights:
+        record_linear(
+            program,
+            step,
+            np.zeros((1, 32), np.float32),
+            weight,
+            np.zeros((1, weight.rows), np.float32),
+        )
+    records = program._frozen()[0]
+    products = [
+        row
+        for row in records
+        if weights[0].data.ctypes.data in row or weights[1].data.ctypes.data in row
+    ]
+    data = weights[1].data
+    first, last = (list(row) for row in products)
+    at = first.index(data.ctypes.data)
+    assert first[at : at + 3] == [data.ctypes.data, data.shape[1], data.shape[0]]
+    assert last[at : at + 3] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("isa", OTHER_ISAS, ids=lambda isa: isa.name)

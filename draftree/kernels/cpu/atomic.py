@@ -10,6 +10,8 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from draftree.kernels.cpu.form import LINE_BYTES
+
 _I64 = ir.IntType(64)
 _SPINS_BEFORE_YIELD = 200  # some ten microseconds: longer waits are another program's turn
 
@@ -79,6 +81,20 @@ def call_operation(typingctx, function, args_address, ticket, thread, num_thread
 
     word = types.int64
     return types.void(word, word, word, word, word), codegen
+
+
+@njit(nogil=True)
+def take_item(ticket, thread, num_threads, turn, num_items):
+    """The next of a thread's own items, later of the others': whose turn it is, and the item.
+
+    Turn 0 is the thread itself, 1 the next one; num_threads says that nothing is left.
+    """
+    while turn < num_threads:
+        item = atomic_add(ticket + LINE_BYTES * ((thread + turn) % num_threads), 1)
+        if item < num_items:
+            return turn, item
+        turn += 1
+    return turn, 0
 
 
 @njit(nogil=True)

@@ -21,7 +21,7 @@ from draftree.kernels.cpu.attention_chunk import (
     merge_part,
     seen_by,
 )
-from draftree.kernels.cpu.block import BLOCK_ROWS, multiply_kernel
+from draftree.kernels.cpu.block import multiply_kernel
 from draftree.kernels.cpu.elementwise import head_strides
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.kv_cache import KvCache, record_kv_commit, record_kv_write
@@ -39,6 +39,7 @@ __all__ = [
 
 _MAX_QUERIES = 96  # query vectors (rows x heads of a group) that share the loads of a chunk
 _MAX_PARTS_LEN = 4_000_000  # float32 that chunks may leave for the merge
+_FEW_QUERIES = 6  # that still share the loads of a chunk well
 _ROW_ITEMS = 3  # per thread; with fewer, rows are split into more blocks
 _FEW_ITEMS = 4  # per thread; with fewer, chunks are shared out too
 
@@ -73,7 +74,7 @@ def _count_items(args, num_threads):
     num_blocks = (num_rows + args[chunk.ROW_BLOCK] - 1) // args[chunk.ROW_BLOCK]
     if num_threads > 1:  # a share for every thread, but not fewer queries than share a load of keys
         wanted = (_ROW_ITEMS * num_threads + args[chunk.KV_HEADS] - 1) // args[chunk.KV_HEADS]
-        num_blocks = max(num_blocks, min(wanted, num_rows * args[chunk.GROUP] // BLOCK_ROWS))
+        num_blocks = max(num_blocks, min(wanted, num_rows * args[chunk.GROUP] // _FEW_QUERIES))
     row_block = (num_rows + num_blocks - 1) // num_blocks
     num_blocks = (num_rows + row_block - 1) // row_block
     num_chunks = (load_i64(args[chunk.CONTROL] + 8 * COMMITTED) + num_rows - 1) // CHUNK + 1

@@ -16,6 +16,7 @@ from draftree.kernels.cpu.block import (
     TYPE_I8,
     load_as,
     multiply,
+    touched_rows,
 )
 from draftree.kernels.cpu.simd import (
     LANES,
@@ -274,10 +275,9 @@ def _weigh_ancestors(args, own, kv_head, row, r, base):
                 store_f32(weight, load_f32(weight) * load_f32(scales + 4 * slot))
     # The group's queries go together; those behind them that share their block are put back.
     gathered, group = load_i64(own + _GATHERED), args[GROUP]
-    touched = 4 if group <= 4 else (group + BLOCK_ROWS - 1) // BLOCK_ROWS * BLOCK_ROWS
     others = load_i64(own + _CHUNK_PARTS) + (r + 1) * group * args[PART_BYTES]
     kept = gathered + 4 * args[MAX_NODES] * value_dim
-    num_others = touched - group if group > 1 and begin < end else 0
+    num_others = touched_rows(group) - group if begin < end else 0
     _copy_values(kept, 4 * value_dim, others, args[PART_BYTES], num_others, value_dim)
     _weigh(args, own, r * group, group, begin + shift, end + shift, gathered, _ZERO)
     _copy_values(others, args[PART_BYTES], kept, 4 * value_dim, num_others, value_dim)

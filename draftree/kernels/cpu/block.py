@@ -134,9 +134,9 @@ def _block(num_rows, b_kind):
     return op
 
 
-_block_8, _block_4, _block_1 = _block(8, _V32), _block(4, _V32), _block(1, _V32)
-_half_8, _half_4, _half_1 = _block(8, _V16), _block(4, _V16), _block(1, _V16)
-_byte_8, _byte_4, _byte_1 = _block(8, _V8), _block(4, _V8), _block(1, _V8)
+_block_8, _block_6, _block_4, _block_1 = (_block(rows, _V32) for rows in (8, 6, 4, 1))
+_half_8, _half_6, _half_4, _half_1 = (_block(rows, _V16) for rows in (8, 6, 4, 1))
+_byte_8, _byte_6, _byte_4, _byte_1 = (_block(rows, _V8) for rows in (8, 6, 4, 1))
 
 
 @kernel
@@ -148,21 +148,27 @@ def multiply_kernel(args, ticket, thread, num_threads):
     for row in range(0, num_rows, BLOCK_ROWS):
         left = num_rows - row
         if b_type == TYPE_I8:
-            if left > 4:
+            if left > 6:
                 _byte_8(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
+            elif left > 4:
+                _byte_6(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
             elif left > 1:
                 _byte_4(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
             else:
                 _byte_1(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
         elif b_type == TYPE_F16:
-            if left > 4:
+            if left > 6:
                 _half_8(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
+            elif left > 4:
+                _half_6(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
             elif left > 1:
                 _half_4(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
             else:
                 _half_1(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
-        elif left > 4:
+        elif left > 6:
             _block_8(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
+        elif left > 4:
+            _block_6(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
         elif left > 1:
             _block_4(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
         else:
@@ -171,13 +177,20 @@ def multiply_kernel(args, ticket, thread, num_threads):
         a += BLOCK_ROWS * a_row
 
 
+@njit
+def touched_rows(num_rows):
+    """How many rows of out a product of num_rows rows overwrites."""
+    rest = num_rows % BLOCK_ROWS
+    return num_rows - rest + (8 if rest > 6 else 6 if rest > 4 else 4 if rest > 1 else rest)
+
+
 @njit(inline="always")
 def multiply(call, num_rows, b_type, is_fresh, out, out_row, a, a_row, b, b_step, b_next, count):
     """out[num_rows, 32] (+)= a[num_rows, count] x b[count, 32]; strides in bytes.
 
     b_step goes from k to k + 1, b_next from the first 16 columns to the others. With is_fresh out
-    starts from zero. Rows are taken by 8, 4 or 1: out and a must have room for a multiple of 8
-    rows, and unless num_rows is 1 what lies behind the last row is overwritten. call: the kernel's
+    starts from zero. Rows are taken by 8, 6, 4 or 1: out and a must have room for a multiple of 8
+    rows, and what lies behind the last row is overwritten (touched_rows). call: the kernel's
     address, then room for 11 words.
     """
     words = call + 8

@@ -65,7 +65,8 @@ class Kernel:
     addresses.
 
     Every thread of a team calls it at once; it does its own share. ticket is the address of a
-    counter that starts at 0, for work that is shared out piece by piece.
+    counter that starts at 0, for work that is shared out piece by piece: the first thread's, which
+    all may use, or with those of the others behind it one for each (`take_item`).
     """
 
     def __init__(self, function: Callable[..., None]) -> None:

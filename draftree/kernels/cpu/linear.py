@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from draftree.kernels.cpu.amx import AMX_TOKENS
-from draftree.kernels.cpu.atomic import atomic_add
+from draftree.kernels.cpu.atomic import take_item
 from draftree.kernels.cpu.form import ALL_FORMS
 from draftree.kernels.cpu.isa import ALL_ISAS, AMX
 from draftree.kernels.cpu.kernel import Kernel, kernel
@@ -29,7 +29,7 @@ from draftree.kernels.cpu.tile import (
 from draftree.kernels.cpu.word import stack_bytes
 
 _MATRIX_TOKENS = 12  # below this number of tokens the dot products are faster
-_ITEMS_PER_THREAD = 4  # how finely the strips are shared out
+_SHARES = 4  # of a thread's strips, each taken as a whole
 _AHEAD_BYTES = 8192  # weights are asked for at least so early
 _TOKEN_BLOCK_BYTES = 1 << 20  # of x, to stay in a core's cache while all strips pass by
 
@@ -37,7 +37,12 @@ _TOKEN_BLOCK_BYTES = 1 << 20  # of x, to stay in a core's cache while all strips
 @cache
 def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
     """args: control word, strips, strip bytes, number of strips, x, x stride, cols, out, rows,
-    bias, accumulate, tokens per block. Work is handed out as (block of tokens, a few strips)."""
+    bias, accumulate, tokens per block, then strips, strip bytes and number of strips of the
+    product that comes next.
+
+    Every thread has strips of its own, which it takes in order, so that those it asks for early
+    are those that it multiplies; who has finished helps the others.
+    """
     has_matrices = ALL_ISAS[isa] == AMX and not ALL_FORMS[form].is_float
 
     @kernel
@@ -45,19 +50,21 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
         num_tokens, num_strips, token_block = load_i64(args[0]), args[3], args[11]
         cols, x_step, out_stride, add = args[6], args[5], 4 * args[8], args[10]
         edge = stack_bytes(1024)
-        chunk = max(1, num_strips // (_ITEMS_PER_THREAD * num_threads))
-        num_chunks = (num_strips + chunk - 1) // chunk
         num_blocks = (num_tokens + token_block - 1) // token_block
-        ahead = (_AHEAD_BYTES + args[2] - 1) // args[2] * args[2]  # whole strips
+        ahead = (_AHEAD_BYTES + args[2] - 1) // args[2]
+        next_first = args[12] + thread * args[14] // num_threads * args[13]
         use_matrices = has_matrices and num_tokens >= _MATRIX_TOKENS
         if use_matrices:
             begin_tiles(form, isa, num_tokens)
-        item = atomic_add(ticket, 1)
-        while item < num_chunks * num_blocks:
-            first_token = item // num_chunks * token_block
+        num_items = _SHARES * num_blocks
+        turn, item = take_item(ticket, thread, num_threads, 0, num_items)
+        while turn < num_threads:
+            owner = (thread + turn) % num_threads
+            begin = owner * num_strips // num_threads
+            end = (owner + 1) * num_strips // num_threads
+            share, count = item % _SHARES, end - begin
+            first_token = item // _SHARES * token_block
             last_token = min(first_token + token_block, num_tokens)
-            first_strip = item % num_chunks * chunk
-            last_strip = min(first_strip + chunk, num_strips)
             while first_token < last_token:
                 left = last_token - first_token
                 if has_matrices and left >= _MATRIX_TOKENS:
@@ -65,9 +72,13 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
                 else:
                     tile = min(left, LARGEST_TILE)
                 x = args[4] + first_token * x_step
-                for strip in range(first_strip, last_strip):
+                for strip in range(
+                    begin + share * count // _SHARES, begin + (share + 1) * count // _SHARES
+                ):
                     weights = args[1] + strip * args[2]
-                    later = weights + ahead
+                    later = weights + ahead * args[2]
+                    if strip + ahead >= end and turn == 0:
+                        later = next_first + (strip + ahead - end) * args[2]
                     bias = args[9] + 4 * strip * lanes if args[9] != 0 else 0
                     width = min(lanes, args[8] - strip * lanes)
                     out = args[7] + first_token * out_stride + 4 * strip * lanes
@@ -87,7 +98,7 @@ def _linear_kernel(form: int, isa: int, lanes: int) -> Kernel:
                     if width < lanes:
                         _copy_rows(edge, 64, out, out_stride, tile, width)
                 first_token += tile
-            item = atomic_add(ticket, 1)
+            turn, item = take_item(ticket, thread, num_threads, turn, num_items)
         if use_matrices:
             end_tiles(form, isa)
 
@@ -143,4 +154,4 @@ def record_linear(
     form, isa = ALL_FORMS.index(weight.form), ALL_ISAS.index(weight.isa)
     multiply = _linear_kernel(form, isa, weight.strip_rows)
     reads = (rows, out) if accumulate else (rows,)
-    program.add(multiply, *words, reads=reads, writes=(out,))
+    program.add(multiply, *words, reads=reads, writes=(out,), weights=weight.data)

@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from draftree.kernels.cpu.kernel import Kernel
-from draftree.kernels.cpu.team import RECORD_WORDS, Team
+from draftree.kernels.cpu.team import RECORD_WORDS, Team, new_tickets
 
 Argument = int | float | np.ndarray
 _Span = tuple[int, int]
@@ -38,6 +38,7 @@ class Program:
         self._reads: list[_Span] = []
         self._writes: list[_Span] = []
         self._records: np.ndarray | None = None
+        self._last_reader: tuple[list[int], int] | None = None  # its row, and where words are free
 
     def add(
         self,
@@ -45,9 +46,13 @@ class Program:
         *args: Argument,
         reads: tuple[np.ndarray, ...] = (),
         writes: tuple[np.ndarray, ...] = (),
+        weights: np.ndarray | None = None,
     ) -> None:
         """Record one operation. Integers go as they are, floats as the bits of a float64, arrays
         as addresses.
+
+        weights: strips that it reads. The operation before that has some gets three more words:
+        where these are, bytes of a strip, number of strips.
         """
         words = [kernel.address, int(self._needs_barrier(reads, writes))]
         for arg in args:
@@ -59,7 +64,14 @@ class Program:
             else:
                 words.append(int(arg))
         assert len(words) <= RECORD_WORDS, f"{kernel.name} has too many arguments"
-        self._rows.append(words + [0] * (RECORD_WORDS - len(words)))
+        row = words + [0] * (RECORD_WORDS - len(words))
+        if weights is not None:
+            if self._last_reader is not None:
+                before, place = self._last_reader
+                num_strips, strip_bytes = weights.shape
+                before[place : place + 3] = weights.ctypes.data, strip_bytes, num_strips
+            self._last_reader = row, len(words)
+        self._rows.append(row)
         self._names.append(kernel.name)
         self._records = None
 
@@ -72,14 +84,14 @@ class Program:
         times = dict.fromkeys(self._names, 0.0)
         for i, name in enumerate(self._names):
             start = time.perf_counter()
-            self._team.run(records[i : i + 1], tickets[i : i + 1])
+            self._team.run(records[i : i + 1], tickets)
             times[name] += (time.perf_counter() - start) * 1000
         return times
 
     def _frozen(self) -> tuple[np.ndarray, np.ndarray]:
         if self._records is None:
             self._records = np.array(self._rows, dtype=np.int64).reshape(-1, RECORD_WORDS)
-            self._tickets = np.zeros(len(self._rows), dtype=np.int64)
+            self._tickets = new_tickets(len(self._rows), self._team.num_threads)
         return self._records, self._tickets
 
     @property

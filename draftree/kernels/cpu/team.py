@@ -5,10 +5,12 @@ They spin for about a millisecond after a run, since the next token is usually n
 sleep.
 """
 
+import math
 import threading
 
 import numpy as np
 
+from draftree.kernels.cpu.arena import lazy_zeros
 from draftree.kernels.cpu.atomic import (
     atomic_load,
     atomic_store,
@@ -16,16 +18,25 @@ from draftree.kernels.cpu.atomic import (
     call_operation,
     pause,
 )
+from draftree.kernels.cpu.form import LINE_BYTES
 from draftree.kernels.cpu.kernel import cached_njit
 from draftree.kernels.cpu.simd import load_i64
 
 RECORD_WORDS = 32  # function, needs a barrier before it, then the arguments
 FIRST_ARG = 2
 _WORD = 8
-_LINE = 64  # one cache line per shared word
-_GENERATION, _PROGRAM, _NUM_OPS, _TICKETS, _STOP, _COUNT, _BARRIER = (i * _LINE for i in range(7))
-_ASLEEP = 7 * _LINE
+_LINE_WORDS = LINE_BYTES // _WORD
+_GENERATION, _PROGRAM, _NUM_OPS, _TICKETS, _STOP, _COUNT, _BARRIER = (
+    i * LINE_BYTES for i in range(7)
+)
+_ASLEEP = 7 * LINE_BYTES
 _IDLE_SPINS = 10_000
+
+
+def new_tickets(num_ops: int, num_threads: int) -> np.ndarray:
+    """Counters, one for each operation and thread; a line holds those of one thread."""
+    shape = -(-num_ops // _LINE_WORDS), num_threads, _LINE_WORDS
+    return lazy_zeros(_WORD * math.prod(shape)).view(np.int64).reshape(shape)
 
 
 @cached_njit
@@ -37,7 +48,8 @@ def _run(control: int, thread: int, team: int) -> None:
         if load_i64(record + _WORD) != 0:
             barrier(control + _COUNT, control + _BARRIER, team)
         args = record + FIRST_ARG * _WORD
-        call_operation(load_i64(record), args, tickets + i * _WORD, thread, team)
+        ticket = tickets + i // _LINE_WORDS * team * LINE_BYTES + i % _LINE_WORDS * _WORD
+        call_operation(load_i64(record), args, ticket, thread, team)
     barrier(control + _COUNT, control + _BARRIER, team)
 
 
@@ -83,10 +95,10 @@ class Team:
     def __init__(self, num_threads: int) -> None:
         assert num_threads >= 1
         self.num_threads = num_threads
-        words = (7 + num_threads) * _LINE // _WORD
-        self._control = np.zeros(words + _LINE // _WORD, dtype=np.int64)
+        words = (7 + num_threads) * _LINE_WORDS
+        self._control = np.zeros(words + _LINE_WORDS, dtype=np.int64)
         start = self._control.ctypes.data
-        self._address = start + (-start) % _LINE
+        self._address = start + (-start) % LINE_BYTES
         self._lock = threading.Lock()
         self._wake = [threading.Semaphore(0) for _ in range(num_threads)]
         for thread in range(1, num_threads):
@@ -94,12 +106,12 @@ class Team:
             threading.Thread(target=self._work, args=(thread,), name=name, daemon=True).start()
 
     def run(self, records: np.ndarray, tickets: np.ndarray) -> None:
-        """records int64 [num_ops, RECORD_WORDS]; tickets int64 [num_ops], set to zero here."""
+        """records int64 [num_ops, RECORD_WORDS]; tickets of `new_tickets`, set to zero here."""
         with self._lock:
             tickets[:] = 0
             _publish(self._address, records.ctypes.data, len(records), tickets.ctypes.data)
             for thread in range(1, self.num_threads):
-                if _get_word(self._address + _ASLEEP + thread * _LINE):
+                if _get_word(self._address + _ASLEEP + thread * LINE_BYTES):
                     self._wake[thread].release()
             _run(self._address, 0, self.num_threads)
 
@@ -112,7 +124,7 @@ class Team:
 
     def _work(self, thread: int) -> None:
         seen = 0
-        asleep = self._address + _ASLEEP + thread * _LINE
+        asleep = self._address + _ASLEEP + thread * LINE_BYTES
         while True:
             seen = _serve(self._address, thread, self.num_threads, seen)
             if _get_word(self._address + _STOP):
