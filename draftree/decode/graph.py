@@ -16,9 +16,11 @@ from draftree.decode.speculative import Round
 from draftree.decode.step import Emitted
 from draftree.models.target import Target
 
-_TRIAL = 8  # rounds of each kind before they are compared
-_MAX_PAUSE = 256
-_MIN_GAIN = 1.02
+_TRIAL = 8  # drafted rounds before they are judged
+_COMPARED = 3  # plain rounds, where it is not known what they take
+_MAX_RUN, _MAX_PAUSE = 512, 256  # drafted rounds without plain ones to compare with; plain ones
+_NEAR = 2048  # positions that make no difference to what a round takes
+_MIN_GAIN, _FADE = 1.02, 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,26 @@ class DeviceRounds(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Pace:
+    """What a plain round takes, kept over requests: what drafted ones are compared with."""
+
+    ms: float = 0.0  # 0: not known
+    position: int = 0  # of the sequence when it was timed
+    num_since: int = 0  # drafted rounds since
+
+    def observe(self, ms: float, position: int) -> None:
+        """Slow rounds count little: something may have come between."""
+        if self.ms:
+            ms = self.ms + (0.5 if ms < self.ms else 0.1) * (min(ms, 2.0 * self.ms) - self.ms)
+        self.ms, self.position, self.num_since = ms, position, 0
+
+    def is_known_at(self, position: int) -> bool:
+        """Passes take longer as the context grows, which is forgiven up to a point."""
+        is_near = abs(position - self.position) <= _NEAR + self.position
+        return self.ms > 0.0 and self.num_since < _MAX_RUN and is_near
+
+
 class GraphDecoder:
     def __init__(
         self,
@@ -63,13 +85,16 @@ class GraphDecoder:
         *,
         use_draft: bool,
         is_auto: bool,
+        pace: Pace | None = None,
         off_reason: str | None = None,
         watch: Callable[[Round], None] | None = None,
     ) -> None:
+        """pace: what is known of plain rounds, and learnt here."""
         self.stats = RoundStats(off_reason=off_reason)
         self._target, self._drafter, self._rounds = target, drafter, rounds
         self._request, self._watch = request, watch
-        self._choice = _Choice(is_auto=is_auto and use_draft, use_draft=use_draft)
+        is_auto = is_auto and use_draft
+        self._choice = _Choice(pace or Pace(), is_auto=is_auto, use_draft=use_draft)
         self._under_way: deque[bool] = deque()  # whether each round drafts
         self._anchor = -1
         self._is_begun = self._is_done = False
@@ -99,7 +124,7 @@ class GraphDecoder:
 
     def _launch(self) -> None:
         if not self._is_done:
-            use_draft = self._choice.next()
+            use_draft = self._choice.next(self._target.state.committed)
             self._rounds.launch(use_draft=use_draft)
             self._under_way.append(use_draft)
 
@@ -114,7 +139,7 @@ class GraphDecoder:
         if self._drafter is not None:
             self._drafter.note(len(path))
         self._anchor = bonus
-        self._choice.observe(was_drafted, len(path), record.ms)
+        self._choice.observe(was_drafted, len(path), record.ms, self._target.state.committed)
         self.stats.count(tree.num_nodes, max(tree.depths), len(path) - 1)
         self.stats.verify_ms += record.ms
         self.round_ms.append(record.ms)
@@ -128,37 +153,41 @@ class GraphDecoder:
 class _Choice:
     """Whether the next round drafts: the kind that gave more tokens a millisecond, with trials."""
 
-    def __init__(self, *, is_auto: bool, use_draft: bool) -> None:
+    def __init__(self, pace: Pace, *, is_auto: bool, use_draft: bool) -> None:
+        self._pace = pace
         self._is_auto, self._use_draft = is_auto, use_draft
-        self._tokens, self._ms = [0.0, 0.0], [0.0, 0.0]  # plain, drafted; older rounds fade
+        self._tokens = self._ms = 0.0  # of drafted rounds; older ones fade
         self._left = _TRIAL  # rounds before the next decision
         self._pause = _TRIAL
 
-    def next(self) -> bool:
+    def next(self, position: int) -> bool:
         if self._is_auto:
             self._left -= 1
-            if self._left <= 0:
-                self._decide()
+            if self._left < 0:
+                self._decide(position)
         return self._use_draft
 
-    def observe(self, was_drafted: bool, count: int, ms: float) -> None:
-        for kind in range(2):
-            fade = 0.95 if kind == was_drafted else 1.0
-            self._tokens[kind] *= fade
-            self._ms[kind] *= fade
-        self._tokens[was_drafted] += count
-        self._ms[was_drafted] += ms
-
-    def _decide(self) -> None:
-        """Stay with what pays and try the other kind now and then, more rarely each time."""
-        if not all(self._ms):
-            self._use_draft, self._left = not self._use_draft, _TRIAL
+    def observe(self, was_drafted: bool, count: int, ms: float, position: int) -> None:
+        if ms <= 0.0:  # a device without a clock
             return
-        plain, drafted = (self._tokens[kind] / self._ms[kind] for kind in range(2))
-        best = drafted >= _MIN_GAIN * plain
-        is_trial_over = self._use_draft != best
-        self._use_draft = best if is_trial_over else not best
-        if is_trial_over:
-            self._left = self._pause = min(4 * self._pause, _MAX_PAUSE)
+        if not was_drafted:
+            self._pace.observe(ms, position)
+            return
+        self._pace.num_since += 1
+        self._tokens = _FADE * self._tokens + count
+        self._ms = _FADE * self._ms + ms
+
+    def _decide(self, position: int) -> None:
+        """Draft while it pays. A few plain rounds where theirs is not known; more of them, and then
+        a trial, each time a draft did not pay.
+        """
+        if not self._use_draft:
+            self._use_draft, self._left = True, _TRIAL // 2
+        elif not self._pace.is_known_at(position):
+            self._use_draft, self._left = False, _COMPARED
+        elif self._tokens * self._pace.ms < _MIN_GAIN * self._ms:
+            self._use_draft, self._left = False, self._pause
+            self._pause = min(4 * self._pause, _MAX_PAUSE)
+            self._tokens, self._ms = self._tokens / 4, self._ms / 4  # the trial decides
         else:
-            self._left = _TRIAL // 2
+            self._pause = _TRIAL

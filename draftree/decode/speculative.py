@@ -40,7 +40,7 @@ _LOOKUP_LEN = 10
 _NUM_CANDIDATES = 8  # a position, under an automatic budget
 # After so many rounds with a draft come so many plain steps, to compare. The first of them are
 # slower: the draft has had the caches.
-_DRAFTED_RUN, _PLAIN_RUN, _COLD_STEPS = 64, 6, 4
+_DRAFTED_RUN, _PLAIN_RUN, _COLD_STEPS = 128, 6, 4
 _LONG_MATCH = 4  # a match this long joins a draft's tree
 
 
@@ -166,7 +166,7 @@ class SpeculativeDecoder:
             return None, 0.0
         budget = num_candidates = options.max_budget
         if options.is_auto:
-            room = min(room, int(1.5 * self._reach) + 2)
+            room = min(room, int(self._reach) + 2)
             budget, num_candidates = min(budget, 2 * room + 6), min(budget, _NUM_CANDIDATES)
         lookup: tuple[int, ...] = ()
         if options.use_ngram and not forced:
@@ -258,4 +258,4 @@ class SpeculativeDecoder:
         outcomes = follow(ranked, tokens)
         self._calibration.observe(outcomes)
         depth = sum(outcome.right is not None for outcome in outcomes)
-        self._reach += 0.1 * (depth - self._reach)
+        self._reach += 0.2 * (depth - self._reach)

@@ -15,7 +15,7 @@ from draftree.config import EngineConfig, Plan, resolve
 from draftree.core import FinishReason, ModelFacts, Request, TokenEvent, Usage
 from draftree.decode.budget import PRIOR_SAMPLED_GAIN, Calibration, CostModel
 from draftree.decode.draft import BlockDrafter
-from draftree.decode.graph import DeviceRounds, GraphDecoder
+from draftree.decode.graph import DeviceRounds, GraphDecoder, Pace
 from draftree.decode.plain import PlainDecoder
 from draftree.decode.sample import Sampler
 from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
@@ -110,6 +110,7 @@ class TokenEngine:
         self._cost = CostModel()
         self._calibration = Calibration()
         self._sampled_calibration = Calibration(prior_gain=PRIOR_SAMPLED_GAIN)
+        self._pace = Pace()
         self.target.state.commit_program()
         checkpoint.release()
         self._device.finish_loading()
@@ -258,6 +259,7 @@ class TokenEngine:
                 *(self.target, self.drafter, rounds, request),
                 use_draft=use_draft,
                 is_auto=is_auto,
+                pace=self._pace,
                 off_reason=None if use_draft else reason,
                 watch=watch,
             )
