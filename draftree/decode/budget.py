@@ -25,6 +25,7 @@ _MOST = 3.0  # times what is known; more is a pause for certain
 _ENOUGH_PLAIN = 4  # plain steps that are timed before the first draft
 _PRIOR_SLOPE = 0.15  # cost of one more node, in passes of one, until there is a measurement
 _PRIOR_ROUNDS = 2.0  # rounds that the prior counts for
+_PRIOR_TOKENS, _FADE = 20.0, 0.97  # tokens that were as expected, to begin with; older ones fade
 PRIOR_GAIN, PRIOR_SAMPLED_GAIN = 1.2, 1.05  # where noise decides, less can be guessed
 
 
@@ -48,6 +49,11 @@ class CostModel:
     def is_measured(self) -> bool:
         """Whether plain steps have been seen, which all else is compared with."""
         return self._num_plain >= _ENOUGH_PLAIN
+
+    @property
+    def slowness(self) -> float:
+        """Milliseconds that now pass for one of those that are kept."""
+        return self._slowness
 
     def _blend(self, known: float, ms: float) -> float:
         """The known time, moved towards a new one. Pauses of the machine count little."""
@@ -136,6 +142,7 @@ class Calibration:
         self.gain = prior_gain  # rate of drafted rounds over that of plain steps, to begin with
         self._predicted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
         self._accepted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
+        self._rates: tuple[float, ...] = (_PRIOR_TOKENS, _PRIOR_TOKENS)  # written, expected
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """What happened at depth 1, 2, … until the walk left the tree."""
@@ -145,6 +152,17 @@ class Calibration:
                     predicted, accepted = self._predicted[kind], self._accepted[kind]
                     predicted[depth] = 0.98 * predicted[depth] + outcome.masses[kind]
                     accepted[depth] = 0.98 * accepted[depth] + (outcome.right is kind)
+
+    def observe_rate(self, expected: float, num_tokens: int, ms: float) -> None:
+        """A drafted round wrote so many tokens in so many milliseconds; expected: tokens each."""
+        seen = num_tokens, expected * ms
+        self._rates = tuple(_FADE * a + b for a, b in zip(self._rates, seen, strict=True))
+
+    @property
+    def trust(self) -> float:
+        """Tokens that drafted rounds gave over those that their time should have given."""
+        written, expected = self._rates
+        return written / expected
 
     def remember(self, gain: float) -> None:
         """Another request gained so much; the next one may be like it, or not."""

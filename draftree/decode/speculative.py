@@ -30,17 +30,17 @@ from draftree.kernels.cpu.select import top_share
 from draftree.models.target import Target, Verified
 
 # Drafting begins and ends at these gains: after each change some steps are slower than usual.
-_START_GAIN, _STOP_GAIN = 1.08, 0.97
+_START_GAIN, _STOP_GAIN = 1.18, 0.93
 # Gain after a token of which the target was unsure, and what is added for one that was certain,
 # both over the gain in the mean: measured.
 _UNSURE, _SURE = 0.8, 0.4
-_HOPE = 1.15  # where the expected gain goes while nothing is drafted
-_HOPE_RATE, _MIN_HOPE_RATE = 0.02, 0.008  # how fast; slower after every disappointment
+_HOPE = 1.35  # where the expected gain goes while nothing is drafted
+_HOPE_RATE, _MIN_HOPE_RATE = 0.005, 0.002  # how fast; half after every disappointment
 _LOOKUP_LEN = 10
 _NUM_CANDIDATES = 8  # a position, under an automatic budget
 # After so many rounds with a draft come so many plain steps, to compare. The first of them are
 # slower: the draft has had the caches.
-_DRAFTED_RUN, _PLAIN_RUN, _COLD_STEPS = 128, 6, 4
+_DRAFTED_RUN, _PLAIN_RUN, _COLD_STEPS = 256, 14, 12
 _LONG_MATCH = 4  # a match this long joins a draft's tree
 
 
@@ -88,6 +88,7 @@ class SpeculativeDecoder:
         self._hope_rate = _HOPE_RATE
         self._ease = 1.0  # gain to expect after the anchor over the gain in the mean
         self._last_logits: np.ndarray | None = None  # those that the anchor was chosen from
+        self._expected = 0.0  # tokens a millisecond, of the round under way
         self._reach = 3.0  # running mean of how deep the text followed what was proposed
 
     def start(self, anchor: int) -> None:
@@ -123,6 +124,9 @@ class SpeculativeDecoder:
         if was_drafted:
             if drafted_ms > 0.0 or self._drafter is None:
                 self._cost.observe_draft((end - start) * 1000 - verify_ms)
+                if self._options.is_auto:
+                    round_ms = (end - start) * 1000
+                    self._calibration.observe_rate(self._expected, len(emitted), round_ms)
                 self._plain_run = 0
             self._learn(ranked, [e.token for e in emitted])
         if self._watch:
@@ -147,9 +151,9 @@ class SpeculativeDecoder:
         self._last_logits = verified.logits[0]
         step_ms = (time.perf_counter() - start) * 1000
         self.stats.accept_ms += step_ms - pass_ms
-        self._cost.observe_verify(1, pass_ms)
         self._plain_run += 1
-        if self._plain_run > _COLD_STEPS:
+        if self._plain_run > _COLD_STEPS or not self._cost.draft_ms:
+            self._cost.observe_verify(1, pass_ms)
             self._cost.observe_plain(step_ms)
         return [emitted]
 
@@ -223,10 +227,11 @@ class SpeculativeDecoder:
         order = sorted(range(len(chances)), key=lambda i: -chances[i])
         choice = best_budget([chances[i] for i in order], self._cost)
         if is_weighed:
-            gain = choice.rate * self._cost.plain_ms
+            self._expected = choice.rate / self._cost.slowness
+            gain = choice.rate * self._cost.plain_ms * self._calibration.trust
             self._gain += 0.15 * (gain / self._ease - self._gain)
             is_good = gain > _STOP_GAIN
-            self._hope_rate = _HOPE_RATE if is_good else max(0.8 * self._hope_rate, _MIN_HOPE_RATE)
+            self._hope_rate = _HOPE_RATE if is_good else max(self._hope_rate / 2, _MIN_HOPE_RATE)
         return ranked.select((0, *(i + 1 for i in sorted(order[: choice.num_nodes]))))
 
     def _verify(self, tree: DraftTree) -> tuple[Verified, float]:

@@ -90,3 +90,11 @@ def test_plain_steps_are_timed_before_anything_is_compared() -> None:
     assert cost.num_since_plain == 2
     cost.observe_plain(2.5)
     assert cost.num_since_plain == 0 and 2.0 < cost.plain_ms < 2.1
+
+
+def test_rounds_that_give_less_than_expected_are_trusted_less() -> None:
+    calibration = Calibration()
+    assert calibration.trust == 1.0
+    for _ in range(100):
+        calibration.observe_rate(0.5, num_tokens=3, ms=10.0)  # five were expected
+    assert abs(calibration.trust - 0.6) < 0.05

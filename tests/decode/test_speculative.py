@@ -333,3 +333,17 @@ def test_a_draft_that_becomes_good_is_used_again(timed: Timed, node_ms: float) -
     early, late = run.rounds[100:150], run.rounds[-30:-1]
     assert np.mean([one.tree.num_nodes > 1 for one in early]) < 0.3
     assert np.mean([len(one.path) for one in late]) > 2.5
+
+
+def test_rounds_that_often_take_far_longer_are_no_gain(timed: Timed) -> None:
+    """A single slow pass is a pause of the machine; where every other one is, drafting loses."""
+    num_passes = 0
+
+    def pass_ms(num_nodes: int) -> float:
+        nonlocal num_passes
+        num_passes += num_nodes > 1
+        return 10.0 + 0.3 * num_nodes + (30.0 if num_nodes > 1 and num_passes % 2 == 0 else 0.0)
+
+    timed.pass_ms = pass_ms  # type: ignore[method-assign]
+    _, drafter, _ = timed.run(TABLE + NOISE, draft_ms=4.0, count=1500)
+    assert drafter.num_proposals < 80
