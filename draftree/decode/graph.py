@@ -71,7 +71,7 @@ class Pace:
 
     def is_known_at(self, position: int) -> bool:
         """Passes take longer as the context grows, which is forgiven up to a point."""
-        is_near = abs(position - self.position) <= _NEAR + self.position
+        is_near = abs(position - self.position) <= _NEAR + min(position, self.position)
         return self.ms > 0.0 and self.num_since < _MAX_RUN and is_near
 
 

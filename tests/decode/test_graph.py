@@ -81,6 +81,8 @@ def test_plain_rounds_are_timed_again_after_a_while_and_where_contexts_differ() 
     kinds = write(rounds, pace, 4000)
     assert 4 <= kinds.count(False) <= 10 and not all(kinds[-600:])
     assert not all(write(rounds, pace, 100, committed=60_000))
+    assert all(write(rounds, pace, 100, committed=60_000))
+    assert not all(write(rounds, pace, 100))
 
 
 def test_a_draft_that_does_not_pay_is_tried_more_and_more_rarely() -> None:
