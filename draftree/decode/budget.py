@@ -22,8 +22,11 @@ _WEIGHT, _SPEED_WEIGHT = 0.08, 0.15
 _NEAR = 0.35  # what differs by more than this share is no matter of speed
 _FAR_RISE, _FAR_FALL = 0.04, 0.5  # then: a pause of the machine, or something known badly
 _MOST = 3.0  # times what is known; more is a pause for certain
+_MANY = 100.0  # times seen
 _ENOUGH_PLAIN = 4  # plain steps that are timed before the first draft
 _PRIOR_SLOPE = 0.15  # cost of one more node, in passes of one, until there is a measurement
+# Passes that a guess counts for, and how those that were seen fade with each later one.
+_GUESS_WEIGHT, _STALE = 0.5, 0.95
 _PRIOR_ROUNDS = 2.0  # rounds that the prior counts for
 _PRIOR_TOKENS, _FADE = 20.0, 0.97  # tokens that were as expected, to begin with; older ones fade
 PRIOR_GAIN, PRIOR_SAMPLED_GAIN = 1.2, 1.05  # where noise decides, less can be guessed
@@ -40,6 +43,8 @@ class CostModel:
         self._slowness = 1.0
         self._edges: list[int] = []  # sizes that were seen, rising
         self._times: list[float] = []
+        self._weights: list[float] = []  # how often each was seen, and how lately
+        self._smooth: list[float] | None = None
         self.draft_ms = 0.0
         self.plain_ms = 0.0  # of a plain step as a whole
         self.num_since_plain = 0  # rounds with a draft since one was timed
@@ -55,25 +60,31 @@ class CostModel:
         """Milliseconds that now pass for one of those that are kept."""
         return self._slowness
 
-    def _blend(self, known: float, ms: float) -> float:
-        """The known time, moved towards a new one. Pauses of the machine count little."""
+    def _blend(self, known: float, ms: float, seen: float = _MANY) -> float:
+        """The known time, moved towards a new one: the more, the less the time was seen before.
+        Pauses of the machine count little.
+        """
         if not known:
             return ms / self._slowness
+        weight = 1.0 / (1.0 + seen)
         excess = min(ms / (known * self._slowness), _MOST) - 1.0
         if abs(excess) > _NEAR:
-            return known * (1.0 + (_FAR_FALL if excess < 0 else _FAR_RISE) * excess)
+            return known * (1.0 + max(weight, _FAR_FALL if excess < 0 else _FAR_RISE) * excess)
         self._slowness *= 1.0 + _SPEED_WEIGHT * excess
-        return known * (1.0 + _WEIGHT * excess)
+        return known * (1.0 + max(weight, _WEIGHT) * excess)
 
     def observe_verify(self, num_nodes: int, ms: float) -> None:
         """Times are kept at the step's edge: cost is a staircase, not a slope."""
         edge = EDGES[bisect_left(EDGES, num_nodes)]
         place = bisect_left(self._edges, edge)
-        if self._edges[place : place + 1] == [edge]:
-            self._times[place] = self._blend(self._times[place], ms)
-        else:
+        if self._edges[place : place + 1] != [edge]:
             self._edges.insert(place, edge)
-            self._times.insert(place, self._blend(0.0, ms))
+            self._times.insert(place, 0.0)
+            self._weights.insert(place, 0.0)
+        self._times[place] = self._blend(self._times[place], ms, self._weights[place])
+        self._weights = [_STALE * weight for weight in self._weights]
+        self._weights[place] += 1.0
+        self._smooth = None
 
     def observe_plain(self, ms: float) -> None:
         """A step without a draft, with the caches to itself."""
@@ -91,16 +102,46 @@ class CostModel:
         A prior slope stands in until two sizes were seen; larger ones are tried as smaller ones
         turn out cheap, so nothing is run only to be timed.
         """
-        edges, times = self._edges, self._times
-        if len(edges) < 2:
-            edge, ms = (edges[0], times[0]) if edges else (1, 1.0)
-            more, before = (1.0 + _PRIOR_SLOPE * (max(n, edge) - 1) for n in (num_nodes, edge))
-            return ms * more / before
+        edges = self._edges
+        if not edges:
+            return _prior_ms(1, 1.0, num_nodes)
+        if self._smooth is None:
+            self._smooth = [self._smooth_ms(i) for i in range(len(edges))]
+        if len(edges) == 1:
+            return _prior_ms(edges[0], self._smooth[0], max(num_nodes, edges[0]))
         if num_nodes <= edges[0]:
-            return times[0]
+            return self._smooth[0]
         i = min(bisect_left(edges, num_nodes), len(edges) - 1)
-        rise = max(times[i] - times[i - 1], 0.0)
-        return times[i - 1] + rise * (num_nodes - edges[i - 1]) / (edges[i] - edges[i - 1])
+        return _line_ms(edges[i - 1 : i + 1], self._smooth[i - 1 : i + 1], num_nodes)
+
+    def _smooth_ms(self, i: int) -> float:
+        """A size's time, drawn towards what sizes say that are known better. One that was seen once
+        may have met a pause of the machine, and as a high time it would never be tried again.
+        """
+        edges, times, weights = self._edges, self._times, self._weights
+        best = max(weights)
+        if weights[i] == best:
+            return times[i]
+        better = [n for n, weight in enumerate(weights) if weight > max(weights[i], 0.1 * best)]
+        below, above = [n for n in better if n < i], [n for n in better if n > i]
+        pair = [below[-1], above[0]] if below and above else below[-2:] or above[:1]
+        if len(pair) == 1:
+            guess = _prior_ms(edges[pair[0]], times[pair[0]], edges[i])
+        else:
+            guess = _line_ms([edges[n] for n in pair], [times[n] for n in pair], edges[i])
+        return (weights[i] * times[i] + _GUESS_WEIGHT * guess) / (weights[i] + _GUESS_WEIGHT)
+
+
+def _prior_ms(edge: int, ms: float, num_nodes: int) -> float:
+    """What some nodes cost if so many take ms."""
+    more, before = (1.0 + _PRIOR_SLOPE * (n - 1) for n in (num_nodes, edge))
+    return ms * more / before
+
+
+def _line_ms(edges: Sequence[int], times: Sequence[float], num_nodes: int) -> float:
+    """On the line through two sizes, which does not fall."""
+    rise = max(times[1] - times[0], 0.0)
+    return times[0] + rise * (num_nodes - edges[0]) / (edges[1] - edges[0])
 
 
 class NodeKind(IntEnum):

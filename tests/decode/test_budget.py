@@ -16,8 +16,9 @@ from draftree.decode.tree import DraftBlock, build_tree
 
 def _cost(verify: dict[int, float], draft_ms: float = 0.0) -> CostModel:
     cost = CostModel()
-    for nodes, ms in verify.items():
-        cost.observe_verify(nodes, ms)
+    for _ in range(20):
+        for nodes, ms in verify.items():
+            cost.observe_verify(nodes, ms)
     cost.draft_ms = draft_ms
     return cost
 
@@ -49,6 +50,22 @@ def test_one_slow_pass_does_not_move_the_cost_far() -> None:
     cost = _cost({1: 10.0, 8: 20.0})
     cost.observe_verify(8, 2000.0)
     assert cost.verify_ms(8) < 30.0
+
+
+def test_a_size_that_was_slow_once_is_tried_again() -> None:
+    """A pause of the machine, or the first pass of a size, must not rule a size out for good."""
+    chances = [0.8, 0.7, 0.6, 0.1, 0.1, 0.1, 0.1]
+    cost = CostModel()
+    cost.observe_draft(1.0)
+    for _ in range(20):
+        cost.observe_verify(1, 2.5)
+    cost.observe_verify(4, 10.0)
+    sizes = []
+    for _ in range(100):
+        count = best_budget(chances, cost).num_nodes
+        sizes.append(count)
+        cost.observe_verify(count + 1, 2.5 + 0.35 * count)
+    assert sizes[-10:] == [3] * 10
 
 
 def test_calibration_finds_overconfidence() -> None:
