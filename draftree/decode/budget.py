@@ -25,8 +25,9 @@ _MOST = 3.0  # times what is known; more is a pause for certain
 _MANY = 100.0  # times seen
 _ENOUGH_PLAIN = 4  # plain steps that are timed before the first draft
 _PRIOR_SLOPE = 0.15  # cost of one more node, in passes of one, until there is a measurement
-# Passes that a guess counts for, and how those that were seen fade with each later one.
-_GUESS_WEIGHT, _STALE = 0.5, 0.95
+# Passes that a guess counts for, how those that were seen fade with each later one, and how many,
+# of those of the best known size, make a size known.
+_GUESS_WEIGHT, _STALE, _KNOWN = 0.5, 0.95, 0.1
 _PRIOR_ROUNDS = 2.0  # rounds that the prior counts for
 _PRIOR_TOKENS, _FADE = 20.0, 0.97  # tokens that were as expected, to begin with; older ones fade
 PRIOR_GAIN, PRIOR_SAMPLED_GAIN = 1.2, 1.05  # where noise decides, less can be guessed
@@ -104,42 +105,38 @@ class CostModel:
         """
         edges = self._edges
         if not edges:
-            return _prior_ms(1, 1.0, num_nodes)
+            return _line_ms((1,), (1.0,), num_nodes)
         if self._smooth is None:
-            self._smooth = [self._smooth_ms(i) for i in range(len(edges))]
-        if len(edges) == 1:
-            return _prior_ms(edges[0], self._smooth[0], max(num_nodes, edges[0]))
+            self._smooth = self._smoothed()
         if num_nodes <= edges[0]:
             return self._smooth[0]
-        i = min(bisect_left(edges, num_nodes), len(edges) - 1)
-        return _line_ms(edges[i - 1 : i + 1], self._smooth[i - 1 : i + 1], num_nodes)
+        last = min(bisect_left(edges, num_nodes), len(edges) - 1)
+        pair = slice(max(last - 1, 0), last + 1)
+        return _line_ms(edges[pair], self._smooth[pair], num_nodes)
 
-    def _smooth_ms(self, i: int) -> float:
-        """A size's time, drawn towards what sizes say that are known better. One that was seen once
-        may have met a pause of the machine, and as a high time it would never be tried again.
+    def _smoothed(self) -> list[float]:
+        """The times; where one is hardly known, drawn towards what better known ones say. It may
+        have met a pause of the machine, and as a high time it would never be tried again.
         """
-        edges, times, weights = self._edges, self._times, self._weights
-        best = max(weights)
-        if weights[i] == best:
-            return times[i]
-        better = [n for n, weight in enumerate(weights) if weight > max(weights[i], 0.1 * best)]
-        below, above = [n for n in better if n < i], [n for n in better if n > i]
-        pair = [below[-1], above[0]] if below and above else below[-2:] or above[:1]
-        if len(pair) == 1:
-            guess = _prior_ms(edges[pair[0]], times[pair[0]], edges[i])
-        else:
-            guess = _line_ms([edges[n] for n in pair], [times[n] for n in pair], edges[i])
-        return (weights[i] * times[i] + _GUESS_WEIGHT * guess) / (weights[i] + _GUESS_WEIGHT)
-
-
-def _prior_ms(edge: int, ms: float, num_nodes: int) -> float:
-    """What some nodes cost if so many take ms."""
-    more, before = (1.0 + _PRIOR_SLOPE * (n - 1) for n in (num_nodes, edge))
-    return ms * more / before
+        edges, times, weights = self._edges, list(self._times), self._weights
+        enough = _KNOWN * max(weights)
+        known = [i for i, weight in enumerate(weights) if weight >= enough]
+        for i, weight in enumerate(weights):
+            if weight < enough:
+                above = bisect_left(known, i)
+                pair = known[max(above - 1, 0) : above + 1]
+                if above == len(known):
+                    pair = known[-2:]
+                guess = _line_ms([edges[n] for n in pair], [self._times[n] for n in pair], edges[i])
+                times[i] = (weight * times[i] + _GUESS_WEIGHT * guess) / (weight + _GUESS_WEIGHT)
+        return times
 
 
 def _line_ms(edges: Sequence[int], times: Sequence[float], num_nodes: int) -> float:
-    """On the line through two sizes, which does not fall."""
+    """On the line through two sizes, which does not fall; through one, with the prior slope."""
+    if len(edges) == 1:
+        more, before = (1.0 + _PRIOR_SLOPE * (n - 1) for n in (num_nodes, edges[0]))
+        return times[0] * more / before
     rise = max(times[1] - times[0], 0.0)
     return times[0] + rise * (num_nodes - edges[0]) / (edges[1] - edges[0])
 

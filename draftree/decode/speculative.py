@@ -38,6 +38,7 @@ _HOPE = 1.35  # where the expected gain goes while nothing is drafted
 _HOPE_RATE, _MIN_HOPE_RATE = 0.005, 0.002  # how fast; half after every disappointment
 _LOOKUP_LEN = 10
 _NUM_CANDIDATES = 8  # a position, under an automatic budget
+_RANKED, _FEWEST_CHOSEN = 1.5, 3.0  # nodes that are ranked then, for each that was chosen lately
 # After so many rounds with a draft come so many plain steps, to compare. The first of them are
 # slower: the draft has had the caches.
 _DRAFTED_RUN, _PLAIN_RUN, _COLD_STEPS = 256, 14, 12
@@ -90,6 +91,7 @@ class SpeculativeDecoder:
         self._last_logits: np.ndarray | None = None  # those that the anchor was chosen from
         self._expected = 0.0  # tokens a millisecond, of the round under way
         self._reach = 3.0  # running mean of how deep the text followed what was proposed
+        self._num_chosen = 4.0  # nodes of the largest trees of late
 
     def start(self, anchor: int) -> None:
         """The prompt before the anchor is committed, and the drafter has seen its features."""
@@ -171,7 +173,8 @@ class SpeculativeDecoder:
         budget = num_candidates = options.max_budget
         if options.is_auto:
             room = min(room, int(self._reach) + 2)
-            budget, num_candidates = min(budget, 2 * room + 6), min(budget, _NUM_CANDIDATES)
+            budget = min(budget, int(_RANKED * self._num_chosen) + 2)
+            num_candidates = min(budget, _NUM_CANDIDATES)
         lookup: tuple[int, ...] = ()
         if options.use_ngram and not forced:
             lookup, match_len = self._ngram.propose(min(_LOOKUP_LEN, room))
@@ -226,6 +229,7 @@ class SpeculativeDecoder:
         chances = path_probabilities(ranked, self._calibration)
         order = sorted(range(len(chances)), key=lambda i: -chances[i])
         choice = best_budget([chances[i] for i in order], self._cost)
+        self._num_chosen = max(0.9 * self._num_chosen, choice.num_nodes, _FEWEST_CHOSEN)
         if is_weighed:
             self._expected = choice.rate / self._cost.slowness
             gain = choice.rate * self._cost.plain_ms * self._calibration.trust
