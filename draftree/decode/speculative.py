@@ -85,6 +85,7 @@ class SpeculativeDecoder:
         self._anchor = -1
         self._num_plain = 0  # plain steps that are still to come, to compare with
         self._plain_run = 0  # plain steps since the last draft
+        self._is_drafting = True  # also in the plain steps that are taken to compare
         self._gain = self._calibration.gain  # running mean of expected rate over plain steps'
         self._hope_rate = _HOPE_RATE
         self._ease = 1.0  # gain to expect after the anchor over the gain in the mean
@@ -204,8 +205,9 @@ class SpeculativeDecoder:
             return True
         if self._gain >= _STOP_GAIN:
             self._ease = self._look_at_target()
-        is_drafting = self._plain_run == 0
-        if self._gain < _STOP_GAIN or not (is_drafting or self._gain * self._ease >= _START_GAIN):
+        starts = self._is_drafting or self._gain * self._ease >= _START_GAIN
+        self._is_drafting = starts and self._gain >= _STOP_GAIN
+        if not self._is_drafting:
             self._gain += self._hope_rate * (_HOPE - self._gain)
             return True
         if self._cost.num_since_plain >= _DRAFTED_RUN:
