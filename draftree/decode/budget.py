@@ -16,14 +16,14 @@ from draftree.core import DraftTree, TokenSource
 from draftree.decode.tree import RankedTree
 
 EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
-# Weights of a new time in the running means, of one size and of the machine's speed: most of what
-# changes is common to all.
-_WEIGHT, _SPEED_WEIGHT = 0.08, 0.15
+# Weights of a new time in the running means, of one size, of the machine's speed (most of what
+# changes is common to all sizes), and of plain steps.
+_WEIGHT, _SPEED_WEIGHT, _PLAIN_WEIGHT = 0.08, 0.15, 0.3
 _NEAR = 0.35  # what differs by more than this share is no matter of speed
 _FAR_RISE, _FAR_FALL = 0.04, 0.5  # then: a pause of the machine, or something known badly
 _MOST = 3.0  # times what is known; more is a pause for certain
 _MANY = 100.0  # times seen
-_ENOUGH_PLAIN = 4  # plain steps that are timed before the first draft
+_FIRST_PLAIN, _ENOUGH_PLAIN = 4, 8  # plain steps that do not count, and all before the first draft
 _PRIOR_SLOPE = 0.15  # cost of one more node, in passes of one, until there is a measurement
 # Passes that a guess counts for, how those that were seen fade with each later one, and how many,
 # of those of the best known size, make a size known.
@@ -47,7 +47,7 @@ class CostModel:
         self._weights: list[float] = []  # how often each was seen, and how lately
         self._smooth: list[float] | None = None
         self.draft_ms = 0.0
-        self.plain_ms = 0.0  # of a plain step as a whole
+        self.plain_ms = 0.0  # of a plain step as a whole, as they are now
         self.num_since_plain = 0  # rounds with a draft since one was timed
         self._num_plain = 0
 
@@ -88,10 +88,19 @@ class CostModel:
         self._smooth = None
 
     def observe_plain(self, ms: float) -> None:
-        """A step without a draft, with the caches to itself."""
-        self.plain_ms = self._blend(self.plain_ms, ms)
+        """A step without a draft, with the caches to itself. It says nothing about rounds with a
+        draft, nor they about it: where target and draft do not fit the cache together, only they
+        are slow.
+        """
         self._num_plain += 1
         self.num_since_plain = 0
+        if self._num_plain <= _FIRST_PLAIN:
+            return
+        excess = min(ms / self.plain_ms, _MOST) - 1.0 if self.plain_ms else 0.0
+        weight = _PLAIN_WEIGHT
+        if abs(excess) > _NEAR:
+            weight = _FAR_FALL if excess < 0 else _FAR_RISE
+        self.plain_ms = (self.plain_ms or ms) * (1.0 + weight * excess)
 
     def observe_draft(self, ms: float) -> None:
         self.draft_ms = self._blend(self.draft_ms, ms)
@@ -195,6 +204,10 @@ class Calibration:
         """A drafted round wrote so many tokens in so many milliseconds; expected: tokens each."""
         seen = num_tokens, expected * ms
         self._rates = tuple(_FADE * a + b for a, b in zip(self._rates, seen, strict=True))
+
+    def forgive(self) -> None:
+        """Drafting begins again after a while: half of what was seen counts no more."""
+        self._rates = tuple((rate + _PRIOR_TOKENS) / 2 for rate in self._rates)
 
     @property
     def trust(self) -> float:

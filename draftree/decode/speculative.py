@@ -41,7 +41,7 @@ _NUM_CANDIDATES = 8  # a position, under an automatic budget
 _RANKED, _FEWEST_CHOSEN = 1.5, 3.0  # nodes that are ranked then, for each that was chosen lately
 # After so many rounds with a draft come so many plain steps, to compare. The first of them are
 # slower: the draft has had the caches.
-_DRAFTED_RUN, _PLAIN_RUN, _COLD_STEPS = 256, 14, 12
+_DRAFTED_RUN, _PLAIN_RUN, _COLD_STEPS = 192, 15, 12
 _LONG_MATCH = 4  # a match this long joins a draft's tree
 
 
@@ -156,8 +156,9 @@ class SpeculativeDecoder:
         self.stats.accept_ms += step_ms - pass_ms
         self._plain_run += 1
         if self._plain_run > _COLD_STEPS or not self._cost.draft_ms:
-            self._cost.observe_verify(1, pass_ms)
             self._cost.observe_plain(step_ms)
+            if not self._cost.draft_ms:
+                self._cost.observe_verify(1, pass_ms)
         return [emitted]
 
     def _draft(self, max_tokens: int) -> tuple[RankedTree | None, float]:
@@ -203,10 +204,12 @@ class SpeculativeDecoder:
         if self._num_plain > 0 or not self._cost.is_measured:
             self._num_plain = max(self._num_plain - 1, 0)
             return True
-        if self._gain >= _STOP_GAIN:
+        self._is_drafting &= self._gain >= _STOP_GAIN
+        if self._is_drafting or self._gain * (_UNSURE + _SURE) >= _START_GAIN:
             self._ease = self._look_at_target()
-        starts = self._is_drafting or self._gain * self._ease >= _START_GAIN
-        self._is_drafting = starts and self._gain >= _STOP_GAIN
+            if not self._is_drafting and self._gain * self._ease >= _START_GAIN:
+                self._is_drafting = True
+                self._calibration.forgive()
         if not self._is_drafting:
             self._gain += self._hope_rate * (_HOPE - self._gain)
             return True
@@ -234,7 +237,7 @@ class SpeculativeDecoder:
         self._num_chosen = max(0.9 * self._num_chosen, choice.num_nodes, _FEWEST_CHOSEN)
         if is_weighed:
             self._expected = choice.rate / self._cost.slowness
-            gain = choice.rate * self._cost.plain_ms * self._calibration.trust
+            gain = self._expected * self._cost.plain_ms * self._calibration.trust
             self._gain += 0.15 * (gain / self._ease - self._gain)
             is_good = gain > _STOP_GAIN
             self._hope_rate = _HOPE_RATE if is_good else max(self._hope_rate / 2, _MIN_HOPE_RATE)

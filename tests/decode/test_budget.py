@@ -96,17 +96,34 @@ def test_first_choices_siblings_and_lookups_are_judged_apart() -> None:
 
 
 def test_plain_steps_are_timed_before_anything_is_compared() -> None:
+    """The first ones of a process are slow, and do not count."""
     cost = CostModel()
     cost.observe_verify(1, 3.0)  # a pass right after a draft is no plain step
-    assert not cost.is_measured
-    for _ in range(4):
-        cost.observe_plain(2.0)
+    for ms in (9.0, 9.0, 9.0, 9.0, 2.0, 2.0, 2.0):
+        cost.observe_plain(ms)
+        assert not cost.is_measured
+    cost.observe_plain(2.0)
     assert cost.is_measured and cost.plain_ms == 2.0
     cost.observe_draft(1.0)
     cost.observe_draft(1.0)
     assert cost.num_since_plain == 2
     cost.observe_plain(2.5)
-    assert cost.num_since_plain == 0 and 2.0 < cost.plain_ms < 2.1
+    assert cost.num_since_plain == 0 and 2.0 < cost.plain_ms < 2.2
+
+
+def test_rounds_that_become_slow_say_nothing_about_plain_steps() -> None:
+    """Where target and draft do not fit the cache together, only rounds with a draft are slow."""
+    cost = CostModel()
+    for _ in range(20):
+        cost.observe_plain(2.0)
+    for _ in range(50):
+        cost.observe_draft(1.0)
+        cost.observe_verify(4, 3.0)
+    for _ in range(50):
+        cost.observe_draft(1.3)
+        cost.observe_verify(4, 3.9)
+    assert cost.plain_ms == 2.0
+    assert 3.8 < cost.verify_ms(4) * cost.slowness < 4.0
 
 
 def test_rounds_that_give_less_than_expected_are_trusted_less() -> None:
