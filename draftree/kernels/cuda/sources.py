@@ -42,7 +42,7 @@ def _matrix_sources(gpu: Gpu) -> list[KernelSource]:
 
 
 def _row_sources(gpu: Gpu) -> list[KernelSource]:
-    plans = {op: plan_row(17408, gpu, use_cluster=op != RowOp.NORM) for op in RowOp}
+    plans = {op: plan_row(17408, gpu, is_norm=op == RowOp.NORM) for op in RowOp}
     prepares = [
         prepare_source(op, plan, in_rows=op == RowOp.SILU_MUL, head_dim=128)
         for op, plan in plans.items()
