@@ -218,11 +218,9 @@ def test_clusters_give_the_bits_of_one_block(
 def test_plans_cover_any_width() -> None:
     for arch in (80, 90):
         device = Gpu(0, arch, 100, 102400, 101376)
-        few, norm = RowPlan(2, 10, 1), RowPlan(4, 5, 1)
-        assert plan_row(5120, device, is_norm=False) == few if arch >= 90 else RowPlan(1, 20, 1)
-        assert plan_row(5120, device, is_norm=True) == norm if arch >= 90 else RowPlan(1, 20, 1)
+        assert plan_row(5120, device) == (RowPlan(4, 5, 1) if arch >= 90 else RowPlan(1, 20, 1))
         for padded in range(256, 66000, 256):
-            plan = plan_row(padded, device, is_norm=padded % 512 == 0)
+            plan = plan_row(padded, device)
             assert plan.num_blocks * plan.num_warps * plan.num_slices * 256 >= padded
             assert plan.num_warps <= 32 and plan.num_blocks <= (1 if arch < 90 else 8)
 

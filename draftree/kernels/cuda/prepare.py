@@ -25,7 +25,7 @@ _MOST_BLOCKS = 8  # of a cluster
 # leaves: so the next product's blocks can all start before this one ends.
 _MOST_WARPS, _FEW_WARPS = 32, 12
 _FEW_SLICES = 2
-_NORM_WARPS = 6  # of a block of a norm, which waits longest: more blocks read its row sooner
+_CLUSTER_WARPS = 6  # of a block, if clusters can be had: more blocks read a row sooner
 
 
 class RowOp(IntEnum):
@@ -72,12 +72,12 @@ class RowPlan:
         return 4 if is_small else 1
 
 
-def plan_row(padded_cols: int, gpu: Gpu, *, is_norm: bool) -> RowPlan:
+def plan_row(padded_cols: int, gpu: Gpu) -> RowPlan:
     """Depends on the width alone, as the order of sums does."""
     warps, blocks = padded_cols // _WARP_COLS, 1
     most = _FEW_WARPS if gpu.can_chain else _MOST_WARPS
-    has_clusters, wanted = gpu.is_real and gpu.arch >= 90, _NORM_WARPS if is_norm else most
-    while has_clusters and blocks < _MOST_BLOCKS and warps > wanted * blocks:
+    has_clusters = gpu.is_real and gpu.arch >= 90
+    while has_clusters and blocks < _MOST_BLOCKS and warps > _CLUSTER_WARPS * blocks:
         blocks *= 2
     per_block = -(-warps // blocks)
     slices = -(-per_block // most)
@@ -130,7 +130,7 @@ def _launch(
         raise ValueError(f"{into.num_cols} columns are not a multiple of {_SLICE}")
     if num_rows > room:
         raise ValueError(f"{num_rows} rows do not fit into prepared activations for {room}")
-    plan = plan_row(into.padded_cols, gpu, is_norm=op == RowOp.NORM)
+    plan = plan_row(into.padded_cols, gpu)
     source = prepare_source(op, plan, in_rows=in_rows, head_dim=head_dim)
     load_kernel(source, gpu).launch(
         (num_rows * plan.num_blocks,),
