@@ -4,7 +4,7 @@
 // matrix, band by band, are shared out evenly among the blocks, in order; a block streams its share through the
 // ring. The shares depend on the matrix alone. So the bits of a token's results do not depend on the other tokens.
 // A warp has STRIPS strips of 16 rows and one half of the columns; at the end of a band it swaps a strip with the warp that
-// has the other half. A strip that several blocks share is summed by the last warp to finish it, in the order of the columns.
+// has the other half. Blocks leave their parts of a strip in memory; the last warp to come adds them up, in the order of columns.
 constexpr int STRIPS = 2;
 constexpr int BAND_ROWS = BAND * ROWS;
 constexpr int NUM_WARPS = BAND_ROWS / 16 * 2 / STRIPS;
@@ -16,7 +16,7 @@ constexpr int STAGE_BYTES = STEP_BYTES + TOKEN_TILES * X_BLOCKS * X_TILE_BYTES;
 // Behind the stages there is room for this many tiles of a strip for each warp.
 constexpr int SWAP_TILES = TOKEN_TILES < 4 ? TOKEN_TILES : 4;
 constexpr int SLOT = NUM_WARPS * TOKEN_TILES * 32;  // vectors that a block leaves of a band: [strip][tile][lane]
-constexpr int AHEAD = TOKEN_TILES > 4 ? 2 : 3;  // parts of the last band on their way beside the first
+constexpr int LAST_AHEAD = TOKEN_TILES > 4 ? 1 : 3;  // parts of the last band on their way beside the first
 static_assert(STRIPS == 2, "a strip for each of two warps");
 
 // How warps of a block tell each other how far they are: counted around, from 0 to `last`. (The compiler would wrap the
@@ -116,12 +116,13 @@ DEV bool is_last_part(u32* arrived, u32 num_parts) {
 // Returns the strips, a bit each, that it must finish.
 DEV u32 find_last_parts(u32* arrived, u32 num_parts, u32* num_stored) {
   const u32 lane = threadIdx.x % 32;
-  __threadfence_block();
   __syncwarp();
+  __threadfence_block();
   u32 before = 0;
   if (lane == 0) before = count_around(num_stored, NUM_WARPS - 1);
   if (__shfl_sync(~0u, before, 0) != NUM_WARPS - 1) return 0;
   __threadfence_block();
+  __syncwarp();
   if (lane < NUM_WARPS) before = count_globally(arrived + lane);
   return __ballot_sync(~0u, lane < NUM_WARPS && before + 1 == num_parts);
 }
@@ -248,10 +249,10 @@ DEV void multiply_unit(const u8* stage, const Offsets& at, u32 magic, float (*ac
     }
   }
   Supers super[STRIPS];
-  u32 min[4], sums[TOKEN_TILES][2];
+  u32 minima[4], sums[TOKEN_TILES][2];
 #pragma unroll
   for (int m = 0; m < STRIPS; m++) super[m] = load_supers(stage, at.place[m]);
-  if (HAS_OFFSET) load_min_operands(stage, at.place[0], threadIdx.x, min);
+  if (HAS_OFFSET) load_min_operands(stage, at.place[0], threadIdx.x, minima);
 #pragma unroll
   for (int i = 0; HAS_OFFSET && i < TOKEN_TILES * X_BLOCKS; i++)
     sums[i % TOKEN_TILES][i / TOKEN_TILES] = *reinterpret_cast<const u32*>(stage + at.sums + i * X_TILE_BYTES);
@@ -267,9 +268,9 @@ DEV void multiply_unit(const u8* stage, const Offsets& at, u32 magic, float (*ac
   for (int n = 0; HAS_OFFSET && n < TOKEN_TILES; n++) {
     float sum[4];
     if (COLS == 128)
-      mma_new_short(sum, min, sums[n][0]);
+      mma_new_short(sum, minima, sums[n][0]);
     else
-      mma_new(sum, min, sums[n][0], sums[n][1]);
+      mma_new(sum, minima, sums[n][0], sums[n][1]);
 #pragma unroll
     for (int i = 0; i < 4; i++) acc[0][n][i] = __fmaf_rn(sum[i], factor[i >> 1], acc[0][n][i]);
   }
@@ -347,9 +348,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
   if (threadIdx.x == 0) live = min(num_tokens, (live_count ? *live_count : first_token + num_tokens) - first_token);
   if (threadIdx.x < num_tokens) scales[threadIdx.x] = token_scale[first_token + threadIdx.x];
   __syncthreads();
-  const u32 magic = shared_magic;
+  const u32 magic = shared_magic, warp = threadIdx.x / 32;
   u32 band = first_band, left = (first_band + 1) * num_chunks - begin, turn = 0, parity = 0;
-  const u32 warp = threadIdx.x / 32;
   float acc[STRIPS][TOKEN_TILES][4] = {};
   for (u32 i = 0; i < count; i++) {
 #if BULK
@@ -365,7 +365,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
       if (threadIdx.x % 32 == 0) before = count_around(num_left + turn, NUM_WARPS - 1);
 #endif
     });
-    if (BULK && before == NUM_WARPS - 1) feeder.refill(i, band);
+    if (BULK && before == NUM_WARPS - 1) feeder.refill(i, band);  // the last one
     if (--left == 0 && i + 1 < count) {
       swap_strips(acc, room, strip_of(p, blockIdx.x * 2 + (band != first_band), warp));
       Sharers by = sharers[0];
@@ -395,5 +395,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
   const Sharers by = sharers[1];
   const u32 num_parts = by.tail - by.head + 1;
   if (__shfl_sync(~0u, num_others, 0) + 1 == num_parts || is_last_part(counter, num_parts))
-    finish_strip<AHEAD>(p, band, warp, by, live, scales);
+    finish_strip<LAST_AHEAD>(p, band, warp, by, live, scales);
 }
