@@ -71,7 +71,7 @@ def expect(op: str, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def decode(into: Activations | HalfRows) -> torch.Tensor:
-    """float64 [tokens, padded columns], and for tiles a check of the sums over 16 columns."""
+    """float64 [tokens, padded columns], and for tiles a check of the sums over 32 columns."""
     if isinstance(into, HalfRows):
         return (into.halves.double() * into.token_scale.double()[:, None]).cpu()
     halves = into.halves.cpu().view(torch.float16).double()  # [blocks, tiles, 1152]
@@ -80,10 +80,10 @@ def decode(into: Activations | HalfRows) -> torch.Tensor:
     values = halves[..., :1024].reshape(blocks, tiles, 4, 8, 4, 2, 4).clone()
     values[..., :2] /= 16
     values = values.permute(1, 3, 0, 2, 5, 4, 6).reshape(tiles * 8, blocks * 128)
-    sums = halves[..., 1024:].reshape(blocks, tiles, 2, 8, 8).sum(2)  # [.., token, 16 columns]
-    sums = 2 * sums.permute(1, 2, 0, 3).reshape(tiles * 8, blocks * 8)
-    expected = values.unflatten(1, (-1, 16)).sum(-1)
-    size = values.unflatten(1, (-1, 16)).abs().sum(-1)
+    sums = halves[..., 1024:].reshape(blocks, tiles, 8, 4, 2).sum(-1)  # [.., token, 32 columns]
+    sums = 2 * sums.permute(1, 2, 0, 3).reshape(tiles * 8, blocks * 4)
+    expected = values.unflatten(1, (-1, 32)).sum(-1)
+    size = values.unflatten(1, (-1, 32)).abs().sum(-1)
     used = (into.token_scale.cpu() > 0) & torch.isfinite(values).all(1)
     assert ((sums - expected).abs() <= 2e-6 * size)[used].all()
     return values * into.token_scale.cpu().double()[:, None]
@@ -96,7 +96,7 @@ def used_bytes(into: Activations | HalfRows, token: int) -> tuple[torch.Tensor, 
         return into.halves[token].cpu().view(torch.int16), scale
     tile, row = into.halves[:, token // 8].cpu(), token % 8
     values = tile[:, :2048].reshape(-1, 4, 8, 64)[:, :, row]
-    return values, tile[:, 2048:].reshape(-1, 2, 8, 16)[:, :, row], scale
+    return values, tile[:, 2048:].reshape(-1, 8, 16)[:, row], scale
 
 
 def same(a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...]) -> bool:
@@ -207,7 +207,7 @@ def test_clusters_give_the_bits_of_one_block(
     x, other = view(24, 17408, any_gpu), view(24, 17408, any_gpu, seed=1)
     together = make(24, 17408, any_gpu, in_rows=False)
     run(op, together, x, other, any_gpu)
-    plan = plan_row(17408, any_gpu, use_cluster=False)
+    plan = RowPlan(1, 12, 6)
     monkeypatch.setattr(prepare_module, "plan_row", lambda *_, **__: plan)
     alone = make(24, 17408, any_gpu, in_rows=False)
     run(op, alone, x, other, any_gpu)
@@ -218,10 +218,9 @@ def test_clusters_give_the_bits_of_one_block(
 def test_plans_cover_any_width() -> None:
     for arch in (80, 90):
         device = Gpu(0, arch, 100, 102400, 101376)
-        few = RowPlan(2, 10, 1) if arch >= 90 else RowPlan(1, 20, 1)
-        assert plan_row(5120, device, use_cluster=True) == few
+        assert plan_row(5120, device) == (RowPlan(4, 5, 1) if arch >= 90 else RowPlan(1, 20, 1))
         for padded in range(256, 66000, 256):
-            plan = plan_row(padded, device, use_cluster=True)
+            plan = plan_row(padded, device)
             assert plan.num_blocks * plan.num_warps * plan.num_slices * 256 >= padded
             assert plan.num_warps <= 32 and plan.num_blocks <= (1 if arch < 90 else 8)
 

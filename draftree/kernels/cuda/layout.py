@@ -17,6 +17,7 @@ ROWS = 128
 X_COLS = 256  # activations are padded to whole units of any format
 # Left to the small kernels before and after a product, which then need not wait for its blocks.
 _SPARE_SMS = 2
+_MOST_SHARES = 8  # of a band: adding up more parts takes longer than what they save
 
 # Columns of a unit; bits a weight with its group's scales; bytes a row for the whole unit.
 _UNITS = {
@@ -110,7 +111,7 @@ def new_matrix(form: UnitFormat, num_rows: int, num_cols: int, device: Gpu) -> P
     in_band = band_tiles(device)
     bands, chunks = -(-num_rows // (ROWS * in_band)), -(-num_cols // form.cols)
     spare = _SPARE_SMS if device.can_chain else 0  # elsewhere kernels never run side by side
-    num_shares = min(bands * chunks, max(device.num_sms - spare, 1))
+    num_shares = min(bands * min(chunks, _MOST_SHARES), max(device.num_sms - spare, 1))
     if bands * chunks * num_shares >= 2**32:
         raise ValueError(f"a matrix of {num_rows} x {num_cols} is too large for the kernels")
     shape = (bands, chunks, in_band, form.unit_bytes)

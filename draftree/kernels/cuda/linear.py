@@ -22,7 +22,7 @@ _MOST_STAGES = 6
 # Weights on their way to a block. More would only take bandwidth from the end of the product
 # before, for which everything waits.
 _RING_BYTES = 100 * 1024
-_X_TILE_BYTES = 2304
+_X_TILE_BYTES = 2176
 _STRIP = 16  # rows
 _SWAP_TILES = 4
 _RESERVED_SHARED = 2048  # what a block needs beside its stages, and the driver's own
@@ -32,7 +32,7 @@ _RESERVED_SHARED = 2048  # what a block needs beside its stages, and the driver'
 class Activations:
     """Prepared activations of up to 8 * num_tiles tokens."""
 
-    halves: torch.Tensor  # uint8 [padded_cols / 128, num_tiles, 2304], see source/halves.cu
+    halves: torch.Tensor  # uint8 [padded_cols / 128, num_tiles, 2176], see source/halves.cu
     token_scale: torch.Tensor  # float32 [8 * num_tiles], powers of two
     num_cols: int
 

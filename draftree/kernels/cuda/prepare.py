@@ -25,6 +25,7 @@ _MOST_BLOCKS = 8  # of a cluster
 # leaves: so the next product's blocks can all start before this one ends.
 _MOST_WARPS, _FEW_WARPS = 32, 12
 _FEW_SLICES = 2
+_CLUSTER_WARPS = 6  # of a block, if clusters can be had: more blocks read a row sooner
 
 
 class RowOp(IntEnum):
@@ -71,12 +72,12 @@ class RowPlan:
         return 4 if is_small else 1
 
 
-def plan_row(padded_cols: int, gpu: Gpu, *, use_cluster: bool) -> RowPlan:
+def plan_row(padded_cols: int, gpu: Gpu) -> RowPlan:
     """Depends on the width alone, as the order of sums does."""
     warps, blocks = padded_cols // _WARP_COLS, 1
     most = _FEW_WARPS if gpu.can_chain else _MOST_WARPS
     has_clusters = gpu.is_real and gpu.arch >= 90
-    while use_cluster and has_clusters and blocks < _MOST_BLOCKS and warps > most * blocks:
+    while has_clusters and blocks < _MOST_BLOCKS and warps > _CLUSTER_WARPS * blocks:
         blocks *= 2
     per_block = -(-warps // blocks)
     slices = -(-per_block // most)
@@ -129,7 +130,7 @@ def _launch(
         raise ValueError(f"{into.num_cols} columns are not a multiple of {_SLICE}")
     if num_rows > room:
         raise ValueError(f"{num_rows} rows do not fit into prepared activations for {room}")
-    plan = plan_row(into.padded_cols, gpu, use_cluster=op != RowOp.NORM)
+    plan = plan_row(into.padded_cols, gpu)
     source = prepare_source(op, plan, in_rows=in_rows, head_dim=head_dim)
     load_kernel(source, gpu).launch(
         (num_rows * plan.num_blocks,),

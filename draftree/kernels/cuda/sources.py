@@ -42,10 +42,9 @@ def _matrix_sources(gpu: Gpu) -> list[KernelSource]:
 
 
 def _row_sources(gpu: Gpu) -> list[KernelSource]:
-    plans = {op: plan_row(17408, gpu, use_cluster=op != RowOp.NORM) for op in RowOp}
+    plan = plan_row(17408, gpu)
     prepares = [
-        prepare_source(op, plan, in_rows=op == RowOp.SILU_MUL, head_dim=128)
-        for op, plan in plans.items()
+        prepare_source(op, plan, in_rows=op == RowOp.SILU_MUL, head_dim=128) for op in RowOp
     ]
     convs = [conv_source(name, 4) for name in ("conv_kernel", "conv_commit_kernel")]
     return [*prepares, *convs, rotary_source(256), COPY_SOURCE]

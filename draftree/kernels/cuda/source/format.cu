@@ -9,7 +9,7 @@
 // Where a group's scale is a small integer, it is multiplied in before the matrix instruction: 16 bits hold the product
 // (all but the largest of Q6_K, which are rounded), and float32 enters once a unit. Else quants go in as they are, and
 // sums over a group are scaled in float32. Minima and zero points enter as one product more: their values times the
-// sums of activations over 16 columns.
+// sums of activations over a group, each of which is two numbers (halves.cu).
 #define Q4_0 2
 #define Q4_1 3
 #define Q5_0 6
@@ -107,7 +107,7 @@ constexpr int STRIP_MIN = 128 * SCALE_WORDS;
 
 DEV Place place_in_unit(int strip, int half, int lane) {
   const int at = strip * 2 + half, g = lane >> 2, t = lane & 3;
-  // The lane's minima, or the scales that stand in for them: of rows g and g + 8, groups of 16 columns 2t and 2t + 1.
+  // The lane's minima, or the scales that stand in for them: of rows g and g + 8, group t.
   const int section = HAS_HALF_MIN || HAS_SUPER_MIN ? MIN_AT : SCALE_AT;
   const int min = HAS_SUPER_MIN     ? lane * 4
                   : SCALE_WORDS > 1 ? g * 16 + (t >> 1) * 4
@@ -166,7 +166,7 @@ DEV float group_scale(const Scales& s, float super, int row, int group, int step
   return __fmul_rn(static_cast<float>(FORMAT == Q6_K ? byte - 128 : byte), super);
 }
 
-// The left operand for sums of activations over 16 columns: minima, or scales where zero is not the quant 0.
+// The left operand for sums of activations over a group: minima, twice each, or scales where zero is not the quant 0.
 DEV void load_min_operands(const u8* unit, const Place& at, int lane, u32* a) {
   if (HAS_SUPER_MIN) {
     const u32 bytes = *reinterpret_cast<const u32*>(unit + at.min);

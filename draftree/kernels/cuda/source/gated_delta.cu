@@ -52,27 +52,36 @@ DEV void plan_tree(const int* parents, int max_nodes, int live, int* visits) {
   }
 }
 
+// What a step reads of a row is read on the way through the step before.
 DEV void walk(const Layer& p, const Rows& rows, const Place& place, const int* visits, Pass pass, Columns& columns,
               const float* committed) {
-  const int key = first_key(), column = first_column(), key_lane = threadIdx.x % KEY_LANES;
+  if (pass.live == 0) return;
+  const int key_lane = threadIdx.x % KEY_LANES, column = place.head * HEAD_DIM + place.column + first_column();
   const bool is_odd = key_lane & 1;
-  float* out = p.out + place.head * HEAD_DIM + place.column + column + is_odd;
-  float* corrections = p.node_corrections + place.head * HEAD_DIM + place.column + column;
-  int next = visits[0];
+  // Two lanes store results, the next two corrections.
+  const bool has_result = key_lane < 2, stores = key_lane < (pass.is_tree ? 4 : 2);
+  float* to = (has_result ? p.out : p.node_corrections) + column + is_odd;
+  const int stride = has_result ? p.out_stride : p.value_heads * HEAD_DIM;
+  const float *keys = rows.inputs + HEAD_DIM + first_key(), *values = rows.inputs + 2 * HEAD_DIM + first_column();
+  const int last = pass.live - 1;
+  int visit = visits[0], next = visits[min(1, last)], node = visit & NODE;
+  float k[KEYS], q[KEYS];
+  load_pieces(keys + node * WIDTH, k);
+  load_pieces(keys + node * WIDTH - HEAD_DIM, q);
+  float4 gate = rows.gates[node];
+  float2 v = *reinterpret_cast<const float2*>(values + node * WIDTH);
 #pragma unroll 1
-  for (int i = 0; i < pass.live; i++) {
-    const int visit = next, node = visit & NODE;
-    next = visits[min(i + 1, pass.live - 1)];
-    if (visit & LOADS) load_slot(rows.slots, loaded_slot(visit), columns);
-    if (visit & RELOADS) load_state(committed, columns);
-    float k[KEYS], q[KEYS];
-    const float* row = rows.inputs + node * WIDTH;
-    load_pieces(row + key, q);
-    load_pieces(row + HEAD_DIM + key, k);
-    const float4 gate = rows.gates[node];
-    const float2 v = *reinterpret_cast<const float2*>(row + 2 * HEAD_DIM + column);
+  for (int i = 0; i <= last; i++) {
+    const int after = visits[min(i + 2, last)], next_node = next & NODE;
+    if (visit & (LOADS | RELOADS)) {
+      if (visit & LOADS)
+        load_slot(rows.slots, loaded_slot(visit), columns);
+      else
+        load_state(committed, columns);
+    }
     float ks[2] = {dot_keys(columns.s[0], k), dot_keys(columns.s[1], k)};
     const float qs[2] = {dot_keys(columns.s[0], q), dot_keys(columns.s[1], q)};
+    load_pieces(keys + next_node * WIDTH - HEAD_DIM, q);
     // Lanes need both sums with k; even ones take the first with q, odd ones the second.
     float q_sum = __fadd_rn(is_odd ? qs[1] : qs[0], __shfl_xor_sync(~0u, is_odd ? qs[0] : qs[1], 1));
     sum_lanes<KEY_LANES, 2>(ks);
@@ -81,10 +90,12 @@ DEV void walk(const Layer& p, const Rows& rows, const Place& place, const int* v
     const float2 d = make_float2(__fmul_rn(gate.y, __fsub_rn(v.x, __fmul_rn(gate.x, ks[0]))),
                                  __fmul_rn(gate.y, __fsub_rn(v.y, __fmul_rn(gate.x, ks[1]))));
     if (!(visit & KEEPS)) advance(columns, k, gate.x, d);
+    load_pieces(keys + next_node * WIDTH, k);
     if (visit & SAVES) save_slot(columns, rows.slots, saved_slot(visit));
-    if (key_lane < 2)
-      out[static_cast<u64>(node) * p.out_stride] = __fmaf_rn(gate.z, is_odd ? d.y : d.x, __fmul_rn(gate.x, q_sum));
-    if (pass.is_tree && key_lane == 2) *reinterpret_cast<float2*>(corrections + node * p.value_heads * HEAD_DIM) = d;
+    const float own = is_odd ? d.y : d.x;
+    if (stores) to[node * stride] = has_result ? __fmaf_rn(gate.z, own, __fmul_rn(gate.x, q_sum)) : own;
+    gate = rows.gates[next_node], v = *reinterpret_cast<const float2*>(values + next_node * WIDTH);
+    visit = next, next = after, node = next_node;
   }
 }
 

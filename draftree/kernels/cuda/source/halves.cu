@@ -2,8 +2,8 @@
 // every kernel whose result a matrix product reads.
 // IN_ROWS: plain rows [tokens][padded columns] for a vendor matmul. Else the order in which linear_kernel reads:
 // [cols / 128][x_tiles], each [4 groups][lane = 4 (token % 8) + t] 8 halves, which are columns 4t..4t+3 and
-// 16+4t..16+4t+3 of a group, the first two of each four times 16; then sums over 16 columns, halved, as a leading
-// and a remaining half: [leading, remaining][lane] the groups 2t and 2t + 1 of 16 columns.
+// 16+4t..16+4t+3 of a group, the first two of each four times 16; then [lane] the sum over group t, halved,
+// as a leading and a remaining half.
 //
 // CLUSTER blocks share a row, and each of their threads has KEPT slices of it in registers. Columns are padded to 32
 // slices, so whole warps have columns or none.
@@ -67,13 +67,11 @@ DEV void store_tile_slice(const float* v, u8* tile, int token, int column) {
   uint2* to = reinterpret_cast<uint2*>(tile + column % 128 / 32 * 512 + lane * 16 + column % 32 / 16 * 8);
   to[0] = make_uint2(h[0], h[1]);
   to[2] = make_uint2(h[2], h[3]);  // the next lane's
-  const float first = 0.5f * (sum + __shfl_xor_sync(~0u, sum, 1));  // 16 columns
-  const float second = __shfl_xor_sync(~0u, first, 2);              // the next 16
+  sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
+  sum = 0.5f * __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
   if (column % 32) return;
-  u32* sums = reinterpret_cast<u32*>(tile + 2048) + token % 8 * 4 + column % 128 / 32;
-  const u32 leading = pack_halves(first, second);
-  sums[0] = leading;
-  sums[32] = pack_halves(first - lower_half(leading), second - upper_half(leading));
+  const float leading = from_half(to_half(sum));
+  reinterpret_cast<u32*>(tile + 2048)[token % 8 * 4 + column % 128 / 32] = pack_halves(leading, sum - leading);
 }
 
 DEV void store_slice(float* v, float scale, u8* out, int token, int column, int padded_cols, int x_tiles) {
@@ -83,7 +81,7 @@ DEV void store_slice(float* v, float scale, u8* out, int token, int column, int 
   for (int i = 0; i < 4; i++) h[i] = pack_halves(v[2 * i], v[2 * i + 1]);
   reinterpret_cast<uint4*>(out)[(static_cast<u64>(token) * padded_cols + column) / 8] = make_uint4(h[0], h[1], h[2], h[3]);
 #else
-  store_tile_slice(v, out + (static_cast<u64>(column / 128) * x_tiles + token / 8) * 2304, token, column);
+  store_tile_slice(v, out + (static_cast<u64>(column / 128) * x_tiles + token / 8) * 2176, token, column);
 #endif
 }
 
@@ -97,15 +95,17 @@ DEV float largest_of_warp(float v) {
   return v;
 }
 
-// Over all threads of a block: the sum, always in the same order, and the largest.
-DEV void reduce_block(float& sum, float& largest) {
-  __shared__ float sums[32], peaks[32];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+// Over all threads of a row: the sum, always in the same order, and the largest.
+DEV void reduce_row(float& sum, float& largest) {
+  __shared__ float sums[32 * CLUSTER], peaks[32 * CLUSTER];
+  const int lane = threadIdx.x & 31, at = cluster_rank() * WARPS + (threadIdx.x >> 5);
   sum = sum_warp(sum), largest = largest_of_warp(largest);
-  if (lane == 0) sums[warp] = sum, peaks[warp] = largest;
-  __syncthreads();
-  sum = sum_warp(lane < WARPS ? sums[lane] : 0.0f);
-  largest = largest_of_warp(lane < WARPS ? peaks[lane] : 0.0f);
+  if (lane < CLUSTER) store_in_block(sums + at, lane, sum), store_in_block(peaks + at, lane, largest);
+  meet_cluster();
+  sum = 0.0f;
+#pragma unroll
+  for (int i = lane; i < WARPS * CLUSTER; i += 32) sum = __fadd_rn(sum, sums[i]), largest = fmaxf(largest, peaks[i]);
+  sum = sum_warp(sum), largest = largest_of_warp(largest);
 }
 
 DEV float largest_of_slices(const float (*v)[SLICE]) {

@@ -4,37 +4,46 @@
 // matrix, band by band, are shared out evenly among the blocks, in order; a block streams its share through the
 // ring. The shares depend on the matrix alone. So the bits of a token's results do not depend on the other tokens.
 // A warp has STRIPS strips of 16 rows and one half of the columns; at the end of a band it swaps a strip with the warp that
-// has the other half. A strip that several blocks share is summed by the last warp to finish it, in the order of the columns.
+// has the other half. Blocks leave their parts of a strip in memory; the last warp to come adds them up, in the order of columns.
 constexpr int STRIPS = 2;
 constexpr int BAND_ROWS = BAND * ROWS;
 constexpr int NUM_WARPS = BAND_ROWS / 16 * 2 / STRIPS;
 constexpr int THREADS = NUM_WARPS * 32;
-constexpr int X_TILE_BYTES = 2048 + 256;  // 128 columns of 8 tokens, and sums of 16 columns in two parts
+constexpr int X_TILE_BYTES = 2048 + 128;  // 128 columns of 8 tokens, and sums of 32 columns in two parts
 constexpr int X_BLOCKS = COLS / 128;
 constexpr int STEP_BYTES = BAND * UNIT_BYTES;
 constexpr int STAGE_BYTES = STEP_BYTES + TOKEN_TILES * X_BLOCKS * X_TILE_BYTES;
 // Behind the stages there is room for this many tiles of a strip for each warp.
 constexpr int SWAP_TILES = TOKEN_TILES < 4 ? TOKEN_TILES : 4;
 constexpr int SLOT = NUM_WARPS * TOKEN_TILES * 32;  // vectors that a block leaves of a band: [strip][tile][lane]
+constexpr int LAST_AHEAD = TOKEN_TILES > 4 ? 1 : 3;  // parts of the last band on their way beside the first
 static_assert(STRIPS == 2, "a strip for each of two warps");
 
-// How warps tell each other that they are done with a stage: what they loaded was used before they count.
-// How blocks do: what a warp wrote before one of its lanes counts is there for the warp that sees the sum.
+// How warps of a block tell each other how far they are: counted around, from 0 to `last`. (The compiler would wrap the
+// addition of a constant into a dozen instructions.) How blocks do: what a warp wrote before one of its lanes counts is
+// there for the warp that sees the sum. Whoever only looks must read past the first cache what was counted.
 #ifndef EMULATED
-DEV u32 count_up(u32* counter) {  // in shared memory
+DEV u32 count_around(u32* counter, u32 last) {
   u32 before;
-  asm volatile("atom.add.relaxed.cta.shared.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(counter)) : "memory");
+  asm volatile("atom.inc.relaxed.cta.shared.u32 %0, [%1], %2;" : "=r"(before) : "r"(shared_address(counter)), "r"(last) : "memory");
   return before;
 }
 
-DEV u32 count_up_globally(u32* counter) {
+DEV u32 count_globally(u32* counter) {
   u32 before;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   return before;
 }
+
+DEV u32 look_at(const u32* counter) {
+  u32 now;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
+  return now;
+}
 #else
-DEV u32 count_up(u32* counter) { return atomicAdd(counter, 1u); }
-DEV u32 count_up_globally(u32* counter) { return atomicAdd(counter, 1u); }
+DEV u32 count_around(u32* counter, u32 last) { return atomicAdd(counter, 1u) % (last + 1); }
+DEV u32 count_globally(u32* counter) { return atomicAdd(counter, 1u); }
+DEV u32 look_at(const u32* counter) { return *counter; }
 #endif
 
 struct Problem {
@@ -53,22 +62,21 @@ DEV float4 add4(float4 a, float4 b) {
   return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
 }
 
-// Two warps add up their halves of the columns and share out the strips: the first has the first.
-DEV void swap_strips(const float (*acc)[TOKEN_TILES][4], float4* room, float4* v) {
+// Two warps add up their halves of the columns: each has one strip of its own, and gives the other its sums of the other's.
+DEV void swap_strips(const float (*acc)[TOKEN_TILES][4], float4* room, float4* to) {
   const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   float4 *own = room + warp * SWAP_TILES * 32 + lane, *other = room + (warp ^ 1) * SWAP_TILES * 32 + lane;
 #pragma unroll
-  for (int first = 0; first < TOKEN_TILES; first += SWAP_TILES) {
-#pragma unroll
-    for (int n = first; n < min(first + SWAP_TILES, TOKEN_TILES); n++) {
-      const float *a = acc[0][n], *b = acc[1][n];
-      const float4 kept = make_float4(a[0], a[1], a[2], a[3]), given = make_float4(b[0], b[1], b[2], b[3]);
-      v[n] = warp & 1 ? given : kept;
-      other[(n - first) * 32] = warp & 1 ? kept : given;
-    }
+  for (int n = 0; n < TOKEN_TILES; n++) {
+    const float* given = acc[1][n];
+    other[n % SWAP_TILES * 32] = make_float4(given[0], given[1], given[2], given[3]);
+    if ((n + 1) % SWAP_TILES && n + 1 < TOKEN_TILES) continue;
     meet_some(1 + warp / 2, 64);
 #pragma unroll
-    for (int n = first; n < min(first + SWAP_TILES, TOKEN_TILES); n++) v[n] = add4(v[n], own[(n - first) * 32]);
+    for (int i = n / SWAP_TILES * SWAP_TILES; i <= n; i++) {
+      const float* kept = acc[0][i];
+      __stcg(to + i * 32, add4(make_float4(kept[0], kept[1], kept[2], kept[3]), own[i % SWAP_TILES * 32]));
+    }
     meet_some(1 + warp / 2, 64);
   }
 }
@@ -89,42 +97,51 @@ DEV Sharers sharers_of(u32 band, u32 num_bands, u32 num_chunks) {
   return {head, block_of(start + num_chunks - 1, num_steps), head * 2 + (first_step(head, num_steps) < start)};
 }
 
-// Where a block's part of this warp's strip lies.
-DEV float4* part_of(const Problem& p, const Sharers& by, u32 block) {
-  return p.partial + (block == by.head ? by.head_slot : block * 2) * SLOT + (threadIdx.x >> 5) * TOKEN_TILES * 32 + (threadIdx.x & 31);
+// Where a strip of a slot lies.
+DEV float4* strip_of(const Problem& p, u32 slot, u32 strip) {
+  return p.partial + slot * SLOT + strip * TOKEN_TILES * 32 + (threadIdx.x & 31);
 }
 
-// Leaves this block's part of a strip for the last one to come; true for that one.
-DEV bool publish_part(const Problem& p, u32 strip, const Sharers& by, const float4* v) {
-  float4* to = part_of(p, by, blockIdx.x);
-#pragma unroll
-  for (int n = 0; n < TOKEN_TILES; n++) __stcg(to + n * 32, v[n]);
+// Counts this block's part of a strip, which the warp has stored; whether it was the last one to come.
+DEV bool is_last_part(u32* arrived, u32 num_parts) {
   __syncwarp();
   u32 before = 0;
-  if (threadIdx.x % 32 == 0) before = count_up_globally(p.arrived + strip);
+  if (threadIdx.x % 32 == 0) before = count_globally(arrived);
   before = __shfl_sync(~0u, before, 0);
   __syncwarp();
-  return before == by.tail - by.head;
+  return before + 1 == num_parts;
 }
 
-// Sums the parts of a strip in the order of the columns, all of which have come.
-DEV void add_parts(const Problem& p, u32 strip, const Sharers& by, float4* v) {
-  constexpr int AHEAD = TOKEN_TILES < 3 ? 2 : 1;  // parts on their way
-  if (threadIdx.x % 32 == 0) p.arrived[strip] = 0;
+// The same for all strips of a band, where there is still work to do: only the warp that stored last has to wait.
+// Returns the strips, a bit each, that it must finish.
+DEV u32 find_last_parts(u32* arrived, u32 num_parts, u32* num_stored) {
+  const u32 lane = threadIdx.x % 32;
+  __syncwarp();
+  __threadfence_block();
+  u32 before = 0;
+  if (lane == 0) before = count_around(num_stored, NUM_WARPS - 1);
+  if (__shfl_sync(~0u, before, 0) != NUM_WARPS - 1) return 0;
+  __threadfence_block();
+  __syncwarp();
+  if (lane < NUM_WARPS) before = count_globally(arrived + lane);
+  return __ballot_sync(~0u, lane < NUM_WARPS && before + 1 == num_parts);
+}
+
+// Sums the parts of a strip in the order of the columns; AHEAD of them are on their way beside the first.
+template <int AHEAD>
+DEV void add_parts(const Problem& p, const Sharers& by, u32 strip, float4* v) {
+  const float4* from = strip_of(p, by.head_slot, strip);
 #pragma unroll
-  for (int n = 0; n < TOKEN_TILES; n++) v[n] = make_float4(-0.0f, -0.0f, -0.0f, -0.0f);
-  const float4* from = part_of(p, by, by.head);
-  int step = ((by.head + 1) * 2 - by.head_slot) * SLOT;
+  for (int n = 0; n < TOKEN_TILES; n++) v[n] = __ldcg(from + n * 32);
+  from = strip_of(p, (by.head + 1) * 2, strip);
 #pragma unroll 1
-  for (int left = by.tail - by.head + 1; left > 0; left -= AHEAD) {
+  for (int left = by.tail - by.head; left > 0; left -= AHEAD, from += AHEAD * 2 * SLOT) {
     float4 part[AHEAD][TOKEN_TILES];
 #pragma unroll
-    for (int a = 0; a < AHEAD; a++) {
+    for (int a = 0; a < AHEAD; a++)
 #pragma unroll
       for (int n = 0; n < TOKEN_TILES; n++)
-        if (a < left) part[a][n] = __ldcg(from + n * 32);
-      from += step, step = 2 * SLOT;
-    }
+        if (a < left) part[a][n] = __ldcg(from + a * 2 * SLOT + n * 32);
 #pragma unroll
     for (int a = 0; a < AHEAD; a++)
 #pragma unroll
@@ -133,42 +150,49 @@ DEV void add_parts(const Problem& p, u32 strip, const Sharers& by, float4* v) {
   }
 }
 
-// Calls f(vector, part of it, row, token) for what a lane has of a strip, as far as it counts.
-template <class F>
-DEV void each_result(const Problem& p, u32 strip, int live, F f) {
-  const int first_row = strip * 16 + threadIdx.x % 32 / 4, first_token = threadIdx.x % 4 * 2;
+// Ends a strip of a band, all parts of which are there.
+template <int AHEAD>
+DEV void finish_strip(const Problem& p, u32 band, u32 strip, const Sharers& by, int live, const float* token_scale) {
+  if (by.head != by.tail && threadIdx.x % 32 == 0) p.arrived[band * NUM_WARPS + strip] = 0;
+  // Of each vector, two tokens of a row, then those of the row eight further.
+  const int row = (band * NUM_WARPS + strip) * 16 + threadIdx.x % 32 / 4, first_token = threadIdx.x % 4 * 2;
+  float *even = p.out + static_cast<u64>(p.first_token + first_token) * p.out_stride + row, *odd = even + p.out_stride;
+  const bool has_row[2] = {row < p.num_rows, row + 8 < p.num_rows};
+  float old[TOKEN_TILES][4], bias[2], factor[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    bias[i] = p.bias && has_row[i] ? __ldg(p.bias + row + i * 8) : 0.0f;
+    factor[i] = BITS == 16 && has_row[i] ? __ldg(p.row_scale + row + i * 8) : OPERAND_UNIT;
+  }
 #pragma unroll
   for (int n = 0; n < TOKEN_TILES; n++)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const int row = first_row + (i >> 1) * 8, token = first_token + n * 8 + (i & 1);
-      if (row < p.num_rows && token < live) f(n, i, row, token);
+      const bool counts = p.add_to_out && has_row[i >> 1] && n * 8 + first_token + (i & 1) < live;
+      old[n][i] = counts ? (i & 1 ? odd : even)[static_cast<u64>(n * 8) * p.out_stride + (i >> 1) * 8] : 0.0f;
     }
-}
-
-// Ends a band for one warp, whose strip's part v is.
-DEV void finish_strip(const Problem& p, u32 band, const Sharers& by, int live, const float* token_scale, float4* v) {
-  const u32 strip = band * NUM_WARPS + threadIdx.x / 32;
-  if (by.head != by.tail && !publish_part(p, strip, by, v)) return;
-  float old[TOKEN_TILES][4];
-  float* out = p.out + static_cast<u64>(p.first_token) * p.out_stride;
-  if (p.add_to_out)
-    each_result(p, strip, live, [&](int n, int i, int row, int token) { old[n][i] = out[static_cast<u64>(token) * p.out_stride + row]; });
-  if (by.head != by.tail) add_parts(p, strip, by, v);
-  each_result(p, strip, live, [&](int n, int i, int row, int token) {
-    const float y = i == 0 ? v[n].x : i == 1 ? v[n].y : i == 2 ? v[n].z : v[n].w;
-    float sum = __fmul_rn(__fmul_rn(y, BITS == 16 ? __ldg(p.row_scale + row) : OPERAND_UNIT), token_scale[token]);
-    if (p.bias) sum = __fadd_rn(sum, __ldg(p.bias + row));
-    out[static_cast<u64>(token) * p.out_stride + row] = p.add_to_out ? __fadd_rn(old[n][i], sum) : sum;
-  });
+  float4 v[TOKEN_TILES];
+  add_parts<AHEAD>(p, by, strip, v);
+#pragma unroll
+  for (int n = 0; n < TOKEN_TILES; n++) {
+    const float2 scale = *reinterpret_cast<const float2*>(token_scale + n * 8 + first_token);
+    const float y[4] = {v[n].x, v[n].y, v[n].z, v[n].w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float sum = __fadd_rn(__fmul_rn(__fmul_rn(y[i], factor[i >> 1]), i & 1 ? scale.y : scale.x), bias[i >> 1]);
+      if (has_row[i >> 1] && n * 8 + first_token + (i & 1) < live)
+        (i & 1 ? odd : even)[static_cast<u64>(n * 8) * p.out_stride + (i >> 1) * 8] = __fadd_rn(old[n][i], sum);
+    }
+  }
 }
 
 // Sums of many tokens leave no registers for the operands of several groups.
 constexpr int GROUP_UNROLL = TOKEN_TILES > 4 ? 1 : GROUPS;
 
-// Where a lane finds its part of a stage; the compiler keeps it, since it cannot know what comes out of a shuffle.
+// Where a lane finds its part of a stage, for its own strip and for the other warp's; the compiler keeps it, since it
+// cannot know what comes out of a shuffle.
 struct Offsets {
-  Place place;
+  Place place[STRIPS];
   int x, sums;
 };
 
@@ -177,26 +201,25 @@ DEV int keep(int v) { return __shfl_sync(~0u, v, threadIdx.x & 31); }
 DEV Offsets find_offsets() {
   const int lane = threadIdx.x & 31, half = threadIdx.x >> 5 & 1, first_strip = (threadIdx.x >> 6) * STRIPS;
   const int unit = first_strip / 8 * UNIT_BYTES;
-  Place p = place_in_unit(first_strip % 8, half, lane);
-  p.low = keep(unit + p.low), p.scale = keep(unit + p.scale), p.super = keep(unit + p.super), p.min = keep(unit + p.min);
-  if (HIGH_BYTES) p.high = keep(unit + p.high);
-  const int column = half * HALF_COLS;
-  const int x = STEP_BYTES + column / 128 * TOKEN_TILES * X_TILE_BYTES + column % 128 / 32 * 512 + lane * 16;
-  // The first half takes the leading bits of the sums of activations, the second the rest.
-  return {p, keep(x), keep(STEP_BYTES + 2048 + half * 128 + lane * 4)};
-}
-
-// One warp: STRIPS strips by half the columns of a unit. Token tiles that are not live give sums that nobody reads.
-DEV void multiply_unit(const u8* stage, const Offsets& at, u32 magic, float (*acc)[TOKEN_TILES][4]) {
-  Scales scales[STRIPS];
-  Place place[STRIPS];
+  Offsets at;
 #pragma unroll
   for (int m = 0; m < STRIPS; m++) {
-    const Place& p = at.place;
-    place[m] = {p.low + m * STRIP_LOW, p.high + m * STRIP_HIGH, p.scale + m * STRIP_SCALE, p.super + m * STRIP_SUPER,
-                p.min + m * STRIP_MIN};
-    scales[m] = load_scales(stage, place[m]);
+    const Place p = place_in_unit(first_strip % 8 + (m ^ half), half, lane);
+    at.place[m] = {keep(unit + p.low), HIGH_BYTES ? keep(unit + p.high) : 0, keep(unit + p.scale), keep(unit + p.super), keep(unit + p.min)};
   }
+  const int column = half * HALF_COLS;
+  at.x = keep(STEP_BYTES + column / 128 * TOKEN_TILES * X_TILE_BYTES + column % 128 / 32 * 512 + lane * 16);
+  at.sums = keep(STEP_BYTES + 2048 + lane * 4);
+  return at;
+}
+
+// One warp: STRIPS strips by half the columns of a unit, and minima for all columns, but for its own strip alone. Calls
+// leave when the stage has been read. Token tiles that are not live give sums that nobody reads.
+template <class F>
+DEV void multiply_unit(const u8* stage, const Offsets& at, u32 magic, float (*acc)[TOKEN_TILES][4], F leave) {
+  Scales scales[STRIPS];
+#pragma unroll
+  for (int m = 0; m < STRIPS; m++) scales[m] = load_scales(stage, at.place[m]);
   float whole[STRIPS][TOKEN_TILES][4];  // sums over all groups, where scales are in the operands
 #pragma unroll GROUP_UNROLL
   for (int group = 0; group < GROUPS; group++) {
@@ -204,9 +227,9 @@ DEV void multiply_unit(const u8* stage, const Offsets& at, u32 magic, float (*ac
 #pragma unroll
     for (int m = 0; m < STRIPS; m++)
       if (HAS_BYTES)
-        load_scaled_operands(stage, place[m], scales[m], group, magic, a[m]);
+        load_scaled_operands(stage, at.place[m], scales[m], group, magic, a[m]);
       else
-        load_operands(stage, place[m], scales[m], group, a[m]);
+        load_operands(stage, at.place[m], scales[m], group, a[m]);
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES; n++) {
       uint4 b = *reinterpret_cast<const uint4*>(stage + at.x + group * 512 + n * X_TILE_BYTES);
@@ -225,27 +248,31 @@ DEV void multiply_unit(const u8* stage, const Offsets& at, u32 magic, float (*ac
       }
     }
   }
+  Supers super[STRIPS];
+  u32 minima[4], sums[TOKEN_TILES][2];
 #pragma unroll
-  for (int m = 0; m < STRIPS; m++) {
-    const Supers super = load_supers(stage, place[m]);
+  for (int m = 0; m < STRIPS; m++) super[m] = load_supers(stage, at.place[m]);
+  if (HAS_OFFSET) load_min_operands(stage, at.place[0], threadIdx.x, minima);
 #pragma unroll
-    for (int n = 0; HAS_BYTES && n < TOKEN_TILES; n++)
+  for (int i = 0; HAS_OFFSET && i < TOKEN_TILES * X_BLOCKS; i++)
+    sums[i % TOKEN_TILES][i / TOKEN_TILES] = *reinterpret_cast<const u32*>(stage + at.sums + i * X_TILE_BYTES);
+  leave();
 #pragma unroll
-      for (int i = 0; i < 4; i++) acc[m][n][i] = __fmaf_rn(whole[m][n][i], super.scale[i >> 1], acc[m][n][i]);
-    u32 a[4];
-    if (HAS_OFFSET) load_min_operands(stage, place[m], threadIdx.x, a);
-    const float factor[2] = {min_factor(super.min[0]), min_factor(super.min[1])};
+  for (int m = 0; HAS_BYTES && m < STRIPS; m++)
 #pragma unroll
-    for (int n = 0; HAS_OFFSET && n < TOKEN_TILES; n++) {
-      const u32* sums = reinterpret_cast<const u32*>(stage + at.sums + n * X_TILE_BYTES);
-      float sum[4];
-      if (COLS == 128)
-        mma_new_short(sum, a, *sums);
-      else
-        mma_new(sum, a, *sums, sums[TOKEN_TILES * X_TILE_BYTES / 4]);
+    for (int n = 0; n < TOKEN_TILES; n++)
 #pragma unroll
-      for (int i = 0; i < 4; i++) acc[m][n][i] = __fmaf_rn(sum[i], factor[i >> 1], acc[m][n][i]);
-    }
+      for (int i = 0; i < 4; i++) acc[m][n][i] = __fmaf_rn(whole[m][n][i], super[m].scale[i >> 1], acc[m][n][i]);
+  const float factor[2] = {min_factor(super[0].min[0]), min_factor(super[0].min[1])};
+#pragma unroll
+  for (int n = 0; HAS_OFFSET && n < TOKEN_TILES; n++) {
+    float sum[4];
+    if (COLS == 128)
+      mma_new_short(sum, minima, sums[n][0]);
+    else
+      mma_new(sum, minima, sums[n][0], sums[n][1]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) acc[0][n][i] = __fmaf_rn(sum[i], factor[i >> 1], acc[0][n][i]);
   }
 }
 
@@ -287,9 +314,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
   const Problem p = {weights,     row_scale, x,         token_scale, out,     bias,       partial,   arrived,
                      first_token, num_rows,  num_bands, num_chunks,  x_tiles, out_stride, add_to_out};
   extern __shared__ __align__(128) u8 stages[];
+  float4* room = reinterpret_cast<float4*>(stages + STAGES * STAGE_BYTES);
   __shared__ u64 full[STAGES];
-  __shared__ u32 num_left[STAGES];  // how many times a warp has left the stage
-  __shared__ float scales[TOKEN_TILES * 8];
+  __shared__ u32 num_left[STAGES], num_stored;  // warps that have left a stage, or stored a part of the first band
+  __shared__ __align__(8) float scales[TOKEN_TILES * 8];
   __shared__ int live;            // tokens that count
   __shared__ u32 shared_magic;    // MAGIC in a way that keeps the compiler from seeing a constant: it stays in a register
   __shared__ Sharers sharers[2];  // of the first and the last band; those between belong to this block alone
@@ -298,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
   Feeder feeder = {p, stages, full, begin, count, min(TOKEN_TILES, x_tiles - first_token / 8) * X_TILE_BYTES};
   let_later_grids_start();
   if (threadIdx.x == 0) {
-    shared_magic = MAGIC | num_rows >> 31;
+    shared_magic = MAGIC | num_rows >> 31, num_stored = 0;
     for (int i = 0; i < STAGES; i++) init_barrier(full + i, 1), num_left[i] = 0;
     publish_barriers();
   }
@@ -320,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
   if (threadIdx.x == 0) live = min(num_tokens, (live_count ? *live_count : first_token + num_tokens) - first_token);
   if (threadIdx.x < num_tokens) scales[threadIdx.x] = token_scale[first_token + threadIdx.x];
   __syncthreads();
-  const u32 magic = shared_magic;
+  const u32 magic = shared_magic, warp = threadIdx.x / 32;
   u32 band = first_band, left = (first_band + 1) * num_chunks - begin, turn = 0, parity = 0;
   float acc[STRIPS][TOKEN_TILES][4] = {};
   for (u32 i = 0; i < count; i++) {
@@ -330,18 +358,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
     meet_at_stage<STAGES - 1>();
 #endif
     __syncwarp();
-    multiply_unit(stages + turn * STAGE_BYTES, offsets, magic, acc);
+    u32 before = 0;  // warps that left the stage before this one
+    multiply_unit(stages + turn * STAGE_BYTES, offsets, magic, acc, [&] {
 #if BULK
-    __syncwarp();
-    // The last warp to leave a stage refills it.
-    if (threadIdx.x % 32 == 0 && count_up(num_left + turn) % NUM_WARPS == NUM_WARPS - 1) feeder.refill(i, band);
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) before = count_around(num_left + turn, NUM_WARPS - 1);
 #endif
-    if (--left == 0 || i + 1 == count) {
-      float4 v[TOKEN_TILES];
-      swap_strips(acc, reinterpret_cast<float4*>(stages + STAGES * STAGE_BYTES), v);
-      Sharers by = {blockIdx.x, blockIdx.x, 0};
-      if (band == first_band || i + 1 == count) by = sharers[band != first_band];
-      finish_strip(p, band, by, live, scales, v);
+    });
+    if (BULK && before == NUM_WARPS - 1) feeder.refill(i, band);  // the last one
+    if (--left == 0 && i + 1 < count) {
+      swap_strips(acc, room, strip_of(p, blockIdx.x * 2 + (band != first_band), warp));
+      Sharers by = sharers[0];
+      if (band != first_band) by = {blockIdx.x, blockIdx.x, blockIdx.x * 2 + 1};
+      u32 strips = 1u << warp;
+      if (by.head != by.tail) strips = find_last_parts(arrived + band * NUM_WARPS, by.tail - by.head + 1, &num_stored);
+      for (; strips; strips &= strips - 1) finish_strip<1>(p, band, __ffs(strips) - 1, by, live, scales);
       band++, left = num_chunks;
 #pragma unroll
       for (int m = 0; m < STRIPS; m++)
@@ -357,4 +388,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
 #endif
     if (++turn == STAGES) turn = 0, parity ^= 1;
   }
+  // The other parts of the last band may be there already: then nobody has to be told of this one.
+  u32* counter = arrived + band * NUM_WARPS + warp;
+  u32 num_others = threadIdx.x % 32 == 0 ? look_at(counter) : 0;
+  swap_strips(acc, room, strip_of(p, blockIdx.x * 2 + (band != first_band), warp));
+  const Sharers by = sharers[1];
+  const u32 num_parts = by.tail - by.head + 1;
+  if (__shfl_sync(~0u, num_others, 0) + 1 == num_parts || is_last_part(counter, num_parts))
+    finish_strip<LAST_AHEAD>(p, band, warp, by, live, scales);
 }

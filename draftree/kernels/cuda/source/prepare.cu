@@ -63,7 +63,7 @@ extern "C" __global__ CLUSTER_DIMS void __launch_bounds__(WARPS * 32, BLOCKS_AN_
   if (token >= num_live) return;
   if (OP == NORM) {  // one exchange for both
     largest = largest_of_slices(v);
-    reduce_block(squares, largest);
+    reduce_row(squares, largest);
     const float factor = norm_factor(squares, num_cols, eps);
     largest = __fmul_rn(largest, factor);
     for (int k = 0; k < KEPT; k++)
