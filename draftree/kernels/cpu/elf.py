@@ -24,8 +24,8 @@ _FILE_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQq")
-# Functions of numba's and what is called instead: a compiled function that raises is a mistake of
-# ours, which ends the process.
+# Functions of numba's and what is called instead. A compiled function that raises is a mistake of
+# ours, which ends the process; and none makes arrays of its own, so none is ever given up.
 _INSTEAD: Final = {
     "numba_frexp": "frexp",
     "numba_gil_ensure": "abort",
@@ -34,6 +34,7 @@ _INSTEAD: Final = {
     "numba_unpickle": "abort",
     "numba_runtime_build_excinfo_struct": "abort",
     "NRT_Free": "abort",
+    "NRT_MemInfo_call_dtor": "abort",
 }
 
 
