@@ -34,6 +34,7 @@ needs_linking = pytest.mark.skipif(not can_link(), reason="numba keeps and loads
 SCRIPT = """
 import json, sys
 import numpy as np
+import draftree.kernels.cpu.ops
 from draftree.kernels.cpu.elementwise import _elementwise_kernel, record_silu_mul
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.select import choose_greedy
