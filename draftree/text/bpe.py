@@ -85,14 +85,14 @@ def _split_merges(vocabulary: Vocabulary, merges: Sequence[str]) -> list[tuple[s
     if set(map(str.count, distinct, repeat(" "))) != {1} or len(parts) != 2 * len(distinct):
         bad = next(m for m in distinct if m.count(" ") != 1 or "\n" in m)
         raise TokenizerError(f"The merge {bad!r} in the model file is not two tokens and a space.")
-    longest = max(distinct, key=_byte_length)
-    if _byte_length(longest) - 1 > max(map(_byte_length, vocabulary.tokens)):
+    if _most_bytes(distinct) - 1 > _most_bytes(vocabulary.tokens):
+        longest = max(distinct, key=lambda merge: len(merge.encode()))
         raise _lacks(longest.replace(" ", ""))  # the library would panic
     return list(zip(parts[::2], parts[1::2], strict=True))
 
 
-def _byte_length(text: str) -> int:
-    return len(text.encode())
+def _most_bytes(texts: list[str]) -> int:
+    return max(map(len, map(str.encode, texts)))
 
 
 def _lacks(token: str) -> TokenizerError:

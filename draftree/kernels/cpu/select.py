@@ -377,17 +377,7 @@ def _rank_row(logits, tokens, temperature, seed, position, reach, scores, ids, l
         log_probs[i] = np.float32(np.float64(logits[ids[i]]) - log_total)
 
 
-def rank_row(
-    logits: np.ndarray,
-    tokens: np.ndarray,
-    temperature: float,
-    seed: int,
-    position: int,
-    reach: float,
-    scores: np.ndarray,
-    ids: np.ndarray,
-    log_probs: np.ndarray,
-) -> None:
+def rank_row(logits, tokens, temperature, seed, position, reach, scores, ids, log_probs):
     """The len(ids) best places and their log-probabilities; with noise if temperature > 0.
 
     tokens as in _take_noisy. reach: what would need more noise than this may be missed.
