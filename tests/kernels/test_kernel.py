@@ -209,6 +209,15 @@ def test_without_a_folder_code_is_compiled_in_memory(tmp_path, monkeypatch, capl
     assert len(caplog.records) == 1 and "every start" in caplog.records[0].message
 
 
+def test_where_linking_is_not_known_numba_keeps_the_code(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(kernel_module, "code_dir", lambda: tmp_path / "kernels")
+    monkeypatch.setattr(kernel_module, "can_link", lambda: False)
+    assert native("int -> int")(_adder(40))(2) == 42
+    assert len(list(tmp_path.rglob("*.nbi"))) == 1 and not list(tmp_path.rglob("*.o"))
+    again = native("int -> int")(_adder(40))
+    assert again(2) == 42 and again._alive.cache_hits == 1
+
+
 @pytest.mark.parametrize("array", ["np.zeros(3)", "np.zeros(6, np.float32)[::2]"])
 def test_another_array_ends_the_process(array: str) -> None:
     lines = (

@@ -84,11 +84,11 @@ class Compiled:
         from numba import cfunc
         from numba.core.compiler_lock import global_compiler_lock
 
-        is_writable(code_dir())
+        is_kept = is_writable(code_dir())
         start = time.perf_counter()
         with global_compiler_lock, _numba_cache():
             realize(self._function)
-            options = {"cache": not can_link(), "error_model": "numpy"}
+            options = {"cache": is_kept and not can_link(), "error_model": "numpy"}
             compiled = cfunc(self._numba_signature(), **options)(self._function)
         self._alive = compiled
         _log.debug("kernel %s compiled in %.2f s", self.name, time.perf_counter() - start)

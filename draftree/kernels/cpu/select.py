@@ -346,10 +346,10 @@ def _noisy_floor(values, tokens, divisor, key, limit, scratch):
     """A score that `limit` tokens reach: the last of the best among the largest values."""
     num_tried = min(2 * limit, len(values))
     words = scratch.ctypes.data
-    large, places = f32_pointer(words), i64_pointer(words + 8 * limit)
-    large, places = carray(large, num_tried), carray(places, num_tried)
+    places, large = i64_pointer(words), f32_pointer(words + 24 * limit)
+    places, large = carray(places, num_tried), carray(large, num_tried)
     _take_largest(values, num_tried, large, places)
-    scores, ids = f32_pointer(words + 24 * limit), i64_pointer(words + 28 * limit)
+    ids, scores = i64_pointer(words + 16 * limit), f32_pointer(words + 32 * limit)
     scores, ids, count = carray(scores, limit), carray(ids, limit), _ZERO
     for i in range(num_tried):
         token = tokens[places[i]] if len(tokens) > 0 else places[i]
