@@ -87,7 +87,7 @@ def _bars_of(
     return (
         Bar("decode against llama.cpp", "peers", sha256, _decode_ratio, True, *decode),
         Bar("prefill of 512 against llama.cpp", "peers", sha256, _prefill_ratio, True, *prefill),
-        Bar("memory over file size, 2K context", "memory", sha256, memory, False, 1.3, 1.1),
+        Bar("memory over files loaded, 2K context", "memory", sha256, memory, False, 1.3, 1.1),
         Bar(
             "perplexity, distance from llama.cpp",
             *("parity", sha256, _perplexity_percent, False, 0.5, 0.1, "%"),

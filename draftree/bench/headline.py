@@ -105,7 +105,9 @@ _READERS: Final[dict[str, Callable[[Json], dict[str, Any]]]] = {
     "peers": _peers,
     "decode": _decode,
     "prefill": lambda measures: {"tokens_per_second": _medians(measures["by_len"])},
-    "memory": lambda measures: {"ratio": measures["ratio"]["median"]},
+    "memory": lambda measures: {
+        name: measures[name]["median"] for name in ("ratio", "plain_ratio") if name in measures
+    },
     "start": lambda measures: {"first_token_s": measures["first_token_s"]["median"]},
     "parity": _parity,
     "suite": _suite,

@@ -71,17 +71,23 @@ def _shares(shares: Mapping[str, Json]) -> list[str]:
 def _memory(record: Json) -> list[str]:
     measures = record["measures"]
     names = {
-        "ratio": "over the file's size",
+        "ratio": "over the size of all files loaded",
         "peak_ratio": "the same, at the peak",
+        "plain_ratio": "without a draft, over the target's file",
         "filled_mib": f"context of {measures['context']} full",
         "loaded_mib": "after loading",
         "anonymous_mib": "of it anonymous",
         "file_mib": "of it pages of files",
+        "plain_filled_mib": "context full, without a draft",
         "imports_mib": "imports alone",
     }
     rows = [
-        [words, f"{spread(measures[key])} {measures[key]['unit']}"] for key, words in names.items()
+        [words, f"{spread(measures[key])} {measures[key]['unit']}"]
+        for key, words in names.items()
+        if key in measures
     ]
+    if "files_mib" in measures:
+        rows.append(["files loaded", f"{measures['files_mib']} MiB"])
     return [*table(["resident memory above imports", ""], rows), "", METHOD]
 
 

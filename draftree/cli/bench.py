@@ -89,7 +89,7 @@ def _add_command(kind: str, num_rounds: int, help_text: str) -> None:
 
 _add_command("decode", 10, "Our decoding: by depth, by tokens in a pass, by operation.")
 _add_command("prefill", 5, "Our prefill: by length of the prompt, by operation.")
-_add_command("memory", 3, "Resident memory with a full context of 2048, over the file's size.")
+_add_command("memory", 3, "Resident memory with a full context of 2048, over the files' size.")
 _add_command("start", 5, "Process start to first token, with everything warm.")
 _add_command("multiturn", 5, "First token by turn of a conversation, cached and not.")
 

@@ -74,11 +74,11 @@ class CpuDevice:
         return None
 
     def finish_loading(self) -> None:
-        from draftree.kernels.cpu.compiler import release_compiler
+        from draftree.kernels.cpu.release import release_memory
         from draftree.kernels.cpu.sampling import load_choices
 
         load_choices()
-        release_compiler()
+        release_memory()
 
     def close(self) -> None:
         self._team.close()

@@ -24,14 +24,13 @@ def byte_of_character() -> dict[str, int]:
 
 
 class ByteLevelBpe:
-    """Encodes text that holds no special tokens."""
+    """Encodes text that holds no special tokens. The library alone keeps the vocabulary."""
 
     prefixes_space = False
 
     def __init__(
         self, vocabulary: Vocabulary, merges: Sequence[str], pretokenizer: Pretokenizer
     ) -> None:
-        self._tokens = vocabulary.tokens
         self._bytes = byte_of_character()
         self._merger = _build_merger(vocabulary, merges, pretokenizer)
 
@@ -42,11 +41,19 @@ class ByteLevelBpe:
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:
-        text = self._tokens[token_id]
+        text = self.text_of(token_id)
         try:
             return bytes([self._bytes[character] for character in text])
         except KeyError:  # a plain token outside the byte alphabet can only mean its own text
             return text.encode()
+
+    def text_of(self, token_id: int) -> str:
+        text: str = self._merger.id_to_token(token_id)
+        return text
+
+    def find(self, text: str) -> int | None:
+        token_id: int | None = self._merger.token_to_id(text)
+        return token_id
 
 
 def _build_merger(vocabulary: Vocabulary, merges: Sequence[str], pretokenizer: Pretokenizer) -> Any:
@@ -78,14 +85,14 @@ def _split_merges(vocabulary: Vocabulary, merges: Sequence[str]) -> list[tuple[s
     if set(map(str.count, distinct, repeat(" "))) != {1} or len(parts) != 2 * len(distinct):
         bad = next(m for m in distinct if m.count(" ") != 1 or "\n" in m)
         raise TokenizerError(f"The merge {bad!r} in the model file is not two tokens and a space.")
-    longest = max(distinct, key=_byte_length)
-    if _byte_length(longest) - 1 > max(map(_byte_length, vocabulary.tokens)):
+    if _most_bytes(distinct) - 1 > _most_bytes(vocabulary.tokens):
+        longest = max(distinct, key=lambda merge: len(merge.encode()))
         raise _lacks(longest.replace(" ", ""))  # the library would panic
     return list(zip(parts[::2], parts[1::2], strict=True))
 
 
-def _byte_length(text: str) -> int:
-    return len(text.encode())
+def _most_bytes(texts: list[str]) -> int:
+    return max(map(len, map(str.encode, texts)))
 
 
 def _lacks(token: str) -> TokenizerError:

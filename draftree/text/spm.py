@@ -44,6 +44,12 @@ class SentencePiece:
             return bytes([int(match[1], 16)]) if match else text.encode()
         return text.replace(SPACE, " ").encode()
 
+    def text_of(self, token_id: int) -> str:
+        return self._vocabulary.tokens[token_id]
+
+    def find(self, text: str) -> int | None:
+        return self._vocabulary.ids.get(text)
+
     def _encode_word(self, word: str) -> list[int]:
         known = self._words.get(word)
         if known is not None:

@@ -44,6 +44,14 @@ class Scheme(Protocol):
 
     def token_bytes(self, token_id: int) -> bytes: ...
 
+    def text_of(self, token_id: int) -> str:
+        """As the file spells it."""
+        ...
+
+    def find(self, text: str) -> int | None:
+        """The token that is spelled so."""
+        ...
+
 
 class Tokenizer:
     """One model's vocabulary, ready for use; immutable as far as callers can see."""
@@ -63,7 +71,7 @@ class Tokenizer:
         self.mask_id = vocabulary.mask_id
         self.stop_ids = vocabulary.stop_ids
         self.chat_template = chat_template
-        self._vocabulary = vocabulary
+        self._types = vocabulary.types
         self._scheme = scheme
         self._bytes: dict[int, bytes] = {}  # of the tokens asked for so far
         self._prefix = _present(self.bos_id, adds_bos)
@@ -161,9 +169,9 @@ class Tokenizer:
                 raise TokenizerError(
                     f"There is no token {token_id}; the vocabulary has {self.vocab_size} tokens."
                 )
-            kind = self._vocabulary.type_of(token_id)
+            kind = self._types.get(token_id, TokenType.NORMAL)
             if kind in MARKED_TYPES:
-                known = self._vocabulary.tokens[token_id].encode()
+                known = self._scheme.text_of(token_id).encode()
             else:
                 known = b"" if kind is TokenType.UNUSED else self._scheme.token_bytes(token_id)
             self._bytes[token_id] = known
@@ -171,11 +179,11 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token steers the model and is not part of the text it writes."""
-        return self._vocabulary.types.get(token_id) in SPECIAL_TYPES
+        return self._types.get(token_id) in SPECIAL_TYPES
 
     def is_marked(self, token_id: int) -> bool:
         """Whether encode finds the token's text as a whole: special and user-defined tokens."""
-        return self._vocabulary.types.get(token_id) in MARKED_TYPES
+        return self._types.get(token_id) in MARKED_TYPES
 
     @property
     def prefixes_space(self) -> bool:
@@ -184,12 +192,12 @@ class Tokenizer:
 
     def find(self, text: str) -> int | None:
         """The id of the token that is spelled so in the vocabulary."""
-        return self._vocabulary.ids.get(text)
+        return self._scheme.find(text)
 
     def _cut_marked(self, text: str, parse_special: bool) -> list[str | int]:
         fragments: list[str | int] = [text] if text else []
         for token_id in self._marked:
-            token = self._vocabulary.tokens[token_id]
+            token = self._scheme.text_of(token_id)
             if token not in text or (self.is_special(token_id) and not parse_special):
                 continue
             cut: list[str | int] = []

@@ -46,12 +46,14 @@ def prefill():
 def memory(ratio=1.2):
     mib = summarize([100.0], "MiB")
     samples = summarize([ratio], "×")
-    return MemoryMeasures(2048, samples, samples, mib, mib, mib, mib, mib)
+    return MemoryMeasures(
+        *(2048, samples, samples, mib, mib, mib, mib, mib, 120.0, samples, mib),
+    )
 
 
 def start():
     seconds = summarize([0.9, 1.1, 1.0], "s")
-    return StartMeasures(seconds, seconds, seconds, seconds, {"numba": 200.0, "numpy": 90.0})
+    return StartMeasures(seconds, seconds, seconds, seconds, {"draftree": 200.0, "numpy": 90.0})
 
 
 def parity(excess=0.001, gap=0.1):

@@ -32,7 +32,8 @@ def test_first_token_comes_before_the_end(tiny_path, say):
     assert measures.interpreter_s.median > 0.0
     assert measures.open_s.median > 0.0
     assert measures.first_token_s.median <= measures.exit_s.median
-    assert measures.imports_ms["numba"] > 0.0
+    assert measures.imports_ms["numpy"] > 0.0
+    assert "numba" not in measures.imports_ms  # one run before the others has compiled everything
 
 
 def test_a_failing_run_is_a_sentence(tmp_path, say):

@@ -88,5 +88,7 @@ def test_memory_measures(tiny_path, say):
     measures = measure_memory(tiny_path, 2, 1, say, context=128)
     size = tiny_path.stat().st_size / 2**20
     assert measures.ratio.median == pytest.approx(measures.filled_mib.median / size, rel=0.01)
+    assert measures.files_mib == pytest.approx(size, abs=0.1)  # it has no draft
+    assert measures.plain_ratio.median > 0.0
     assert measures.peak_ratio.median >= measures.ratio.median
     assert measures.imports_mib.median > 10.0

@@ -9,7 +9,6 @@ a token.
 import struct
 
 from llvmlite import ir
-from numba.core import cgutils
 
 from draftree.kernels.cpu.dot import (
     add_products,
@@ -23,6 +22,7 @@ from draftree.kernels.cpu.dot import (
 )
 from draftree.kernels.cpu.form import GROUP_COLS, quant_bytes
 from draftree.kernels.cpu.isa import AMX
+from draftree.kernels.cpu.jit import cgutils
 from draftree.kernels.cpu.quantize import RECORD_BYTES
 
 AMX_TOKENS = 16  # of the largest tile; the last tile of a larger pass reads as many rows of x

@@ -6,16 +6,14 @@ compiled code.
 import platform
 
 from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from draftree.kernels.cpu.form import LINE_BYTES
+from draftree.kernels.cpu.jit import Deferred, cgutils, intrinsic, njit, types
 
 _I64 = ir.IntType(64)
 _SPINS_BEFORE_YIELD = 200  # some ten microseconds: longer waits are another program's turn
 
-_sched_yield = types.ExternalFunction("sched_yield", types.int32())
+_sched_yield = Deferred(lambda: types.ExternalFunction("sched_yield", types.int32()))
 
 
 @intrinsic

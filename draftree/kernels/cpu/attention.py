@@ -8,7 +8,6 @@ however the work is split over threads.
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
 import numpy as np
-from numba import njit
 
 from draftree.kernels.cpu import attention_chunk as chunk
 from draftree.kernels.cpu.atomic import atomic_add
@@ -23,6 +22,7 @@ from draftree.kernels.cpu.attention_chunk import (
 )
 from draftree.kernels.cpu.block import multiply_kernel
 from draftree.kernels.cpu.elementwise import head_strides
+from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.kv_cache import KvCache, record_kv_commit, record_kv_write
 from draftree.kernels.cpu.program import Program

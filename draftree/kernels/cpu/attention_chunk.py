@@ -7,7 +7,6 @@ of CHUNK.
 
 # ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures)
 import numpy as np
-from numba import njit
 
 from draftree.kernels.cpu.block import (
     BLOCK_COLS,
@@ -18,6 +17,7 @@ from draftree.kernels.cpu.block import (
     multiply,
     touched_rows,
 )
+from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.simd import (
     LANES,
     bits_to_float,

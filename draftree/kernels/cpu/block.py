@@ -7,11 +7,9 @@ float16 or int8, which a word says: its elements have 4 >> word bytes.
 
 # ruff: noqa: ANN001, ANN002, ANN201, ANN202  (numba inspects these signatures; types are numba's)
 from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from draftree.kernels.cpu.atomic import call_operation
+from draftree.kernels.cpu.jit import cgutils, intrinsic, njit, types
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.simd import LANES, f32x16, load_i64, store_i64
 

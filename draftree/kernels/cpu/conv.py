@@ -7,9 +7,9 @@ per node for a commit.
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
 import numpy as np
-from numba import njit
 
 from draftree.kernels.cpu.elementwise import row_count
+from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import LANES, fma, load, load_i64, silu, splat, store

@@ -7,7 +7,6 @@ instruction sets give the same bits.
 
 # ruff: noqa: ANN001, ANN201, ANN202  (numba's and llvmlite's types)
 from llvmlite import ir
-from numba.core import cgutils
 
 from draftree.kernels.cpu.floating import fused, prefetch, splat
 from draftree.kernels.cpu.form import (
@@ -17,6 +16,7 @@ from draftree.kernels.cpu.form import (
     scale_bytes,
 )
 from draftree.kernels.cpu.isa import AMX, AVX2, AVX512_VNNI, AVX_VNNI, NEON_DOTPROD
+from draftree.kernels.cpu.jit import cgutils
 from draftree.kernels.cpu.quantize import (
     HALF_SUMS_AT,
     NEGATED_HALF_SUMS_AT,

@@ -7,8 +7,8 @@ Values are those of the plain decoder, bit for bit.
 from functools import cache
 
 import numpy as np
-from numba.extending import overload
 
+from draftree.kernels.cpu.jit import overload
 from draftree.kernels.cpu.kernel import Kernel, kernel
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import load_f32, load_i64, splat, store, store_f32

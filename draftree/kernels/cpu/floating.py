@@ -5,9 +5,9 @@ Strip: for each column, the weights of sixteen rows side by side.
 
 # ruff: noqa: ANN001, ANN201, ANN202  (numba's and llvmlite's types)
 from llvmlite import ir
-from numba.core import cgutils
 
 from draftree.kernels.cpu.form import FLOAT_ROWS, LINE_BYTES
+from draftree.kernels.cpu.jit import cgutils
 
 _PREFETCH_BYTES = 4096  # a core's own prefetcher stops at the end of a page
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))

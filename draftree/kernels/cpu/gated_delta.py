@@ -10,9 +10,9 @@ token are bit-equal. It does not know the projections around it.
 import math
 
 import numpy as np
-from numba import njit
 
 from draftree.kernels.cpu.elementwise import row_count
+from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.norm import sum_squares
 from draftree.kernels.cpu.program import Program

@@ -4,8 +4,8 @@ import ctypes
 import platform
 from dataclasses import dataclass
 from functools import cache
-
-import llvmlite.binding as llvm
+from itertools import takewhile
+from pathlib import Path
 
 from draftree import env
 
@@ -25,6 +25,13 @@ AVX2 = Isa("avx2", 8)
 NEON_DOTPROD = Isa("neon-dotprod", 4)
 PORTABLE = Isa("portable", 8)
 ALL_ISAS = (AMX, AVX512_VNNI, AVX_VNNI, AVX2, NEON_DOTPROD, PORTABLE)
+_CPU_FIELDS = ("vendor", "model", "cpu family", "cpu implementer", "cpu part", "flags", "features")
+_LINUX_WORDS = {
+    "avx512vnni": "avx512_vnni",
+    "avxvnni": "avx_vnni",
+    "amx-int8": "amx_int8",
+    "dotprod": "asimddp",
+}
 
 
 @cache
@@ -36,21 +43,35 @@ def _may_use_tiles() -> bool:
     return ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0
 
 
+@cache
+def describe_cpu() -> str:
+    """The processor that code is compiled for: its model, and what it can do in Linux's words."""
+    listing = Path("/proc/cpuinfo")
+    if listing.exists():
+        with listing.open(encoding="utf-8") as lines:
+            first = list(takewhile(str.strip, lines))  # of several that are alike
+        return "".join(line for line in first if line.lower().startswith(_CPU_FIELDS))
+    import llvmlite.binding as llvm
+
+    found = [name for name, is_there in llvm.get_host_cpu_features().items() if is_there]
+    return " ".join((llvm.get_host_cpu_name(), *(_LINUX_WORDS.get(name, name) for name in found)))
+
+
 def supported_isas() -> tuple[Isa, ...]:
     """What this machine can run, best first; the portable variant is always last."""
-    features = llvm.get_host_cpu_features()
+    features = set(describe_cpu().split())
     machine = platform.machine().lower()
     found = []
     if machine in ("x86_64", "amd64"):
-        if features.get("avx512vnni") and features.get("avx512vl"):
-            if features.get("amx-int8") and features.get("gfni") and _may_use_tiles():
+        if {"avx512_vnni", "avx512vl"} <= features:
+            if {"amx_int8", "gfni"} <= features and _may_use_tiles():
                 found.append(AMX)
             found.append(AVX512_VNNI)
-        if features.get("avxvnni"):
+        if "avx_vnni" in features:
             found.append(AVX_VNNI)
-        if features.get("avx2"):
+        if "avx2" in features:
             found.append(AVX2)
-    if machine in ("aarch64", "arm64") and features.get("dotprod"):
+    if machine in ("aarch64", "arm64") and "asimddp" in features:
         found.append(NEON_DOTPROD)
     return (*found, PORTABLE)
 

@@ -1,66 +1,120 @@
 """A kernel: a Python function compiled once for this machine and kept on disk.
 
 Compiled code is filed under a hash of all kernel sources, the numba version and the instruction
-set, so a changed source never meets stale code.
+set, so a changed source never meets stale code. What is on disk is put into memory without numba;
+where the format of the machine's object files is not known (elf.py), numba keeps and loads it.
 """
 
+import ctypes
 import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, cached_property
+from importlib.metadata import version
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
-import numba
-from numba import cfunc, njit, types
-from numba.core import config as numba_config
-
 from draftree import env
-from draftree.kernels.cpu.isa import current_isa
+from draftree.kernels.cpu.elf import can_link, link
+from draftree.kernels.cpu.isa import current_isa, describe_cpu
+from draftree.kernels.cpu.jit import realize
+from draftree.kernels.cpu.store import is_writable, read_code, write_code
 
 _log = logging.getLogger("draftree")
-_SIGNATURE = types.void(types.CPointer(types.int64), types.int64, types.int64, types.int64)
+_KERNEL = "words int int int"
+# What stands in a signature: numba's type, and that of an argument from Python.
+_TYPES: dict[str, tuple[str, Any]] = {
+    "words": ("int64*", ctypes.c_void_p),
+    "int": ("int64", ctypes.c_int64),
+    "float": ("float64", ctypes.c_double),
+    "array": ("int64", ctypes.py_object),  # the address of the object (view.py)
+}
 
 
 @cache
 def code_dir() -> Path:
     """The folder for this version of the sources on this machine."""
-    digest = hashlib.sha256(f"{numba.__version__} {current_isa().name}".encode())
+    digest = hashlib.sha256(f"{version('numba')} {current_isa().name}".encode())
     here = Path(__file__).parent
     for source in sorted((*here.glob("*.py"), *here.parent.glob("quant/*.py"))):
         digest.update(source.read_bytes())
     return env.cache_dir() / "kernels" / digest.hexdigest()[:16]
 
 
-@contextmanager
-def _code_cache() -> Iterator[None]:
-    """Point numba at our folder while a function is declared; other users of numba keep theirs."""
-    before = numba_config.CACHE_DIR
-    numba_config.CACHE_DIR = str(code_dir())
-    try:
-        yield
-    finally:
-        numba_config.CACHE_DIR = before
+def _code_words(code: CodeType) -> tuple[object, ...]:
+    constants = [_code_words(c) if isinstance(c, CodeType) else c for c in code.co_consts]
+    return code.co_code, code.co_names, repr(constants)
 
 
-def cached_njit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile on first call, without the interpreter lock, and keep the code on disk."""
-    with _code_cache():
-        return njit(nogil=True, cache=True, error_model="numpy")(function)
+class Compiled:
+    """A C function made of a Python function, which may close over plain values only: a compiled
+    function among them would be another one in every process, and code on disk never found again.
+
+    signature: a word of _TYPES for each argument, then "-> " and that of what is returned, if
+    anything is.
+    """
+
+    def __init__(self, function: Callable[..., Any], signature: str) -> None:
+        self.name = function.__name__.strip("_")
+        self._function = function
+        self._signature = signature
+
+    @cached_property
+    def key(self) -> str:
+        """A digest of what is compiled, for which processor."""
+        function = self._function
+        cells = [cell.cell_contents for cell in function.__closure__ or ()]
+        assert all(isinstance(cell, bool | int | float | str) for cell in cells), self.name
+        assert function.__defaults__ is None, self.name
+        place = function.__module__, function.__qualname__, self._signature
+        code = _code_words(function.__code__)
+        words = (code_dir().name, describe_cpu(), place, function.__code__.co_freevars, cells, code)
+        return hashlib.sha256(repr(words).encode()).hexdigest()
+
+    @cached_property
+    def address(self) -> int:
+        kept = read_code(code_dir(), self.name, self.key) if can_link() else None
+        address = link(kept[1], kept[0]) if kept else None
+        return self._compile() if address is None else address
+
+    def _compile(self) -> int:
+        from numba import cfunc
+        from numba.core.compiler_lock import global_compiler_lock
+
+        is_kept = is_writable(code_dir())
+        start = time.perf_counter()
+        with global_compiler_lock, _numba_cache():
+            realize(self._function)
+            options = {"cache": is_kept and not can_link(), "error_model": "numpy"}
+            compiled = cfunc(self._numba_signature(), **options)(self._function)
+        self._alive = compiled
+        _log.debug("kernel %s compiled in %.2f s", self.name, time.perf_counter() - start)
+        if can_link():
+            symbol, code = compiled.native_name, compiled._library._get_compiled_object()
+            address = link(code, symbol)
+            if address is not None:
+                write_code(code_dir(), self.name, self.key, symbol, code)
+                return address
+            _log.debug("kernel %s cannot be kept", self.name)
+        return int(compiled.address)
+
+    def _numba_signature(self) -> Any:
+        from numba import types
+
+        def numba_type(word: str) -> Any:
+            name = _TYPES[word][0]
+            kind = getattr(types, name.rstrip("*"))
+            return types.CPointer(kind) if name.endswith("*") else kind
+
+        words, _, result = self._signature.partition(" -> ")
+        returned = numba_type(result) if result else types.void
+        return returned(*map(numba_type, words.split()))
 
 
-def _announce_once() -> None:
-    """Say why the first start is slow, if nothing has been compiled for this machine yet."""
-    marker = code_dir() / "announced"
-    if not marker.exists():
-        code_dir().mkdir(parents=True, exist_ok=True)
-        marker.touch()
-        _log.warning("Compiling CPU kernels for this machine; this happens once.")
-
-
-class Kernel:
+class Kernel(Compiled):
     """`function(args, ticket, thread, num_threads)`: args is an int64 array of sizes and
     addresses.
 
@@ -70,23 +124,40 @@ class Kernel:
     """
 
     def __init__(self, function: Callable[..., None]) -> None:
-        self.name = function.__name__.strip("_")
-        self._function = function
+        super().__init__(function, _KERNEL)
+
+
+class Native(Compiled):
+    """A compiled function that Python calls, without the interpreter lock."""
 
     @cached_property
-    def _compiled(self) -> Any:  # numba's CFunc
-        _announce_once()
-        start = time.perf_counter()
-        with _code_cache():
-            compiled = cfunc(_SIGNATURE, cache=True, error_model="numpy")(self._function)
-        _log.debug("kernel %s ready in %.2f s", self.name, time.perf_counter() - start)
-        return compiled
+    def _call(self) -> Callable[..., Any]:
+        words, _, result = self._signature.partition(" -> ")
+        kinds = [_TYPES[word][1] for word in words.split()]
+        return ctypes.CFUNCTYPE(_TYPES[result][1] if result else None, *kinds)(self.address)
 
-    @property
-    def address(self) -> int:
-        return int(self._compiled.address)
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
 
 
 def kernel(function: Callable[..., None]) -> Kernel:
     """Decorator: compile on first use."""
     return Kernel(function)
+
+
+def native(signature: str) -> Callable[[Callable[..., Any]], Native]:
+    """Decorator: compile on first call."""
+    return lambda function: Native(function, signature)
+
+
+@contextmanager
+def _numba_cache() -> Iterator[None]:
+    """Point numba at our folder while a function is compiled; other users of numba keep theirs."""
+    from numba.core import config
+
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(code_dir())
+    try:
+        yield
+    finally:
+        config.CACHE_DIR = before

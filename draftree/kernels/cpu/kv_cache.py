@@ -8,7 +8,6 @@ not depend on its neighbours.
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
 import numpy as np
-from numba import njit
 
 from draftree.kernels.cpu.arena import lazy_zeros
 from draftree.kernels.cpu.block import (
@@ -21,6 +20,7 @@ from draftree.kernels.cpu.block import (
     store_as,
 )
 from draftree.kernels.cpu.elementwise import head_strides, row_count
+from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import (

@@ -7,12 +7,12 @@ A token's result is the same bits whatever the number of tokens in the pass and 
 from functools import cache
 
 import numpy as np
-from numba import njit
 
 from draftree.kernels.cpu.amx import AMX_TOKENS
 from draftree.kernels.cpu.atomic import take_item
 from draftree.kernels.cpu.form import ALL_FORMS
 from draftree.kernels.cpu.isa import ALL_ISAS, AMX
+from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import Kernel, kernel
 from draftree.kernels.cpu.pack import Weight
 from draftree.kernels.cpu.program import Program

@@ -10,9 +10,9 @@ position picks a stream and token an element of it.
 import math
 
 import numpy as np
-from numba import njit
 
-from draftree.kernels.cpu.kernel import cached_njit
+from draftree.kernels.cpu.jit import njit
+from draftree.kernels.cpu.kernel import native
 
 _G = np.uint64(0x9E3779B97F4A7C15)
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -70,9 +70,9 @@ def bits_above(noise):
     return np.uint64(max(u * 4294967296.0 - 2.0, 0.0))
 
 
-@cached_njit
+@native("int int int -> float")
 def _gumbel(seed, position, token):
-    return noise_of(noise_bits(noise_key(seed, position), token))
+    return np.float64(noise_of(noise_bits(noise_key(seed, position), token)))
 
 
 def gumbel(seed: int, position: int, token: int) -> np.float32:

@@ -8,9 +8,9 @@ runs in a fixed order over four times sixteen lanes, so a row's result depends o
 import math
 
 import numpy as np
-from numba import njit
 
 from draftree.kernels.cpu.elementwise import head_strides, row_count
+from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import (

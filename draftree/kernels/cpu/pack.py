@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from numba import njit
 
 from draftree.kernels.cpu.arena import Arena
 from draftree.kernels.cpu.atomic import atomic_add
@@ -26,6 +25,7 @@ from draftree.kernels.cpu.form import (
     strip_bytes,
 )
 from draftree.kernels.cpu.isa import ALL_ISAS, Isa, current_isa
+from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import Kernel, kernel
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.team import Team

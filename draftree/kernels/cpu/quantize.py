@@ -10,12 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from draftree.kernels.cpu.floating import splat
 from draftree.kernels.cpu.form import GROUP_COLS, LINE_BYTES
+from draftree.kernels.cpu.jit import cgutils, intrinsic, types
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import load_i64

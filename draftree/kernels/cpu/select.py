@@ -9,9 +9,9 @@ above the border's.
 import math
 
 import numpy as np
-from numba import njit
 
-from draftree.kernels.cpu.kernel import cached_njit
+from draftree.kernels.cpu.jit import carray, njit
+from draftree.kernels.cpu.kernel import native
 from draftree.kernels.cpu.noise import (
     MAX_NOISE,
     bits_above,
@@ -31,12 +31,24 @@ from draftree.kernels.cpu.simd import (
     store_first,
     sum_lanes,
 )
+from draftree.kernels.cpu.view import (
+    f32_pointer,
+    f32_view,
+    f64_pointer,
+    i64_pointer,
+    i64_view,
+    u32_view,
+    u64_pointer,
+)
+from draftree.kernels.cpu.word import stack_bytes
 
 _BLOCK = 64
+_HASH_BYTES = 8 * _BLOCK
 _MINUS_INFINITY = np.float32(-np.inf)
 _ZERO, _ONE = np.int64(0), np.int64(1)  # typed: a literal would compile a callee once more
 _ALL_BITS, _ONE_BIT = np.uint32(0xFFFFFFFF), np.uint32(1)
 _NUM_BINS = 1024
+_MASS_BYTES = 8 * _NUM_BINS
 _BINS_PER_UNIT = 32.0
 _NEAR = np.float32(16.0)  # what lies further below the maximum rarely takes part in a share
 
@@ -164,7 +176,7 @@ def _take_noisy(values, tokens, divisor, key, floor, border, border_id, limit, s
     that as many tokens are known to reach; the closer, the more is skipped.
     """
     address, count = values.ctypes.data, _ZERO
-    hashes = np.empty(_BLOCK, np.uint64)
+    hashes = carray(u64_pointer(stack_bytes(_HASH_BYTES)), _BLOCK)
     for start in range(0, len(values), _BLOCK):
         top = _block_max(address + 4 * start, len(values) - start)
         if top < border or top == _MINUS_INFINITY:
@@ -214,7 +226,8 @@ def _bin_of(below):
 def _share_border(values, top, share, scores, ids):
     """The border of the smallest set of largest values that holds a share of the probability."""
     wanted = np.float64(share) * np.float64(_sum_exp(values, top))
-    mass = np.zeros(_NUM_BINS, np.float64)
+    mass = carray(f64_pointer(stack_bytes(_MASS_BYTES)), _NUM_BINS)
+    mass[:] = 0.0
     if _fill_bins(values, top, top - _NEAR, mass) < wanted:
         mass[:] = 0.0
         _fill_bins(values, top, _MINUS_INFINITY, mass)
@@ -248,20 +261,22 @@ def _border_in(scores, ids, count, top, held, wanted):
     return scores[count - 1], ids[count - 1]
 
 
-@cached_njit
+@native("array -> int")
 def choose_greedy(logits):
-    return _argmax(logits)
+    return _argmax(f32_view(logits))
 
 
-@cached_njit
+@native("array -> float")
 def top_share(logits):
     """The probability of the largest."""
-    return 1.0 / _sum_exp(logits, logits[_argmax(logits)])
+    values = f32_view(logits)
+    return 1.0 / _sum_exp(values, values[_argmax(values)])
 
 
-@cached_njit
+@native("array array array float float float")
 def penalize(logits, seen_ids, seen_counts, repetition, presence, frequency):
     """In place: repetition scales towards less likely; presence and frequency subtract."""
+    logits, seen_ids, seen_counts = f32_view(logits), i64_view(seen_ids), i64_view(seen_counts)
     for i in range(len(seen_ids)):
         token, count = seen_ids[i], seen_counts[i]
         value = logits[token]
@@ -272,9 +287,10 @@ def penalize(logits, seen_ids, seen_counts, repetition, presence, frequency):
         logits[token] = value
 
 
-@cached_njit
+@native("array array")
 def forbid(logits, bits):
     """In place: minus infinity for each token whose bit in the uint32 words is not set."""
+    logits, bits = f32_view(logits), u32_view(bits)
     address, nothing = logits.ctypes.data, splat(_MINUS_INFINITY)
     for word in range(len(bits)):
         allowed, start = bits[word], 32 * word
@@ -289,9 +305,11 @@ def forbid(logits, bits):
                 logits[i] = _MINUS_INFINITY
 
 
-@cached_njit
+@native("array float int float float int int array array array -> int")
 def choose_filtered(logits, temperature, top_k, top_p, min_p, seed, position, scaled, scores, ids):
     """The token with the largest logit / T + noise among those that pass the filters."""
+    logits, scaled = f32_view(logits), f32_view(scaled)
+    scores, ids = f32_view(scores), i64_view(ids)
     source, target, count = logits.ctypes.data, scaled.ctypes.data, len(logits)
     divisor, whole = splat(np.float32(temperature)), len(logits) // 16 * 16
     for i in range(0, 4 * whole, 64):
@@ -324,12 +342,15 @@ def choose_filtered(logits, temperature, top_k, top_p, min_p, seed, position, sc
 
 
 @njit
-def _noisy_floor(values, tokens, divisor, key, limit):
+def _noisy_floor(values, tokens, divisor, key, limit, scratch):
     """A score that `limit` tokens reach: the last of the best among the largest values."""
     num_tried = min(2 * limit, len(values))
-    large, places = np.empty(num_tried, np.float32), np.empty(num_tried, np.int64)
+    words = scratch.ctypes.data
+    places, large = i64_pointer(words), f32_pointer(words + 24 * limit)
+    places, large = carray(places, num_tried), carray(large, num_tried)
     _take_largest(values, num_tried, large, places)
-    scores, ids, count = np.empty(limit, np.float32), np.empty(limit, np.int64), _ZERO
+    ids, scores = i64_pointer(words + 16 * limit), f32_pointer(words + 32 * limit)
+    scores, ids, count = carray(scores, limit), carray(ids, limit), _ZERO
     for i in range(num_tried):
         token = tokens[places[i]] if len(tokens) > 0 else places[i]
         score = large[i] / divisor + noise_of(noise_bits(key, token))
@@ -337,18 +358,16 @@ def _noisy_floor(values, tokens, divisor, key, limit):
     return scores[0]
 
 
-@cached_njit
-def rank_row(logits, tokens, temperature, seed, position, reach, scores, ids, log_probs):
-    """The len(ids) best places and their log-probabilities; with noise if temperature > 0.
-
-    tokens as in _take_noisy. reach: what would need more noise than this may be missed.
-    """
+@native("array array float int int float array array array array")
+def _rank_row(logits, tokens, temperature, seed, position, reach, scores, ids, log_probs, scratch):
+    logits, tokens, scratch = f32_view(logits), i64_view(tokens), i64_view(scratch)
+    scores, ids, log_probs = f32_view(scores), i64_view(ids), f32_view(log_probs)
     top = logits[_argmax(logits)]
     log_total = np.float64(top) + math.log(np.float64(_sum_exp(logits, top)))
     limit = _take_largest(logits, len(ids), scores, ids)
     if temperature > 0.0 and scores[limit - 1] > _MINUS_INFINITY:
         divisor, key = np.float32(temperature), noise_key(seed, position)
-        floor = _noisy_floor(logits, tokens, divisor, key, limit)
+        floor = _noisy_floor(logits, tokens, divisor, key, limit, scratch)
         border, last = (floor - np.float32(reach)) * divisor, len(logits)
         kept = _take_noisy(logits, tokens, divisor, key, floor, border, last, limit, scores, ids)
         if kept < limit:
@@ -356,3 +375,12 @@ def rank_row(logits, tokens, temperature, seed, position, reach, scores, ids, lo
             _take_noisy(logits, tokens, divisor, key, floor, low, last, limit, scores, ids)
     for i in range(len(ids)):
         log_probs[i] = np.float32(np.float64(logits[ids[i]]) - log_total)
+
+
+def rank_row(logits, tokens, temperature, seed, position, reach, scores, ids, log_probs):
+    """The len(ids) best places and their log-probabilities; with noise if temperature > 0.
+
+    tokens as in _take_noisy. reach: what would need more noise than this may be missed.
+    """
+    scratch = np.empty(5 * len(ids), np.int64) if temperature > 0.0 else ids  # of _noisy_floor
+    _rank_row(logits, tokens, temperature, seed, position, reach, scores, ids, log_probs, scratch)

@@ -10,13 +10,8 @@ size. LLVM splits the sixteen lanes into whatever registers the machine has.
 import operator
 
 from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils
-from numba.core.datamodel import models
-from numba.core.datamodel.registry import register_default
-from numba.core.imputils import lower_builtin
-from numba.core.typing.templates import ConcreteTemplate, infer_global
-from numba.extending import intrinsic
+
+from draftree.kernels.cpu.jit import Deferred, cgutils, intrinsic, njit, types
 
 LANES = 16
 _F32 = ir.FloatType()
@@ -27,18 +22,41 @@ _VI32 = ir.VectorType(_I32, LANES)
 _V16 = ir.VectorType(_I16, LANES)
 
 
-class Lanes(types.Type):
-    def __init__(self):
-        super().__init__(name="f32x16")
+def _lanes_type():
+    """Sixteen lanes as a type of numba's, whose operators mean one instruction each."""
+    from numba.core.datamodel import models
+    from numba.core.datamodel.registry import register_default
+    from numba.core.imputils import lower_builtin
+    from numba.core.typing.templates import ConcreteTemplate, infer_global
+
+    class Lanes(types.Type):
+        def __init__(self):
+            super().__init__(name="f32x16")
+
+    @register_default(Lanes)
+    class LanesModel(models.PrimitiveModel):
+        def __init__(self, dmm, fe_type):
+            super().__init__(dmm, fe_type, _V32)
+
+    lanes = Lanes()
+
+    def register(operation, name):
+        @infer_global(operation)
+        class LanesOperator(ConcreteTemplate):
+            cases = (lanes(lanes, lanes),)
+
+        @lower_builtin(operation, lanes, lanes)
+        def lower(context, builder, signature, args):
+            return getattr(builder, name)(args[0], args[1])
+
+    register(operator.add, "fadd")
+    register(operator.sub, "fsub")
+    register(operator.mul, "fmul")
+    register(operator.truediv, "fdiv")
+    return lanes
 
 
-f32x16 = Lanes()
-
-
-@register_default(Lanes)
-class _LanesModel(models.PrimitiveModel):
-    def __init__(self, dmm, fe_type):
-        super().__init__(dmm, fe_type, _V32)
+f32x16 = Deferred(_lanes_type)
 
 
 def _pointer(builder, address, element, align=4):
@@ -278,24 +296,6 @@ def keep_first(typingctx, value, count, fill):
         return builder.select(below, args[0], _splat(builder, args[2], _V32))
 
     return f32x16(f32x16, types.int64, types.float32), codegen
-
-
-def _register(operation, name):
-    """Let an operator of Python mean one instruction, without a function to compile."""
-
-    @infer_global(operation)
-    class LanesOperator(ConcreteTemplate):
-        cases = (f32x16(f32x16, f32x16),)
-
-    @lower_builtin(operation, f32x16, f32x16)
-    def lower(context, builder, signature, args):
-        return getattr(builder, name)(args[0], args[1])
-
-
-_register(operator.add, "fadd")
-_register(operator.sub, "fsub")
-_register(operator.mul, "fmul")
-_register(operator.truediv, "fdiv")
 
 
 def _fold(builder, value, combine):

@@ -19,7 +19,8 @@ from draftree.kernels.cpu.atomic import (
     pause,
 )
 from draftree.kernels.cpu.form import LINE_BYTES
-from draftree.kernels.cpu.kernel import cached_njit
+from draftree.kernels.cpu.jit import njit
+from draftree.kernels.cpu.kernel import native
 from draftree.kernels.cpu.simd import load_i64
 
 RECORD_WORDS = 32  # function, needs a barrier before it, then the arguments
@@ -39,8 +40,9 @@ def new_tickets(num_ops: int, num_threads: int) -> np.ndarray:
     return lazy_zeros(_WORD * math.prod(shape)).view(np.int64).reshape(shape)
 
 
-@cached_njit
-def _run(control: int, thread: int, team: int) -> None:
+@njit
+def _walk(control: int, thread: int, team: int) -> None:
+    """Run the published program."""
     program = load_i64(control + _PROGRAM)
     tickets = load_i64(control + _TICKETS)
     for i in range(load_i64(control + _NUM_OPS)):
@@ -53,7 +55,12 @@ def _run(control: int, thread: int, team: int) -> None:
     barrier(control + _COUNT, control + _BARRIER, team)
 
 
-@cached_njit
+@native("int int int")
+def _run(control: int, thread: int, team: int) -> None:
+    _walk(control, thread, team)
+
+
+@native("int int int int -> int")
 def _serve(control: int, thread: int, team: int, seen: int) -> int:
     """Run programs as they are published; return after a while without one."""
     idle = 0
@@ -67,11 +74,11 @@ def _serve(control: int, thread: int, team: int, seen: int) -> int:
         if atomic_load(control + _STOP) != 0:
             break
         idle = 0
-        _run(control, thread, team)
+        _walk(control, thread, team)
     return seen
 
 
-@cached_njit
+@native("int int int int")
 def _publish(control: int, program: int, num_ops: int, tickets: int) -> None:
     atomic_store(control + _PROGRAM, program)
     atomic_store(control + _NUM_OPS, num_ops)
@@ -79,12 +86,12 @@ def _publish(control: int, program: int, num_ops: int, tickets: int) -> None:
     atomic_store(control + _GENERATION, atomic_load(control + _GENERATION) + 1)
 
 
-@cached_njit
+@native("int int")
 def _set_word(address: int, value: int) -> None:
     atomic_store(address, value)
 
 
-@cached_njit
+@native("int -> int")
 def _get_word(address: int) -> int:
     return atomic_load(address)
 

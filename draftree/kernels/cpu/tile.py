@@ -7,15 +7,13 @@ products are in floating.py, dot.py and amx.py.
 
 # ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures; types are numba's)
 from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 
 from draftree.kernels.cpu.amx import emit_amx_tile, emit_begin, emit_end
 from draftree.kernels.cpu.dot import emit_dot_tile
 from draftree.kernels.cpu.floating import emit_float_tile
 from draftree.kernels.cpu.form import ALL_FORMS
 from draftree.kernels.cpu.isa import ALL_ISAS, AMX
+from draftree.kernels.cpu.jit import cgutils, intrinsic, types
 
 _I64 = ir.IntType(64)
 LARGEST_TILE = 8  # more sums than this do not fit the registers

@@ -2,9 +2,8 @@
 
 # ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures; types are numba's)
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
+from draftree.kernels.cpu.jit import intrinsic, types
 from draftree.kernels.cpu.simd import LANES, f32x16
 
 _HALF, _FLOAT = ir.HalfType(), ir.FloatType()

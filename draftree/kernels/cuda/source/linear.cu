@@ -21,7 +21,7 @@ static_assert(STRIPS == 2, "a strip for each of two warps");
 
 // How warps of a block tell each other how far they are: counted around, from 0 to `last`. (The compiler would wrap the
 // addition of a constant into a dozen instructions.) How blocks do: what a warp wrote before one of its lanes counts is
-// there for the warp that sees the sum. Whoever only looks must read past the first cache what was counted.
+// there for the warp that sees the sum.
 #ifndef EMULATED
 DEV u32 count_around(u32* counter, u32 last) {
   u32 before;
@@ -34,16 +34,9 @@ DEV u32 count_globally(u32* counter) {
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   return before;
 }
-
-DEV u32 look_at(const u32* counter) {
-  u32 now;
-  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(counter) : "memory");
-  return now;
-}
 #else
 DEV u32 count_around(u32* counter, u32 last) { return atomicAdd(counter, 1u) % (last + 1); }
 DEV u32 count_globally(u32* counter) { return atomicAdd(counter, 1u); }
-DEV u32 look_at(const u32* counter) { return *counter; }
 #endif
 
 struct Problem {
@@ -388,12 +381,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
 #endif
     if (++turn == STAGES) turn = 0, parity ^= 1;
   }
-  // The other parts of the last band may be there already: then nobody has to be told of this one.
-  u32* counter = arrived + band * NUM_WARPS + warp;
-  u32 num_others = threadIdx.x % 32 == 0 ? look_at(counter) : 0;
   swap_strips(acc, room, strip_of(p, blockIdx.x * 2 + (band != first_band), warp));
   const Sharers by = sharers[1];
-  const u32 num_parts = by.tail - by.head + 1;
-  if (__shfl_sync(~0u, num_others, 0) + 1 == num_parts || is_last_part(counter, num_parts))
+  if (by.head == by.tail || is_last_part(arrived + band * NUM_WARPS + warp, by.tail - by.head + 1))
     finish_strip<LAST_AHEAD>(p, band, warp, by, live, scales);
 }

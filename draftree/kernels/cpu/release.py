@@ -1,27 +1,31 @@
-"""The compiler in memory: LLVM is a library of a hundred megabytes, needed only while kernels are
-compiled or linked.
+"""Memory that loading needs and running does not, given back: that of LLVM, a library of a hundred
+megabytes which kernels are compiled with, and what the allocator holds free.
 
-Its pages are those of a file. Given back, they come again from there by themselves when they are
+The library's pages are those of a file. They come again from there by themselves when they are
 needed. Knows Linux alone; elsewhere nothing happens.
 """
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-_LIBRARY = "libllvmlite"
+_LIBRARY, _MODULE = "libllvmlite", "llvmlite.binding"
 
 
-def release_compiler() -> None:
-    """Take LLVM's pages out of this process."""
+def release_memory() -> None:
+    """Take what is free, and LLVM's pages if it was needed at all, out of this process."""
     maps = Path("/proc/self/smaps")
     if not maps.exists() or not hasattr(mmap, "MADV_DONTNEED"):
         return
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for start, end in clean_ranges(maps.read_text(encoding="utf-8"), _LIBRARY):
-        madvise(start, end - start, mmap.MADV_DONTNEED)
+    process = ctypes.CDLL(None)
+    if _MODULE in sys.modules:
+        process.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        for start, end in clean_ranges(maps.read_text(encoding="utf-8"), _LIBRARY):
+            process.madvise(start, end - start, mmap.MADV_DONTNEED)
+    if hasattr(process, "malloc_trim"):  # not every C library has it
+        process.malloc_trim(0)
 
 
 def clean_ranges(maps: str, library: str) -> Iterator[tuple[int, int]]:
