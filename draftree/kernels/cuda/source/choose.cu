@@ -24,6 +24,48 @@ DEV void choose_sorted(const Scoring& s, const int* words, int count, double* we
   sort_listed(count, 1, best);
 }
 
+// The largest of a block's keys, for all of its threads.
+DEV u64 largest_of_block(u64 key, u64* parts) {
+  for (int d = 16; d; d >>= 1) key = max(key, __shfl_xor_sync(~0u, key, d));
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = key;
+  __syncthreads();
+  for (int i = 0; i < THREADS / 32; i++) key = max(key, parts[i]);
+  __syncthreads();
+  return key;
+}
+
+// The row's largest logit, known to its last block: the same as selecting one, with less to do.
+DEV void choose_largest(const float* logits, int vocab, u64* slices, int* arrived, int* chosen, u64* parts, Best* best) {
+  const int first = blockIdx.x * SLICE;
+  float4 four[VALUES / 4];
+#pragma unroll
+  for (int i = 0; i < VALUES / 4; i++) {
+    const int token = first + place(4 * i);
+    four[i] = make_float4(minus_infinity(), minus_infinity(), minus_infinity(), minus_infinity());
+    if (token + 3 < vocab) {
+      four[i] = *reinterpret_cast<const float4*>(logits + token);
+    } else if (token < vocab) {
+      four[i].x = logits[token];
+      if (token + 1 < vocab) four[i].y = logits[token + 1];
+      if (token + 2 < vocab) four[i].z = logits[token + 2];
+    }
+  }
+  float top = four[0].x;
+  int best_place = 0;
+#pragma unroll
+  for (int i = 0; i < VALUES; i++) {
+    const float value = i % 4 == 0 ? four[i / 4].x : i % 4 == 1 ? four[i / 4].y : i % 4 == 2 ? four[i / 4].z : four[i / 4].w;
+    if (value > top) top = value, best_place = i;
+  }
+  const int token = first + place(best_place);
+  u64 key = largest_of_block(token < vocab ? key_of(top, token) : 0, parts);
+  u64* row = slices + static_cast<u64>(blockIdx.y) * gridDim.x * MAX_TOP_K;
+  if (threadIdx.x == 0) row[blockIdx.x] = key;
+  if (!is_last_block(arrived + blockIdx.y, gridDim.x, best)) return;
+  key = largest_of_block(threadIdx.x < gridDim.x ? __ldcg(row + threadIdx.x) : 0, parts);
+  if (threadIdx.x == 0) chosen[blockIdx.y] = token_of(key);
+}
+
 // Blocks [slices, rows]. Row i is that of node rows[i]; its token will stand one position further.
 extern "C" __global__ void __launch_bounds__(THREADS)
     choose_kernel(const float* logits, const int* control, const int* rows, const int* positions, const int* words,
@@ -36,16 +78,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int row = blockIdx.y;
   if (row >= control[NUM_ROWS]) return;
   const float temperature = temperature_of(words);
+  if (temperature == 0.0f) {
+    choose_largest(logits + static_cast<u64>(row) * stride, vocab, slices, arrived, chosen, best.groups, &best);
+    return;
+  }
   const int top_k = words[TOP_K];
-  const bool is_short = temperature > 0.0f && top_k > 0 && top_k <= MAX_TOP_K && top_k < vocab;
+  const bool is_short = top_k > 0 && top_k <= MAX_TOP_K && top_k < vocab;
   const int count = is_short ? top_k : 1;
   const Scoring s = {logits + static_cast<u64>(row) * stride,
                      noise_key(word_pair(words, SEED), positions[rows[row]] + 1),
-                     borders && !is_short && temperature > 0.0f ? borders[row] : 0,
+                     borders && !is_short ? borders[row] : 0,
                      temperature,
                      vocab,
-                     temperature > 0.0f && !is_short};
-  select_slice(s, blockIdx.x * SLICE, count, temperature == 0.0f, v, &best);
+                     !is_short};
+  select_slice(s, blockIdx.x * SLICE, count, false, v, &best);
   if (!merge_slices(slices, arrived, count, &best)) return;
   if (is_short) choose_sorted(s, words, count, weights, &best);
   if (threadIdx.x == 0) chosen[row] = best.sorted[0] ? token_of(best.sorted[0]) : 0;
