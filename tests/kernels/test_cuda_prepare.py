@@ -239,3 +239,21 @@ def test_wrong_shapes_are_refused(any_gpu: Gpu) -> None:
         gated_norm_prepare(x, x, torch.ones(24), EPS, into, any_gpu)
     with pytest.raises(ValueError, match="norm of 256"):
         norm_prepare(x, torch.ones(255), EPS, into, any_gpu)
+
+
+@pytest.mark.parametrize("in_rows", [False, True])
+def test_a_norm_copies_its_rows_on_the_way(any_gpu: Gpu, in_rows: bool) -> None:
+    num_rows, num_cols, num_live = 5, 96, 3
+    x = view(num_rows, num_cols, any_gpu)
+    plain, copying = (make(num_rows, num_cols, any_gpu, in_rows=in_rows) for _ in range(2))
+    wide = torch.full((num_rows, num_cols + 16), -7.0, device=any_gpu.place)
+    copy, live = wide[:, 8 : 8 + num_cols], torch.tensor([num_live], dtype=torch.int32)
+    live = live.to(any_gpu.place)
+    run("norm", plain, x, None, any_gpu, live=live)
+    run("norm", copying, x, None, any_gpu, live=live, copy=copy)
+    assert torch.equal(copying.halves.view(torch.uint8), plain.halves.view(torch.uint8))
+    assert torch.equal(copy[:num_live], x[:num_live])
+    wide[:num_live, 8 : 8 + num_cols] = -7.0
+    assert bool((wide == -7.0).all())  # nothing else was written
+    with pytest.raises(ValueError, match="do not go with"):
+        run("norm", copying, x, None, any_gpu, live=live, copy=copy[:2])

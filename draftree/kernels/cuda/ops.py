@@ -61,6 +61,7 @@ class CudaOps:
         self._inputs: dict[int, MatmulInput] = {}  # by address of the rows they were made from
         self._norms: dict[int, tuple[torch.Tensor, float]] = {}  # of heads that are turned next
         self._turns: list[Turn] = []  # of queries and keys that are written next
+        self._copy: tuple[torch.Tensor, torch.Tensor, int] | None = None  # rows, and where to
         self._kv = KvArena(max_ctx + max_nodes, store.gpu)
         self._conv = ConvArena(max_nodes, store.gpu)
         self._delta = DeltaArena(max_nodes, store.gpu)
@@ -74,8 +75,9 @@ class CudaOps:
         self._program, self._inputs, self._committed = Program(self.step, self.gpu), {}, set()
         try:
             yield self._program
+            self._add_copy()
         finally:
-            self._program = None
+            self._program = self._copy = None
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -144,10 +146,16 @@ class CudaOps:
         return tuple(outs[i] for i in range(len(weights)))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> MatmulInput:
-        return self._prepare(
-            x.shape[1],
-            lambda n, to: norm_prepare(x[:n], weight, eps, to, self.gpu, live=self._live),
-        )
+        copy = None  # a copy of the same rows is made on the way
+        if self._copy is not None and self._copy[0] is x:
+            (_, into, column), self._copy = self._copy, None
+            copy = into[:, column : column + x.shape[1]]
+
+        def fill(n: int, to: Activations | HalfRows) -> None:
+            part = None if copy is None else copy[:n]
+            norm_prepare(x[:n], weight, eps, to, self.gpu, live=self._live, copy=part)
+
+        return self._prepare(x.shape[1], fill)
 
     def head_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
         self._norms[x.data_ptr()] = (weight, eps)  # done together with the turn that follows
@@ -270,7 +278,9 @@ class CudaOps:
         return logits
 
     def copy_columns(self, x: torch.Tensor, into: torch.Tensor, column: int) -> None:
-        self._add(lambda n: copy_columns(x[:n], into, column, self.gpu, live=self._live))
+        """Waits for the next operation, which may do it on the way."""
+        self._add_copy()
+        self._copy = x, into, column
 
     def commit(self, store: Store) -> None:
         """One launch for all layers of a kind: only the first of them records it."""
@@ -337,7 +347,16 @@ class CudaOps:
         return known
 
     def _add(self, launch: Launch) -> None:
+        self._add_copy()
         self._recording.add(launch)
+
+    def _add_copy(self) -> None:
+        """The copy that waits, if one does."""
+        if self._copy is not None:
+            (x, into, column), self._copy = self._copy, None
+            self._recording.add(
+                lambda n: copy_columns(x[:n], into, column, self.gpu, live=self._live)
+            )
 
     @property
     def _live(self) -> torch.Tensor:

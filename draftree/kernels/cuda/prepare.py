@@ -116,16 +116,18 @@ def _launch(
     other: torch.Tensor | None = None,
     weight: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
+    copy: torch.Tensor | None = None,
     eps: float = 0.0,
     head_dim: int = _SLICE,
 ) -> None:
     num_rows = x.shape[0] if rows is None else rows.shape[0]
     in_rows = into.halves.dtype == torch.float16
     room = into.halves.shape[0] if in_rows else 8 * into.halves.shape[1]
-    for array in (x,) if other is None else (x, other):
-        check_rows(array, into.num_cols)
-    if other is not None and other.shape[0] != x.shape[0]:
-        raise ValueError(f"{x.shape[0]} rows do not go with {other.shape[0]}")
+    for array in (x, other, copy):
+        if array is not None:
+            check_rows(array, into.num_cols)
+            if array.shape[0] != x.shape[0]:
+                raise ValueError(f"{x.shape[0]} rows do not go with {array.shape[0]}")
     if into.num_cols % _SLICE:
         raise ValueError(f"{into.num_cols} columns are not a multiple of {_SLICE}")
     if num_rows > room:
@@ -135,8 +137,9 @@ def _launch(
     load_kernel(source, gpu).launch(
         (num_rows * plan.num_blocks,),
         32 * plan.num_warps,
-        *(x, other, weight, rows, into.halves, into.token_scale, live, float(eps)),
-        *(into.num_cols, into.padded_cols, x.stride(0), 0 if other is None else other.stride(0)),
+        *(x, other, weight, rows, into.halves, into.token_scale, live, copy, float(eps)),
+        *(into.num_cols, into.padded_cols),
+        *(0 if array is None else array.stride(0) for array in (x, other, copy)),
         0 if in_rows else into.halves.shape[1],
         is_chained=True,
     )
@@ -158,11 +161,15 @@ def norm_prepare(
     *,
     live: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
+    copy: torch.Tensor | None = None,
 ) -> None:
-    """x / sqrt(mean(x²) + eps) * weight for each row; with rows, int32, row i is of x[rows[i]]."""
+    """x / sqrt(mean(x²) + eps) * weight for each row; with rows, int32, row i is of x[rows[i]].
+
+    copy: gets x as it is, on the way.
+    """
     if weight.shape != (into.num_cols,):
         raise ValueError(f"a norm of {into.num_cols} values is expected")
-    _launch(RowOp.NORM, x, into, gpu, live, weight=weight, rows=rows, eps=eps)
+    _launch(RowOp.NORM, x, into, gpu, live, weight=weight, rows=rows, copy=copy, eps=eps)
 
 
 def silu_mul_prepare(

@@ -23,10 +23,16 @@ DEV float sum_squares(const float* v, float sum) {
   return sum;
 }
 
-// rows, if given, says which row of x each row is made from.
+DEV void copy_slice(const float* v, float* to) {
+  reinterpret_cast<float4*>(to)[0] = make_float4(v[0], v[1], v[2], v[3]);
+  reinterpret_cast<float4*>(to)[1] = make_float4(v[4], v[5], v[6], v[7]);
+}
+
+// rows, if given, says which row of x each row is made from. copy, if given, gets the rows as they came (NORM).
 extern "C" __global__ CLUSTER_DIMS void __launch_bounds__(WARPS * 32, BLOCKS_AN_SM)
     prepare_kernel(const float* x, const float* other, const float* weight, const int* rows, u8* out, float* token_scale,
-                   const int* live, float eps, int num_cols, int padded_cols, int x_stride, int other_stride, int x_tiles) {
+                   const int* live, float* copy, float eps, int num_cols, int padded_cols, int x_stride, int other_stride,
+                   int copy_stride, int x_tiles) {
   const int token = row_of_block();
   float v[KEPT][SLICE], w[KEPT][SLICE], z[KEPT][SLICE];
   begin_cluster();
@@ -47,6 +53,10 @@ extern "C" __global__ CLUSTER_DIMS void __launch_bounds__(WARPS * 32, BLOCKS_AN_
     load_slice(row, column, column < num_cols, v[k]);
     if (HAS_OTHER) load_slice(other + static_cast<u64>(token) * other_stride, column, column < num_cols, z[k]);
   }
+  if (OP == NORM && copy && token < num_live)
+#pragma unroll
+    for (int k = 0; k < KEPT; k++)
+      if (slice_column(k) < num_cols) copy_slice(v[k], copy + static_cast<u64>(token) * copy_stride + slice_column(k));
   float squares = 0.0f, largest = 0.0f;
 #pragma unroll
   for (int k = 0; k < KEPT; k++) {
