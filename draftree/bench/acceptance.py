@@ -33,6 +33,7 @@ from draftree.core import SamplingParams
 SETS: Final = ("humaneval", "gsm8k", "math500", "chat")
 _SEED: Final = 7
 _MAX_CTX: Final = 2048
+_AUTO_PASSES: Final = 3
 _WARM_UP: Final = Prompt("one two three four " * 12, is_chat=False)  # repeats: it is drafted
 
 
@@ -107,7 +108,8 @@ def measure_acceptance(
     known: Collection[tuple[str, Setting]] = (),
 ) -> Iterator[SetRun]:
     """One run per set and setting, but for those that are known already. Every text is written
-    both ways, one right after the other.
+    both ways, one right after the other; with an automatic budget, which follows the machine's
+    moods, all sets come several times.
     """
     plain = Engine.open(model, draft="none", budget=0, ngram="off", max_ctx=_MAX_CTX)
     for setting in settings:
@@ -120,15 +122,18 @@ def measure_acceptance(
         engines = plain, drafting
         for engine in engines:  # kernels are compiled and loaded before anything is timed
             write_sampled(engine, _WARM_UP, num_tokens, setting.temperature)
-        for name, prompts in missing.items():
-            report(f"{name}: {setting.name}, temperature {setting.temperature}")
-            before = look()
-            pairs = [
-                [write_sampled(e, prompt, num_tokens, setting.temperature) for e in engines]
-                for prompt in prompts
-            ]
-            share = foreign_share(before, look(), usable_cores())
-            plain_texts, drafted_texts = zip(*pairs, strict=True)
+        pairs: dict[str, list[list[Text]]] = {name: [] for name in missing}
+        before = look()
+        for number in range(_AUTO_PASSES if setting.budget == "auto" else 1):
+            for name, prompts in missing.items():
+                report(f"{name}: {setting.name}, temperature {setting.temperature}, {number + 1}")
+                pairs[name] += [
+                    [write_sampled(e, prompt, num_tokens, setting.temperature) for e in engines]
+                    for prompt in prompts
+                ]
+        share = foreign_share(before, look(), usable_cores())
+        for name, texts in pairs.items():
+            plain_texts, drafted_texts = zip(*texts, strict=True)
             yield summarize_texts(name, setting, plain_texts, drafted_texts, share)
         drafting.close()
     plain.close()

@@ -36,7 +36,6 @@ _START_GAIN, _STOP_GAIN = 1.18, 0.93
 _UNSURE, _SURE = 0.8, 0.4
 _HOPE = 1.35  # where the expected gain goes while nothing is drafted
 _HOPE_RATE, _MIN_HOPE_RATE = 0.005, 0.002  # how fast; half after every disappointment
-_LOOK_EVERY = 5  # plain steps: looking at the target's certainty takes time
 _LOOKUP_LEN = 10
 _NUM_CANDIDATES = 8  # a position, under an automatic budget
 _RANKED, _FEWEST_CHOSEN = 1.5, 3.0  # nodes that are ranked then, for each that was chosen lately
@@ -206,8 +205,7 @@ class SpeculativeDecoder:
             self._num_plain = max(self._num_plain - 1, 0)
             return True
         self._is_drafting &= self._gain >= _STOP_GAIN
-        may_start = self._gain * (_UNSURE + _SURE) >= _START_GAIN
-        if self._is_drafting or (may_start and self._plain_run % _LOOK_EVERY == 0):
+        if self._is_drafting or self._gain * (_UNSURE + _SURE) >= _START_GAIN:
             self._ease = self._look_at_target()
             if not self._is_drafting and self._gain * self._ease >= _START_GAIN:
                 self._is_drafting = True
