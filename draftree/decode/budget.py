@@ -22,7 +22,7 @@ _WEIGHT, _SPEED_WEIGHT, _PLAIN_WEIGHT = 0.08, 0.15, 0.3
 _NEAR = 0.35  # what differs by more than this share is no matter of speed
 _FAR_RISE, _FAR_FALL = 0.04, 0.5  # then: a pause of the machine, or something known badly
 _MOST = 3.0  # times what is known; more is a pause for certain
-_MANY = 100.0  # times seen
+_MANY = 100.0  # times that something was seen, if it is seen all the time
 _FIRST_PLAIN, _ENOUGH_PLAIN = 4, 8  # plain steps that do not count, and all before the first draft
 _PRIOR_SLOPE = 0.15  # cost of one more node, in passes of one, until there is a measurement
 # Passes that a guess counts for, how those that were seen fade with each later one, and how many,
@@ -37,7 +37,8 @@ class CostModel:
     """Milliseconds of a target pass by number of nodes (with root), and of all else in a round.
 
     A machine is faster now and slower then, for all of them alike. So what is seen of any one tells
-    of the others: times are kept as on a machine of constant speed, and the speed apart.
+    of the others: times are kept as on a machine of constant speed, and the speed apart. Steps
+    without a draft are another matter.
     """
 
     def __init__(self) -> None:

@@ -335,6 +335,23 @@ def test_a_draft_that_becomes_good_is_used_again(timed: Timed, node_ms: float) -
     assert np.mean([len(one.path) for one in late]) > 2.5
 
 
+def test_comparing_does_not_end_a_run_of_drafts() -> None:
+    """After plain steps that were taken to compare, less is asked for than to begin drafting."""
+    target = TableTarget(TABLE)
+    cost = CostModel()
+    cost.observe_verify(1, 10.0)
+    for _ in range(8):
+        cost.observe_plain(10.0)
+    options = SpeculationOptions(64, is_auto=True, use_ngram=False)
+    decoder = start(target, TableDrafter(TABLE, target.state), options, WARM, cost).decoder
+    decoder._gain, decoder._plain_run = 1.05, 15
+    assert not decoder._is_plain_turn()
+    decoder._gain = 0.9
+    assert decoder._is_plain_turn()
+    decoder._gain = 0.97  # the run has ended: now a clear gain is asked for
+    assert decoder._is_plain_turn()
+
+
 def test_rounds_that_often_take_far_longer_are_no_gain(timed: Timed) -> None:
     """A single slow pass is a pause of the machine; where every other one is, drafting loses."""
     num_passes = 0

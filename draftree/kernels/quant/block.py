@@ -6,7 +6,6 @@ compile-time constant of the caller.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures; types are numba's)
-
 from draftree.kernels.cpu.jit import njit, overload
 from draftree.kernels.cpu.word import load_s8, load_u8, load_u16, load_word, store_u8, store_word
 from draftree.kernels.quant.formats import QuantType

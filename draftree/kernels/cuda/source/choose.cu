@@ -39,17 +39,7 @@ DEV void choose_largest(const float* logits, int vocab, u64* slices, int* arrive
   const int first = blockIdx.x * SLICE;
   float4 four[VALUES / 4];
 #pragma unroll
-  for (int i = 0; i < VALUES / 4; i++) {
-    const int token = first + place(4 * i);
-    four[i] = make_float4(minus_infinity(), minus_infinity(), minus_infinity(), minus_infinity());
-    if (token + 3 < vocab) {
-      four[i] = *reinterpret_cast<const float4*>(logits + token);
-    } else if (token < vocab) {
-      four[i].x = logits[token];
-      if (token + 1 < vocab) four[i].y = logits[token + 1];
-      if (token + 2 < vocab) four[i].z = logits[token + 2];
-    }
-  }
+  for (int i = 0; i < VALUES / 4; i++) four[i] = load_four(logits, first + place(4 * i), vocab);
   float top = four[0].x;
   int best_place = 0;
 #pragma unroll

@@ -27,19 +27,21 @@ DEV int place(int i) { return (i / 4 * THREADS + threadIdx.x) * 4 + i % 4; }
 // Where a thread keeps its value i in shared memory: neighbours in neighbouring banks.
 DEV int slot(int i) { return i * THREADS + threadIdx.x; }
 
+// Four neighbouring logits, minus infinity beyond the vocabulary.
+DEV float4 load_four(const float* logits, int token, int vocab) {
+  if (token + 3 < vocab) return *reinterpret_cast<const float4*>(logits + token);
+  float4 four = make_float4(minus_infinity(), minus_infinity(), minus_infinity(), minus_infinity());
+  if (token < vocab) four.x = logits[token];
+  if (token + 1 < vocab) four.y = logits[token + 1];
+  if (token + 2 < vocab) four.z = logits[token + 2];
+  return four;
+}
+
 // v[slot(i)] = the values of the slice that starts at token `first`; each thread reads only what it wrote.
 DEV void load_values(const Scoring& s, int first, float* v) {
 #pragma unroll
   for (int i = 0; i < VALUES; i += 4) {
-    const int token = first + place(i);
-    float4 four = make_float4(minus_infinity(), minus_infinity(), minus_infinity(), minus_infinity());
-    if (token + 3 < s.vocab) {
-      four = *reinterpret_cast<const float4*>(s.logits + token);
-    } else {
-      if (token < s.vocab) four.x = s.logits[token];
-      if (token + 1 < s.vocab) four.y = s.logits[token + 1];
-      if (token + 2 < s.vocab) four.z = s.logits[token + 2];
-    }
+    const float4 four = load_four(s.logits, first + place(i), s.vocab);
     v[slot(i)] = four.x, v[slot(i + 1)] = four.y, v[slot(i + 2)] = four.z, v[slot(i + 3)] = four.w;
   }
   if (s.temperature > 0.0f)
