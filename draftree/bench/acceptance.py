@@ -64,13 +64,11 @@ SHAPES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class SetRun:
-    """num_prompts: each as often as it was written on. accepted_by_depth[d]: share of rounds whose
-    tree was that deep and whose path got there.
-    """
+    """accepted_by_depth[d]: share of rounds whose tree was that deep and whose path got there."""
 
     data: str
     setting: Setting
-    num_prompts: int
+    num_prompts: int  # each as often as it was written on
     num_equal: int
     num_tokens: int
     num_rounds: int
@@ -177,12 +175,7 @@ def main(model: str, draft: str, out: Path, cache: Path, limit: int, num_tokens:
         "machine": asdict(describe_machine()),
         "model": asdict(identify_model(located)),
         "draft": asdict(identify_model(draft_file)),
-        "settings": {
-            "num_tokens": num_tokens,
-            "limit": limit,
-            "seed": _SEED,
-            "auto_passes": _AUTO_PASSES,
-        },
+        "settings": {"num_tokens": num_tokens, "limit": limit, "seed": _SEED},
     }
     runs: list[dict[str, Any]] = json.loads(out.read_text())["runs"] if out.is_file() else []
     known = [(run["data"], Setting(**run["setting"])) for run in runs]
