@@ -80,6 +80,11 @@ def run_chain(target: Target, tokens: Sequence[int], chunk_len: int = 64) -> np.
     return np.concatenate(logits)
 
 
+def _by_position(tiles: np.ndarray) -> np.ndarray:
+    heads, num_tiles, cells, width, cell_len = tiles.shape
+    return tiles.swapaxes(2, 3).reshape(heads, num_tiles * width, cells * cell_len)
+
+
 def same_state(a: Snapshot, b: Snapshot) -> bool:
     """The committed part only: what lies behind it in the last tile is not state."""
     length = len(a.tokens)
@@ -87,9 +92,8 @@ def same_state(a: Snapshot, b: Snapshot) -> bool:
         return False
     for left, right in zip(a.parts, b.parts, strict=True):
         for x, y in zip(left, right, strict=True):
-            if x.ndim == 4:  # keys in tiles of 16 positions: [heads, tiles, head_dim, 16]
-                x = x.transpose(0, 1, 3, 2).reshape(len(x), -1, x.shape[2])[:, :length]
-                y = y.transpose(0, 1, 3, 2).reshape(len(y), -1, y.shape[2])[:, :length]
+            if x.ndim == 5:  # keys in tiles of 16 positions: [heads, tiles, cells, 16, cell_len]
+                x, y = (_by_position(tiles)[:, :length] for tiles in (x, y))
             if not np.array_equal(x, y):
                 return False
     return True

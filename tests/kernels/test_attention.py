@@ -22,6 +22,8 @@ from draftree.kernels.reference.attention import (
 from tests.kernels.passes import make_tree, poison, randn, set_rows, team, trees
 
 MAX_ROWS, MAX_NODES = 160, 24
+# Of results of about 1; with bytes, queries and weights are rounded to 16 bits.
+TOLERANCE = {np.float32: 3e-6, np.float16: 3e-6, np.int8: 1.3e-3}
 
 
 class Layer:
@@ -110,46 +112,51 @@ def test_prefill_equals_reference(heads, kv_heads, dim, dtype):
         out.append(layer.chain([a[done : done + count] for a in inputs], done))
         done += count
     expected = _reference(layer, *inputs, chain_mask(620, 0))
-    np.testing.assert_allclose(np.concatenate(out), expected, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(out), expected, atol=3 * TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
 @pytest.mark.parametrize("window", [1, 24, 300])
-def test_windows_hide_what_is_further_back(window):
+def test_windows_hide_what_is_further_back(window, dtype):
     rng = np.random.default_rng(window)
-    layer = Layer(4, 2, 32, window=window)
+    layer = Layer(4, 2, 32, dtype=dtype, window=window)
     inputs = layer.random_inputs(rng, 420)
     out = [layer.chain([a[i : i + 140] for a in inputs], i) for i in (0, 140, 280)]
     expected = _reference(layer, *inputs, chain_mask(420, 0, window))
-    np.testing.assert_allclose(np.concatenate(out), expected, atol=3e-6)
+    np.testing.assert_allclose(np.concatenate(out), expected, atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
 @pytest.mark.parametrize("window", [0, 24])
 @pytest.mark.parametrize("committed", [0, 7, 300])
-def test_bidirectional_block(committed, window):
+def test_bidirectional_block(committed, window, dtype):
     rng = np.random.default_rng(committed)
-    layer = Layer(4, 2, 64, window=window, bidirectional=True)
+    layer = Layer(4, 2, 64, dtype=dtype, window=window, bidirectional=True)
     inputs = layer.random_inputs(rng, committed + 16)
     for i in range(0, committed, 100):
         layer.chain([a[i : min(i + 100, committed)] for a in inputs], i)
     out = layer.chain([a[committed:] for a in inputs], committed)
     queries = inputs[0][committed:]
     mask = block_mask(16, committed, window)
-    np.testing.assert_allclose(out, _reference(layer, queries, *inputs[1:], mask), atol=3e-6)
+    np.testing.assert_allclose(
+        out, _reference(layer, queries, *inputs[1:], mask), atol=TOLERANCE[dtype]
+    )
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
 @pytest.mark.parametrize("window", [0, 5, 270])
 @pytest.mark.parametrize("committed", [0, 1, 250, 256, 400])
-def test_tree_equals_reference(committed, window):
+def test_tree_equals_reference(committed, window, dtype):
     rng = np.random.default_rng(committed)
     tree = make_tree([0, 1, 1, 2, 0, 5, 6, 7, 8, 3, 9], 11)
-    layer = Layer(9, 3, 64, window=window)
+    layer = Layer(9, 3, 64, dtype=dtype, window=window)
     inputs = layer.random_inputs(rng, committed + len(tree))
     for i in range(0, committed, 100):
         layer.chain([a[i : min(i + 100, committed)] for a in inputs], i)
     out = layer.tree(tree, [a[committed:] for a in inputs], committed)
     mask = tree_mask(list(tree.parents), committed, window)
     expected = _reference(layer, inputs[0][committed:], *inputs[1:], mask)
-    np.testing.assert_allclose(out, expected, atol=3e-6)
+    np.testing.assert_allclose(out, expected, atol=TOLERANCE[dtype])
 
 
 @settings(max_examples=25, deadline=None)

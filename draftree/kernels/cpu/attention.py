@@ -11,6 +11,7 @@ import numpy as np
 
 from draftree.kernels.cpu import attention_chunk as chunk
 from draftree.kernels.cpu.atomic import atomic_add
+from draftree.kernels.cpu.attention_bytes import attend_bytes, round_queries
 from draftree.kernels.cpu.attention_chunk import (
     CHUNK,
     attend_chunk,
@@ -20,7 +21,7 @@ from draftree.kernels.cpu.attention_chunk import (
     merge_part,
     seen_by,
 )
-from draftree.kernels.cpu.block import multiply_kernel
+from draftree.kernels.cpu.block import TYPE_I8, multiply_kernel
 from draftree.kernels.cpu.elementwise import head_strides
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
@@ -103,6 +104,8 @@ def _attention_kernel(args, ticket, thread, num_threads):
         row = (num_blocks - 1 - item // per_block // kv_heads) * row_block  # the longest first
         num_rows = min(row_block, num_all - row)
         load_rows(args, own, head, row, num_rows)
+        if args[chunk.KV_TYPE] == TYPE_I8:
+            round_queries(args, own, num_rows * group)
         begin, end = seen_by(own, num_rows)
         if num_chunks > 0:
             begin = item % per_block * CHUNK
@@ -110,7 +113,10 @@ def _attention_kernel(args, ticket, thread, num_threads):
         for q in range(num_rows * group):
             store(states + (q + 1) * num_bytes - 64, splat(0.0))
         for base in range(begin // CHUNK * CHUNK, end, CHUNK):
-            parts = attend_chunk(args, own, head // group, row, num_rows, base)
+            if args[chunk.KV_TYPE] == TYPE_I8:
+                parts = attend_bytes(args, own, head // group, row, num_rows, base)
+            else:
+                parts = attend_chunk(args, own, head // group, row, num_rows, base)
             for q in range(num_rows * group):
                 merge_part(states + q * num_bytes, parts + q * num_bytes, args[chunk.VALUE_DIM])
         for q in range(num_rows * group):

@@ -1,4 +1,5 @@
 """One chunk of keys for some rows of a pass: scores, weights, weighted values; merging chunks.
+Keys of 8 bits have another file.
 
 `args` are the words of the attention operations (named here), `own` is a thread's scratch, which
 starts with the addresses of its parts. All positions are absolute; a chunk's bounds are multiples
@@ -12,7 +13,6 @@ from draftree.kernels.cpu.block import (
     BLOCK_COLS,
     BLOCK_ROWS,
     CALL_WORDS,
-    TYPE_I8,
     load_as,
     multiply,
     touched_rows,
@@ -49,7 +49,7 @@ KV_HEADS, GROUP, ROW_BLOCK, SCALE, MULTIPLY = range(18, 23)
 SCRATCH, THREAD_BYTES, SCRATCH_THREADS, PARTS, SPLIT_ROWS, PART_BYTES, TREE_BYTES = range(23, 30)
 
 # Offsets in a thread's scratch, in bytes: the call of `multiply`, then addresses.
-_QUERIES, _WEIGHTS, _TREE_SCORES, _CHUNK_PARTS, STATES, _GATHERED, _BOUNDS = range(
+QUERIES, WEIGHTS, _TREE_SCORES, CHUNK_PARTS, STATES, GATHERED, _BOUNDS = range(
     8 * CALL_WORDS, 8 * CALL_WORDS + 56, 8
 )
 _NUM_WORDS = CALL_WORDS + 8
@@ -83,15 +83,15 @@ def lay_out(args, own):
     store_i64(own, args[MULTIPLY])
     store_i64(own + _BOUNDS, place)
     place += 16 * args[ROW_BLOCK]
-    store_i64(own + _QUERIES, place)
+    store_i64(own + QUERIES, place)
     place += num_queries * 4 * args[HEAD_DIM]
-    store_i64(own + _WEIGHTS, place)
+    store_i64(own + WEIGHTS, place)
     place += num_queries * 4 * CHUNK
     store_i64(own + _TREE_SCORES, place)
     place += num_queries * args[TREE_BYTES]
-    store_i64(own + _CHUNK_PARTS, place)
+    store_i64(own + CHUNK_PARTS, place)
     store_i64(own + STATES, place + part_bytes)
-    store_i64(own + _GATHERED, place + 2 * part_bytes)
+    store_i64(own + GATHERED, place + 2 * part_bytes)
 
 
 @njit
@@ -112,7 +112,7 @@ def load_rows(args, own, first_head, row, num_rows):
         begin = max(0, position - window + 1) if window > 0 else 0
         store_i64(bounds + 16 * r, begin)
         store_i64(bounds + 16 * r + 8, end)
-    queries, scale = load_i64(own + _QUERIES), splat(np.float32(bits_to_float(args[SCALE])))
+    queries, scale = load_i64(own + QUERIES), splat(np.float32(bits_to_float(args[SCALE])))
     for q in range(num_rows * group):
         head = (first_head + q % group) * args[Q_HEAD]
         source = args[Q] + (row + q // group) * args[Q_ROW] + head
@@ -131,7 +131,7 @@ def seen_by(own, num_rows):
 
 
 @njit
-def _range(own, row, base, limit):
+def find_range(own, row, base, limit):
     """What a row sees of [base, limit), counted from base."""
     bounds = load_i64(own + _BOUNDS) + 16 * row
     begin = max(load_i64(bounds), base)
@@ -142,19 +142,13 @@ def _range(own, row, base, limit):
 def _score(args, own, kv_head, num_queries, first_slot, end_slot, out, out_row):
     """out[q, slot - first_slot] for slots [first_slot, end_slot), in whole blocks of 32."""
     head_dim, kind = args[HEAD_DIM], args[KV_TYPE]
-    step, start = 64 >> kind, out
-    a, a_row, tile = load_i64(own + _QUERIES), 4 * head_dim, head_dim * step
+    step = 64 >> kind
+    a, a_row, tile = load_i64(own + QUERIES), 4 * head_dim, head_dim * step
     keys = args[KEYS] + (kv_head * args[CAPACITY] + first_slot) // LANES * tile
     for _ in range(first_slot, end_slot, BLOCK_COLS):
         multiply(own, num_queries, kind, 1, out, out_row, a, a_row, keys, step, tile, head_dim)
         keys += 2 * tile
         out += 4 * BLOCK_COLS
-    if kind == TYPE_I8:
-        scales = args[KEYS] + args[KV_HEADS] * args[CAPACITY] * head_dim
-        scales += 4 * (kv_head * args[CAPACITY] + first_slot)
-        for c in range(0, 4 * (end_slot - first_slot), 64):
-            for row in range(start, start + num_queries * out_row, out_row):
-                store(row + c, load(row + c) * load(scales + c))
 
 
 @njit
@@ -162,7 +156,7 @@ def _score_tree(args, own, kv_head, row, num_rows, base):
     """Scores of all slots of the tree, then each node's ancestors at their absolute positions."""
     control, group = args[CONTROL], args[GROUP]
     committed = load_i64(control + 8 * COMMITTED)
-    scores, weights = load_i64(own + _TREE_SCORES), load_i64(own + _WEIGHTS)
+    scores, weights = load_i64(own + _TREE_SCORES), load_i64(own + WEIGHTS)
     end, stride = committed + load_i64(control + 8 * NUM_TOKENS), args[TREE_BYTES]
     shift = committed % BLOCK_COLS
     _score(args, own, kv_head, num_rows * group, committed - shift, end, scores, stride)
@@ -198,9 +192,9 @@ def _softmax(weights, begin, end, tail):
 def _weigh(args, own, first, num_queries, begin, end, values, kind):
     """parts[q] += weights[q, begin:end] x values[0 : end - begin] for queries from first."""
     value_dim, count = args[VALUE_DIM], end - begin
-    w = load_i64(own + _WEIGHTS) + 4 * (first * CHUNK + begin)
+    w = load_i64(own + WEIGHTS) + 4 * (first * CHUNK + begin)
     out_row, w_row = args[PART_BYTES], 4 * CHUNK
-    out = load_i64(own + _CHUNK_PARTS) + first * out_row
+    out = load_i64(own + CHUNK_PARTS) + first * out_row
     size = 4 >> kind
     step, half = value_dim * size, 16 * size
     if count > 0:
@@ -218,50 +212,29 @@ def _weigh_shared(args, own, kv_head, num_queries, base, limit):
     values = args[VALUES] + (kv_head * args[CAPACITY] + base) * step
     for first in range(0, num_queries, BLOCK_ROWS):
         last = min(first + BLOCK_ROWS, num_queries)
-        low, high = _range(own, first // group, base, limit)
+        low, high = find_range(own, first // group, base, limit)
         for r in range(first // group + 1, (last - 1) // group + 1):
-            begin, end = _range(own, r, base, limit)
+            begin, end = find_range(own, r, base, limit)
             low, high = max(low, begin), min(high, end)
         high = max(high, low)
         for q in range(first, last):
-            begin, end = _range(own, q // group, base, limit)
+            begin, end = find_range(own, q // group, base, limit)
             end = min(low, end)
             _weigh(args, own, q, _ONE, begin, end, values + begin * step, kind)
         _weigh(args, own, first, last - first, low, high, values + low * step, kind)
         for q in range(first, last):
-            begin, end = _range(own, q // group, base, limit)
+            begin, end = find_range(own, q // group, base, limit)
             begin = max(high, begin)
             _weigh(args, own, q, _ONE, begin, end, values + begin * step, kind)
-
-
-@njit
-def _value_scales(args, kv_head):
-    """The address of the scales of a head's values, by slot."""
-    scales = args[VALUES] + args[KV_HEADS] * args[CAPACITY] * args[VALUE_DIM]
-    return scales + 4 * kv_head * args[CAPACITY]
-
-
-@njit
-def _scale_weights(args, own, kv_head, num_queries, base, limit):
-    """Weights of the positions before limit, times the scales of their values, slot = position."""
-    scales, weights = _value_scales(args, kv_head) + 4 * base, load_i64(own + _WEIGHTS)
-    for q in range(num_queries):
-        begin, end = _range(own, q // args[GROUP], base, limit)
-        row = weights + 4 * q * CHUNK
-        for i in range(begin // 16 * 16, end, 16):
-            weight = load(row + 4 * i)
-            scaled = weight * load(scales + 4 * i)
-            store(row + 4 * i, blend(scaled, weight, limit - base - i))
 
 
 @njit
 def _weigh_ancestors(args, own, kv_head, row, r, base):
     """Values of the ancestors of row + r in the chunk, gathered once for its group of queries."""
     committed = load_i64(args[CONTROL] + 8 * COMMITTED)
-    begin, end = _range(own, r, max(base, committed), base + CHUNK)
+    begin, end = find_range(own, r, max(base, committed), base + CHUNK)
     shift = max(base, committed) - base
-    value_dim, target, kind = args[VALUE_DIM], load_i64(own + _GATHERED), args[KV_TYPE]
-    scales, weights = _value_scales(args, kv_head), load_i64(own + _WEIGHTS)
+    value_dim, target, kind = args[VALUE_DIM], load_i64(own + GATHERED), args[KV_TYPE]
     ancestors = args[ANCESTORS] + 8 * (row + r) * args[MAX_NODES]
     for i in range(begin + shift, end + shift):
         slot = committed + load_i64(ancestors + 8 * (base + i - committed))
@@ -269,13 +242,9 @@ def _weigh_ancestors(args, own, kv_head, row, r, base):
         for c in range(index, index + value_dim, 16):
             store(target, load_as(args[VALUES] + c * (4 >> kind), kind))
             target += 64
-        if kind == TYPE_I8:
-            for q in range(r * args[GROUP], (r + 1) * args[GROUP]):
-                weight = weights + 4 * (q * CHUNK + i)
-                store_f32(weight, load_f32(weight) * load_f32(scales + 4 * slot))
     # The group's queries go together; those behind them that share their block are put back.
-    gathered, group = load_i64(own + _GATHERED), args[GROUP]
-    others = load_i64(own + _CHUNK_PARTS) + (r + 1) * group * args[PART_BYTES]
+    gathered, group = load_i64(own + GATHERED), args[GROUP]
+    others = load_i64(own + CHUNK_PARTS) + (r + 1) * group * args[PART_BYTES]
     kept = gathered + 4 * args[MAX_NODES] * value_dim
     num_others = touched_rows(group) - group if begin < end else 0
     _copy_values(kept, 4 * value_dim, others, args[PART_BYTES], num_others, value_dim)
@@ -295,7 +264,7 @@ def attend_chunk(args, own, kv_head, row, num_rows, base):
     """What positions [base, base + CHUNK) give for the queries of some rows: a part for each."""
     group, value_dim = args[GROUP], args[VALUE_DIM]
     num_queries, stride = num_rows * group, args[PART_BYTES]
-    weights, parts = load_i64(own + _WEIGHTS), load_i64(own + _CHUNK_PARTS)
+    weights, parts = load_i64(own + WEIGHTS), load_i64(own + CHUNK_PARTS)
     committed, limit = load_i64(args[CONTROL] + 8 * COMMITTED), base + CHUNK
     is_tree = load_i64(args[CONTROL] + 8 * IS_TREE) != 0 and args[BIDIRECTIONAL] == 0
     has_nodes = is_tree and limit > committed
@@ -309,12 +278,10 @@ def attend_chunk(args, own, kv_head, row, num_rows, base):
     if has_nodes:
         _score_tree(args, own, kv_head, row, num_rows, base)
     for q in range(num_queries):
-        begin, end = _range(own, q // group, base, base + CHUNK)
+        begin, end = find_range(own, q // group, base, base + CHUNK)
         if begin < end:
             tail = parts + q * stride + 4 * value_dim
             _softmax(weights + 4 * q * CHUNK, begin, end, tail)
-    if args[KV_TYPE] == TYPE_I8:
-        _scale_weights(args, own, kv_head, num_queries, base, limit)
     _weigh_shared(args, own, kv_head, num_queries, base, limit)
     if has_nodes:
         for r in range(num_rows):

@@ -1,8 +1,8 @@
 """Small matrix products in registers, and moves of single lanes: the inside of attention.
 
 out[r, 32 columns] (+)= sum over k of a[r, k] * b[k, 32 columns], summed in the order of k with one
-rounding per term, so an element does not depend on how many rows share the block. b is float32,
-float16 or int8, which a word says: its elements have 4 >> word bytes.
+rounding per term, so an element does not depend on how many rows share the block. b is float32 or
+float16, which a word says: its elements have 4 >> word bytes.
 """
 
 # ruff: noqa: ANN001, ANN002, ANN201, ANN202  (numba inspects these signatures; types are numba's)
@@ -68,6 +68,18 @@ def _by_type(builder, word, write):
                     write(_V32)
 
 
+def by_rows(builder, left, sizes, write):
+    """write(size) for the smallest of the sizes (falling) that holds what is left, or the first."""
+    if len(sizes) == 1:
+        write(sizes[0])
+        return
+    with builder.if_else(builder.icmp_signed(">", left, _word(sizes[1]))) as (more, fewer):
+        with more:
+            write(sizes[0])
+        with fewer:
+            by_rows(builder, left, sizes[1:], write)
+
+
 def _store(builder, value, address):
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 4
 
@@ -119,22 +131,23 @@ def _write_block(builder, num_rows, b_kind, is_fresh, operands):
         _store(builder, builder.load(sums[cell]), places[cell])
 
 
-def _block(num_rows, b_kind):
-    @intrinsic
-    def op(typingctx, is_fresh, out, out_row, a, a_row, b, b_step, b_next, count):
-        def codegen(context, builder, signature, args):
-            is_fresh = builder.icmp_signed("!=", args[0], _word(0))
-            _write_block(builder, num_rows, b_kind, is_fresh, args[1:])
-            return context.get_dummy_value()
+@intrinsic
+def _multiply_block(
+    typingctx, left, b_type, is_fresh, out, out_row, a, a_row, b, b_step, b_next, count
+):
+    def codegen(context, builder, signature, args):
+        left, b_type, is_fresh = args[0], args[1], builder.icmp_signed("!=", args[2], _word(0))
 
-        return types.void(*[types.int64] * 9), codegen
+        def write_rows(num_rows):
+            with builder.if_else(builder.icmp_signed("==", b_type, _word(TYPE_F16))) as cases:
+                for case, kind in zip(cases, (_V16, _V32), strict=True):
+                    with case:
+                        _write_block(builder, num_rows, kind, is_fresh, args[3:])
 
-    return op
+        by_rows(builder, left, (8, 6, 4, 1), write_rows)
+        return context.get_dummy_value()
 
-
-_block_8, _block_6, _block_4, _block_1 = (_block(rows, _V32) for rows in (8, 6, 4, 1))
-_half_8, _half_6, _half_4, _half_1 = (_block(rows, _V16) for rows in (8, 6, 4, 1))
-_byte_8, _byte_6, _byte_4, _byte_1 = (_block(rows, _V8) for rows in (8, 6, 4, 1))
+    return types.void(*[types.int64] * 11), codegen
 
 
 @kernel
@@ -145,32 +158,7 @@ def multiply_kernel(args, ticket, thread, num_threads):
     b, b_step, b_next, count = args[7], args[8], args[9], args[10]
     for row in range(0, num_rows, BLOCK_ROWS):
         left = num_rows - row
-        if b_type == TYPE_I8:
-            if left > 6:
-                _byte_8(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
-            elif left > 4:
-                _byte_6(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
-            elif left > 1:
-                _byte_4(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
-            else:
-                _byte_1(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
-        elif b_type == TYPE_F16:
-            if left > 6:
-                _half_8(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
-            elif left > 4:
-                _half_6(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
-            elif left > 1:
-                _half_4(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
-            else:
-                _half_1(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
-        elif left > 6:
-            _block_8(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
-        elif left > 4:
-            _block_6(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
-        elif left > 1:
-            _block_4(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
-        else:
-            _block_1(fresh, o, o_row, a, a_row, b, b_step, b_next, count)
+        _multiply_block(left, b_type, fresh, o, o_row, a, a_row, b, b_step, b_next, count)
         o += BLOCK_ROWS * o_row
         a += BLOCK_ROWS * a_row
 
@@ -208,14 +196,16 @@ def multiply(call, num_rows, b_type, is_fresh, out, out_row, a, a_row, b, b_step
 
 @intrinsic
 def scatter(typingctx, address, stride, type_word, value):
-    """Lane i goes to address + i * stride, as the type that the word names."""
+    """Lane i goes to address + i * stride, as the type that the word names; bytes go in pairs."""
 
     def codegen(context, builder, signature, args):
         base, stride, type_word, value = args
 
         def write(kind):
             narrow = _narrow(builder, value, kind)
-            for lane in range(LANES):
+            if kind == _V8:
+                narrow = builder.bitcast(narrow, ir.VectorType(ir.IntType(16), LANES // 2))
+            for lane in range(narrow.type.count):
                 element = builder.extract_element(narrow, ir.Constant(_I32, lane))
                 place = _at(builder, base, (stride, _word(lane)))
                 target = builder.inttoptr(place, element.type.as_pointer())

@@ -2,8 +2,9 @@
 
 Slot = absolute position for committed tokens; the nodes of a tree take the slots after them in
 node order. Sixteen keys lie side by side, so that one vector load brings the same dimension of
-sixteen keys. In eight bits, a key or value of one head has a scale of its own, so a row's bits do
-not depend on its neighbours.
+sixteen keys, or the same two dimensions in eight bits: a cell of a key has two bytes or more. In
+eight bits, a key or value of one head has a scale of its own, so a row's bits do not depend on its
+neighbours.
 """
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
@@ -42,7 +43,8 @@ def round_up(value: int, multiple: int) -> int:
 
 
 class KvCache:
-    """keys [kv_heads, capacity / 16, head_dim, 16], values [kv_heads, capacity, value_dim].
+    """keys [kv_heads, capacity / 16, head_dim / cell_len, 16, cell_len], values [kv_heads,
+    capacity, value_dim]; cell_len is 2 for bytes, else 1.
 
     capacity counts positions, committed and tentative ones; it is rounded up to whole blocks.
     value_dim is head_dim rounded up likewise; what lies between is zero. dtype is float32, float16
@@ -63,7 +65,8 @@ class KvCache:
         self.capacity = round_up(capacity, BLOCK_COLS)
         self.value_dim = round_up(head_dim, BLOCK_COLS)
         self.type_word = _TYPES[dtype]
-        shape = (kv_heads, self.capacity // LANES, head_dim, LANES)
+        cell_len = 2 if dtype == np.int8 else 1
+        shape = (kv_heads, self.capacity // LANES, head_dim // cell_len, LANES, cell_len)
         self.keys, self.key_scales = self._allocate(shape)
         self.values, self.value_scales = self._allocate((kv_heads, self.capacity, self.value_dim))
 
@@ -76,7 +79,7 @@ class KvCache:
 
     def keys_by_position(self, kv_head: int) -> np.ndarray:
         """A copy of one head's keys as [capacity, head_dim], for looking at them."""
-        return self.keys[kv_head].transpose(0, 2, 1).reshape(self.capacity, self.head_dim)
+        return self.keys[kv_head].transpose(0, 2, 1, 3).reshape(self.capacity, self.head_dim)
 
     def copy(self, start: int, end: int) -> tuple[np.ndarray, ...]:
         """Slots start … end-1; of the keys whole tiles, so a few slots more."""
@@ -121,6 +124,7 @@ def _kv_write_kernel(args, ticket, thread, num_threads):
     v, v_row, v_head = args[9], args[10], args[11]
     keys, values, kind = args[12], args[13], args[14]
     size = 4 >> kind
+    cell = max(size, 2)
     key_scales = keys + kv_heads * capacity * head_dim
     value_scales = values + kv_heads * capacity * value_dim
     k_factor, v_factor = splat(1.0), splat(1.0)
@@ -134,7 +138,7 @@ def _kv_write_kernel(args, ticket, thread, num_threads):
         for slot in range(begin, min(committed + num_rows, (tile + 1) * LANES)):
             p_k = k + (slot - committed) * k_row + head * k_head
             p_v = v + (slot - committed) * v_row + head * v_head
-            p_lane = p_tile + (slot - tile * LANES) * size
+            p_lane = p_tile + (slot - tile * LANES) * cell
             p_value = values + (head * capacity + slot) * value_dim * size
             if kind == TYPE_I8:
                 k_scale, v_scale = _scale_of(p_k, head_dim), _scale_of(p_v, head_dim)
@@ -143,7 +147,7 @@ def _kv_write_kernel(args, ticket, thread, num_threads):
                 k_factor, v_factor = splat(_inverse(k_scale)), splat(_inverse(v_scale))
             for d in range(0, head_dim, LANES):
                 key, value = load(p_k + 4 * d) * k_factor, load(p_v + 4 * d) * v_factor
-                scatter(p_lane + d * LANES * size, LANES * size, kind, key)
+                scatter(p_lane + d * LANES * size, LANES * cell, kind, key)
                 store_as(p_value + d * size, kind, value)
 
 
@@ -153,6 +157,7 @@ def _kv_commit_kernel(args, ticket, thread, num_threads):
     kv_heads, head_dim, value_dim, capacity = args[3], args[4], args[5], args[6]
     keys, values, kind = args[7], args[8], args[9]
     size = 4 >> kind
+    cell = max(size, 2)
     key_scales = keys + kv_heads * capacity * head_dim
     value_scales = values + kv_heads * capacity * value_dim
     for head in range(thread, kv_heads, num_threads):
@@ -161,13 +166,15 @@ def _kv_commit_kernel(args, ticket, thread, num_threads):
             if node == j:
                 continue
             source, target = committed + node, committed + j
-            p_from = keys + ((head * capacity + source // 16 * 16) * head_dim + source % 16) * size
-            p_to = keys + ((head * capacity + target // 16 * 16) * head_dim + target % 16) * size
+            p_from = keys + (head * capacity + source // 16 * 16) * head_dim * size
+            p_to = keys + (head * capacity + target // 16 * 16) * head_dim * size
+            p_from, p_to = p_from + source % 16 * cell, p_to + target % 16 * cell
             v_from = values + (head * capacity + source) * value_dim * size
             v_to = values + (head * capacity + target) * value_dim * size
-            for d in range(head_dim):
-                copy_element(p_to + d * 16 * size, p_from + d * 16 * size, kind)
-                copy_element(v_to + d * size, v_from + d * size, kind)
+            for c in range(0, head_dim * 16 * size, 16 * cell):
+                copy_element(p_to + c, p_from + c, min(kind, TYPE_F16))
+            for c in range(0, head_dim * size, 2):
+                copy_element(v_to + c, v_from + c, TYPE_F16)
             if kind == TYPE_I8:
                 for scales in (key_scales, value_scales):
                     row = scales + 4 * head * capacity
