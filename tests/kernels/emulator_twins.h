@@ -176,6 +176,7 @@ static inline void copy_bulk(void* to, const void* from, int bytes, unsigned lon
   b.bytes -= bytes;
   emulator::settle(b);
 }
+static inline void copy_bulk_once(void* to, const void* from, int bytes, unsigned long long* at) { copy_bulk(to, from, bytes, at); }
 
 // The twins of source/gated_delta_bits.cu.
 static inline void prefetch_line(const void*) {}

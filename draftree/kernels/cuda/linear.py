@@ -20,8 +20,9 @@ _MOST_TILES = dict.fromkeys((QuantType.F16, QuantType.Q8_0), 8)
 _FEW_TILES = 4
 _MOST_STAGES = 6
 # Weights on their way to a block. More would only take bandwidth from the end of the product
-# before, for which everything waits.
-_RING_BYTES = 100 * 1024
+# before, for which everything waits. Where a step takes longer, fewer steps ahead are enough.
+_RING_BYTES, _SHORT_RING_BYTES = 100 * 1024, 70 * 1024
+_LONG_STEP_TILES = 3
 _X_TILE_BYTES = 2176
 _STRIP = 16  # rows
 _SWAP_TILES = 4
@@ -102,7 +103,8 @@ def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
     wanted = -(-num_tokens // 8)
     num_launches = -(-wanted // fitting[-1].token_tiles)
     plan = next(plan for plan in fitting if plan.token_tiles * num_launches >= wanted)
-    enough = -(-_RING_BYTES // (band * form.unit_bytes)) if gpu.can_chain else _MOST_STAGES
+    ring_bytes = _RING_BYTES if plan.token_tiles < _LONG_STEP_TILES else _SHORT_RING_BYTES
+    enough = -(-ring_bytes // (band * form.unit_bytes)) if gpu.can_chain else _MOST_STAGES
     most_stages = (room - plan.swap_bytes) // plan.stage_bytes
     return replace(plan, num_stages=max(2, min(enough, _MOST_STAGES, most_stages)))
 

@@ -319,6 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM)
   u8 *queries = shared + STAGES * STAGE_BYTES, *weights = queries + COLS * DIM * 2;
   Feeder feeder = {pass, plan, shape, shared, static_cast<int>(blockIdx.x)};
   feeder.begin();
+  if (threadIdx.x == 0) item = feeder.item;
   feeder.seek();
 #pragma unroll 1
   for (int i = 0; i < STAGES - 1; i++) feeder.feed(i & 1);
@@ -326,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM)
 #pragma unroll 1
   for (int index = blockIdx.x; index < plan.num_items; index += gridDim.x) {
     __syncthreads();  // the item before is done with what is overwritten now
-    if (threadIdx.x == 0) item = item_at(plan, shape, index);
+    if (threadIdx.x == 0 && index != blockIdx.x) item = item_at(plan, shape, index);
     __syncthreads();
     const u32 mask = (1u << item.num_cols / 8) - 1;
     load_queries(pass, plan, shape, item, queries, board);

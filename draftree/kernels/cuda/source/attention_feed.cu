@@ -72,11 +72,16 @@ struct Feeder {
       return;
     }
     const int* ancestors = pass.ancestors + row * pass.ancestor_stride - plan.committed;
-#pragma unroll 2
+    int slots[ROUNDS];  // all are asked for before the first one is needed
+#pragma unroll
     for (int i = 0; i < ROUNDS; i++) {
       const int position = run.begin + key + i * KEYS;
-      int slot = position;
-      if (is_looked_up && position >= plan.committed && position < run.limit) slot = plan.committed + ancestors[position];
+      slots[i] = position;
+      if (is_looked_up && position >= plan.committed && position < run.limit) slots[i] = plan.committed + ancestors[position];
+    }
+#pragma unroll
+    for (int i = 0; i < ROUNDS; i++) {
+      const int position = run.begin + key + i * KEYS, slot = slots[i];
       // Keys that nobody sees are zeros: what else lies there must not even touch the rounding.
       if (position < run.limit && chunk * 8 < head_dim)
         copy16_async(to + i * KEYS * CHUNKS * 16, plane + static_cast<u64>(slot) * head_dim);

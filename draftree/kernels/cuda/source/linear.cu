@@ -281,7 +281,7 @@ struct Feeder {
   DEV_MEMBER void copy_weights(u32 i) {
     const int stage = i % STAGES;
     expect_bytes(full + stage, STEP_BYTES + X_BLOCKS * x_bytes);
-    copy_async(stages + stage * STAGE_BYTES, p.weights + static_cast<u64>(begin + i) * STEP_BYTES, STEP_BYTES, full + stage);
+    copy_async<true>(stages + stage * STAGE_BYTES, p.weights + static_cast<u64>(begin + i) * STEP_BYTES, STEP_BYTES, full + stage);
   }
 
   DEV_MEMBER void copy_x(u32 i, u32 band) {
@@ -291,7 +291,7 @@ struct Feeder {
     const u8* from = p.x + static_cast<u64>(chunk * X_BLOCKS * p.x_tiles + p.first_token / 8) * X_TILE_BYTES;
 #pragma unroll
     for (int b = 0; b < X_BLOCKS; b++)
-      copy_async(to + b * TOKEN_TILES * X_TILE_BYTES, from + b * p.x_tiles * X_TILE_BYTES, x_bytes, full + i % STAGES);
+      copy_async<false>(to + b * TOKEN_TILES * X_TILE_BYTES, from + b * p.x_tiles * X_TILE_BYTES, x_bytes, full + i % STAGES);
   }
 
   // Refills the stage of step i, which must be empty; band is that of the next step or an earlier one.

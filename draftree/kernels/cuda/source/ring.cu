@@ -45,6 +45,16 @@ DEV void copy_bulk(void* to, const void* from, int bytes, u64* barrier) {
                "l"(from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
+
+// The same for what is not needed again soon: it leaves the second cache first, and what is used between stays there.
+DEV void copy_bulk_once(void* to, const void* from, int bytes, u64* barrier) {
+  u64 policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+               : "memory");
+}
 #endif
 #endif
 
@@ -54,10 +64,14 @@ DEV void expect_bytes(u64* barrier, int bytes) {}
 DEV void wait_barrier(u64* barrier, int parity) {}
 #endif
 
-// Copies bytes (a multiple of 16) into shared memory.
+// Copies bytes (a multiple of 16) into shared memory. ONCE: nobody reads them again before much else was read.
+template <bool ONCE>
 DEV void copy_async(void* to, const void* from, int bytes, u64* barrier) {
 #if BULK
-  copy_bulk(to, from, bytes, barrier);
+  if (ONCE)
+    copy_bulk_once(to, from, bytes, barrier);
+  else
+    copy_bulk(to, from, bytes, barrier);
 #else
   for (int i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
     copy16_async(static_cast<u8*>(to) + i, static_cast<const u8*>(from) + i);
