@@ -1,5 +1,7 @@
 """Parts that several architectures build alike from a file's usual tensor names."""
 
+from collections.abc import Iterable
+
 from draftree.errors import CheckpointError
 from draftree.kernels.ops import Ops, Weight
 from draftree.layers.attention import Attention, HeadNorm
@@ -44,7 +46,7 @@ def read_vocabulary(
     head = embedding
     if source.has("output.weight"):
         head = Embedding(*source.raw("output.weight", vocab_size, hidden))
-    return embedding, ops.pack(head.raw, head.qtype), head
+    return embedding, source.pack(head.raw, head.qtype), head
 
 
 def read_attention(
@@ -109,21 +111,19 @@ def read_dense_model(
     head_dim = metadata.count("attention.key_length", max(hidden // heads, 1))
     eps = metadata.number("attention.layer_norm_rms_epsilon")
     rotary = read_rotary(ops, metadata, source, head_dim, interleaved=interleaved_rotary)
-    blocks = []
-    for i in range(metadata.count("block_count")):
-        prefix = f"blk.{i}"
-        attention = read_attention(source, prefix, metadata, rotary, has_head_norms=has_head_norms)
-        blocks.append(
-            Block(
-                mixer_norm=source.vector(f"{prefix}.attn_norm.weight", hidden),
-                mixer=attention,
-                ffn_norm=source.vector(f"{prefix}.ffn_norm.weight", hidden),
-                ffn=read_feed_forward(
-                    source, prefix, hidden, metadata.count("feed_forward_length")
-                ),
-                eps=eps,
-            )
+    width = metadata.count("feed_forward_length")
+
+    def read_block(index: int) -> Block:
+        prefix = f"blk.{index}"
+        return Block(
+            mixer_norm=source.vector(f"{prefix}.attn_norm.weight", hidden),
+            mixer=read_attention(source, prefix, metadata, rotary, has_head_norms=has_head_norms),
+            ffn_norm=source.vector(f"{prefix}.ffn_norm.weight", hidden),
+            ffn=read_feed_forward(source, prefix, hidden, width),
+            eps=eps,
         )
+
+    blocks = map(read_block, range(metadata.count("block_count")))
     return assemble_model(
         ops, metadata, source, blocks, architecture=architecture, vocab_size=vocab_size
     )
@@ -133,12 +133,16 @@ def assemble_model(
     ops: Ops,
     metadata: Metadata,
     source: TensorSource,
-    blocks: list[Block],
+    blocks: Iterable[Block],
     *,
     architecture: str,
     vocab_size: int,
 ) -> Model:
-    """What comes before and after the blocks, and all of it together."""
+    """What comes before and after the blocks, and all of it together.
+
+    The head is read first: it is the largest matrix by far, and while it is packed it takes memory
+    twice.
+    """
     hidden = metadata.count("embedding_length")
     embedding, head, head_rows = read_vocabulary(ops, source, vocab_size, hidden)
     return Model(

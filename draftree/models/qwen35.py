@@ -92,22 +92,21 @@ def read_model(ops: Ops, metadata: Metadata, source: TensorSource, *, vocab_size
     num_layers = metadata.count("block_count") - int(num_extra)
     for i in range(num_layers, metadata.count("block_count")):
         source.ignore(f"blk.{i}.")
-    blocks = []
-    for i, is_attention in enumerate(_attention_layers(metadata, num_layers)):
-        prefix = f"blk.{i}"
-        blocks.append(
-            Block(
-                mixer_norm=source.vector(f"{prefix}.attn_norm.weight", hidden),
-                mixer=_read_attention(source, prefix, metadata, rotary, eps)
-                if is_attention
-                else _read_delta_net(ops, source, prefix, metadata, eps),
-                ffn_norm=source.vector(f"{prefix}.post_attention_norm.weight", hidden),
-                ffn=read_feed_forward(
-                    source, prefix, hidden, metadata.count("feed_forward_length")
-                ),
-                eps=eps,
-            )
+    width = metadata.count("feed_forward_length")
+
+    def read_block(index: int, is_attention: bool) -> Block:
+        prefix = f"blk.{index}"
+        return Block(
+            mixer_norm=source.vector(f"{prefix}.attn_norm.weight", hidden),
+            mixer=_read_attention(source, prefix, metadata, rotary, eps)
+            if is_attention
+            else _read_delta_net(ops, source, prefix, metadata, eps),
+            ffn_norm=source.vector(f"{prefix}.post_attention_norm.weight", hidden),
+            ffn=read_feed_forward(source, prefix, hidden, width),
+            eps=eps,
         )
+
+    blocks = map(read_block, range(num_layers), _attention_layers(metadata, num_layers))
     return assemble_model(
         ops, metadata, source, blocks, architecture="qwen35", vocab_size=vocab_size
     )

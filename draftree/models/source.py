@@ -9,6 +9,7 @@ from draftree.kernels.ops import Array, Ops, Weight
 from draftree.kernels.quant.formats import QuantType, dequantize
 from draftree.layers.attention import Projection
 from draftree.weights.checkpoint import Checkpoint
+from draftree.weights.mapping import forget_rows
 
 
 class TensorSource:
@@ -39,7 +40,13 @@ class TensorSource:
     def weight(self, name: str, rows: int, cols: int, keep: np.ndarray | None = None) -> Weight:
         """A matrix, or those of its rows that `keep` names."""
         raw, qtype = self.raw(name, rows, cols)
-        return self._ops.pack(raw if keep is None else raw[keep], qtype)
+        return self.pack(raw, qtype, keep)
+
+    def pack(self, raw: np.ndarray, qtype: QuantType, keep: np.ndarray | None = None) -> Weight:
+        """What is packed takes memory; what it was made from needs to no longer."""
+        weight = self._ops.pack(raw if keep is None else raw[keep], qtype)
+        forget_rows(raw)
+        return weight
 
     def projection(self, name: str, rows: int, cols: int, *, bias: str | None = None) -> Projection:
         """A matrix with the bias of that name, where the file has one."""

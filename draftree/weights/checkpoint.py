@@ -14,7 +14,7 @@ import numpy as np
 
 from draftree.errors import CheckpointError
 from draftree.kernels.quant.formats import QuantType
-from draftree.weights.mapping import forget_pages
+from draftree.weights.mapping import forget_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class MappedCheckpoint:
 
     def release(self) -> None:
         for view in self._views.values():
-            forget_pages(view)
+            forget_file(view)
 
     def close(self) -> None:
         self._views.clear()

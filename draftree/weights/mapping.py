@@ -33,12 +33,27 @@ def map_file(path: Path) -> np.ndarray:
     return np.frombuffer(data, dtype=np.uint8)
 
 
-def forget_pages(view: np.ndarray) -> None:
+def forget_file(view: np.ndarray) -> None:
     """Take the mapped file behind a view out of memory; what is read again comes from disk
     again.
     """
+    mapping = _mapping_of(view)
+    if mapping is not None:
+        mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def forget_rows(view: np.ndarray) -> None:
+    """The same for the pages that a view lies on alone."""
+    mapping = _mapping_of(view)
+    if mapping is not None:
+        low, high = np.lib.array_utils.byte_bounds(view)
+        base = np.frombuffer(mapping, dtype=np.uint8).ctypes.data
+        start = (low - base) // mmap.PAGESIZE * mmap.PAGESIZE
+        mapping.madvise(mmap.MADV_DONTNEED, start, high - base - start)
+
+
+def _mapping_of(view: np.ndarray) -> mmap.mmap | None:
     owner: object = view
     while isinstance(owner, np.ndarray | memoryview):
         owner = owner.base if isinstance(owner, np.ndarray) else owner.obj
-    if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        owner.madvise(mmap.MADV_DONTNEED)
+    return owner if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED") else None
