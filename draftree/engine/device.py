@@ -40,9 +40,10 @@ class Device(Protocol):
 
 class CpuDevice:
     def __init__(self, plan: Plan) -> None:
+        from draftree.kernels.cpu.room import Room
         from draftree.kernels.cpu.team import Team
 
-        self._plan, self._team = plan, Team(plan.threads)
+        self._plan, self._team, self._room = plan, Team(plan.threads), Room()
 
     def new_ops(self) -> Ops:
         return self._new_ops(self._plan.chunk, self._plan.max_nodes)
@@ -61,6 +62,7 @@ class CpuDevice:
             max_ctx=plan.max_ctx,
             exact=plan.is_exact,
             kv_dtype=_KV_TYPES[plan.kv_type],
+            room=self._room,
         )
 
     def new_rounds(

@@ -29,3 +29,16 @@ def test_zeros_are_zero_and_can_be_written() -> None:
         zeros = lazy_zeros(count)
         assert len(zeros) == count and not zeros.any() and zeros.ctypes.data % 64 == 0
         zeros[:] = 1
+
+
+def test_the_rest_of_a_large_page_is_used_up_to_its_end() -> None:
+    arena = Arena()
+    assert arena.take_rest(64) is None  # nothing is there that a page could be left over of
+    arena.take(100)
+    left = -(arena.take(64).ctypes.data + 64) % (2 << 20)
+    if left:  # a region may happen to begin where a page ends
+        assert arena.take_rest(left + 1) is None
+        rest = arena.take_rest(left)
+        assert rest is not None and not rest.any()
+        assert (rest.ctypes.data + left) % (2 << 20) == 0
+        assert arena.take_rest(64) is None

@@ -13,6 +13,7 @@ import numpy as np
 from draftree.kernels.cpu.form import LINE_BYTES
 
 _REGION_BYTES = 256 << 20  # of addresses; only pages that were written take memory
+_LARGE_PAGE = 2 << 20
 
 
 class Arena:
@@ -29,6 +30,12 @@ class Arena:
         taken = self._free[:count]
         self._free = self._free[-(-count // LINE_BYTES) * LINE_BYTES :]
         return taken
+
+    def take_rest(self, count: int) -> np.ndarray | None:
+        """Zeros in what is left of the last large page, which takes memory anyway."""
+        is_large = hasattr(mmap, "MADV_HUGEPAGE") and len(self._free)
+        rest = -self._free.ctypes.data % _LARGE_PAGE if is_large else 0
+        return self.take(count) if count <= rest else None
 
 
 def lazy_zeros(count: int) -> np.ndarray:

@@ -9,7 +9,6 @@ import numpy as np
 
 from draftree.kernels.cpu import attention as attend
 from draftree.kernels.cpu import conv, elementwise, gated_delta, norm, rope
-from draftree.kernels.cpu.arena import Arena, lazy_zeros
 from draftree.kernels.cpu.conv import ConvState
 from draftree.kernels.cpu.embed import record_embed
 from draftree.kernels.cpu.gated_delta import DeltaState
@@ -18,44 +17,12 @@ from draftree.kernels.cpu.linear import record_linear
 from draftree.kernels.cpu.pack import Weight, pack
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quantize import QuantizedRows, quantized_bytes, record_quantize
+from draftree.kernels.cpu.room import Room, new_floats
 from draftree.kernels.cpu.step import NUM_ROWS, NUM_TOKENS, Step
 from draftree.kernels.cpu.team import Team
 from draftree.kernels.quant.formats import QuantType
 
 Store = KvCache | ConvState | DeltaState
-
-
-def _aligned(num_floats: int) -> np.ndarray:
-    return lazy_zeros(num_floats * 4).view(np.float32)
-
-
-class Scratch:
-    """A stack of float32 memory for activations: scopes give back what was taken inside them."""
-
-    def __init__(self, max_tokens: int) -> None:
-        self._max_tokens = max_tokens
-        self._blocks: list[np.ndarray] = []
-        self._used = 0
-
-    def take(self, width: int, num_rows: int | None = None) -> np.ndarray:
-        size = (num_rows or self._max_tokens) * width
-        for i in range(self._used, len(self._blocks)):
-            if self._blocks[i].size >= size:
-                blocks = self._blocks
-                blocks[self._used], blocks[i] = blocks[i], blocks[self._used]
-                break
-        else:
-            self._blocks.insert(self._used, _aligned(size))
-        self._used += 1
-        return self._blocks[self._used - 1][:size].reshape(-1, width)
-
-    @contextmanager
-    def scope(self) -> Iterator[None]:
-        before = self._used
-        try:
-            yield
-        finally:
-            self._used = before
 
 
 class CpuOps:
@@ -72,14 +39,15 @@ class CpuOps:
         max_ctx: int,
         exact: bool = False,
         kv_dtype: type[np.number] = np.float32,
+        room: Room | None = None,
     ) -> None:
+        """room: shared with others whose passes come before or after these."""
         self.team = team
         self.step = Step(max_tokens, max_nodes)
         self.max_ctx = max_ctx
         self._exact = exact
         self._kv_dtype = kv_dtype
-        self._scratch = Scratch(max_tokens)
-        self._arena = Arena()
+        self._room = room or Room()
         self._program: Program | None = None
         self._quantized: dict[int, QuantizedRows] = {}  # by address of the rows they were made from
 
@@ -95,18 +63,18 @@ class CpuOps:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        with self._scratch.scope():
+        with self._room.scratch.scope():
             yield
         self._quantized = {}  # their memory may be taken again
 
     def pack(self, raw: np.ndarray, qtype: QuantType) -> Weight:
-        return pack(raw, qtype, exact=self._exact, team=self.team, arena=self._arena)
+        return pack(raw, qtype, exact=self._exact, team=self.team, arena=self._room.weights)
 
     def constant(self, values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, dtype=np.float32)
 
     def rope_table(self, inv_freq: np.ndarray) -> np.ndarray:
-        return rope.rope_table(inv_freq, self.max_ctx + self.step.max_tokens)
+        return self._room.rope_table(inv_freq, self.max_ctx + self.step.max_tokens)
 
     def new_kv(self, num_kv_heads: int, head_dim: int) -> KvCache:
         capacity = self.max_ctx + self.step.max_tokens
@@ -119,14 +87,14 @@ class CpuOps:
         return DeltaState(key_heads, value_heads, head_dim, self.step.max_nodes)
 
     def new_rows(self, width: int, num_rows: int = 0) -> np.ndarray:
-        return _aligned((num_rows or self.step.max_tokens) * width).reshape(-1, width)
+        return self._room.new_rows(num_rows or self.step.max_tokens, width)
 
     def read(self, x: np.ndarray, num_rows: int) -> np.ndarray:
         return x[:num_rows]
 
     def embed(self, raw: np.ndarray, qtype: QuantType) -> np.ndarray:
         width = raw.shape[1] // qtype.block_bytes * qtype.block_len
-        out = self._scratch.take(width)
+        out = self._take(width)
         record_embed(self._recording, self.step, raw, qtype, self.step.tokens, out)
         return out
 
@@ -138,7 +106,7 @@ class CpuOps:
         bias: np.ndarray | None = None,
         add_to: np.ndarray | None = None,
     ) -> np.ndarray:
-        out = self._scratch.take(weight.rows) if add_to is None else add_to
+        out = self._take(weight.rows) if add_to is None else add_to
         rows = x if weight.form.is_float else self._quantize(x, NUM_TOKENS)
         record_linear(
             self._recording, self.step, rows, weight, out, bias=bias, accumulate=add_to is not None
@@ -153,7 +121,7 @@ class CpuOps:
         return tuple(self.linear(x, weight, bias=bias) for weight, bias in pairs)
 
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-        out = self._scratch.take(x.shape[1])
+        out = self._take(x.shape[1])
         norm.record_rms_norm(self._recording, self.step, x, weight, eps, out)
         return out
 
@@ -177,7 +145,7 @@ class CpuOps:
         self, q: np.ndarray, cache: KvCache, *, window: int = 0, bidirectional: bool = False
     ) -> np.ndarray:
         heads = q.shape[1] // cache.head_dim
-        out = self._scratch.take(q.shape[1])
+        out = self._take(q.shape[1])
         length = attend.attention_scratch_len(self.step, cache, heads, self.team.num_threads)
         attend.record_attention(
             self._recording,
@@ -187,7 +155,7 @@ class CpuOps:
             heads,
             cache.head_dim**-0.5,
             out,
-            self._scratch.take(length, num_rows=1)[0],
+            self._take(length, 1)[0],
             window=window,
             bidirectional=bidirectional,
         )
@@ -204,7 +172,7 @@ class CpuOps:
         return x
 
     def conv(self, x: np.ndarray, weight: np.ndarray, state: ConvState) -> np.ndarray:
-        out = self._scratch.take(x.shape[1])
+        out = self._take(x.shape[1])
         conv.record_conv(self._recording, self.step, x, weight, state, out)
         return out
 
@@ -217,7 +185,7 @@ class CpuOps:
         decay_bias: np.ndarray,
         state: DeltaState,
     ) -> np.ndarray:
-        out = self._scratch.take(state.value_heads * state.head_dim)
+        out = self._take(state.value_heads * state.head_dim)
         length = gated_delta.delta_scratch_len(
             self.step, state.key_heads, state.value_heads, state.head_dim, self.team.num_threads
         )
@@ -225,7 +193,7 @@ class CpuOps:
             self._recording,
             self.step,
             *(qkv, alpha, beta, decay, decay_bias, state, out),
-            self._scratch.take(length, num_rows=1)[0],
+            self._take(length, 1)[0],
         )
         return out
 
@@ -234,7 +202,7 @@ class CpuOps:
     ) -> np.ndarray:
         head_dim = len(weight)
         heads = x.shape[1] // head_dim
-        out = self._scratch.take(x.shape[1])
+        out = self._take(x.shape[1])
         norm.record_gated_norm(self._recording, self.step, x, z, weight, eps, heads, head_dim, out)
         return out
 
@@ -242,12 +210,12 @@ class CpuOps:
         self, x: np.ndarray, norm_weight: np.ndarray, eps: float, weight: Weight
     ) -> np.ndarray:
         rows = self.step.max_nodes
-        gathered = self._scratch.take(x.shape[1], rows)
+        gathered = self._take(x.shape[1], rows)
         elementwise.record_gather_rows(self._recording, self.step, x, self.step.rows, gathered)
         norm.record_rms_norm(
             self._recording, self.step, gathered, norm_weight, eps, gathered, NUM_ROWS
         )
-        logits = _aligned(rows * weight.rows).reshape(rows, weight.rows)
+        logits = new_floats(rows * weight.rows).reshape(rows, weight.rows)
         source = gathered if weight.form.is_float else self._quantize(gathered, NUM_ROWS)
         record_linear(self._recording, self.step, source, weight, logits, rows_word=NUM_ROWS)
         return logits
@@ -283,12 +251,16 @@ class CpuOps:
         known = self._quantized.get(x.ctypes.data)
         if known is None or known.source.shape != x.shape:
             num_floats = -(-quantized_bytes(*x.shape) // 4)
-            buffer = self._scratch.take(num_floats, num_rows=1)[0].view(np.uint8)
+            buffer = self._take(num_floats, 1)[0].view(np.uint8)
             known = record_quantize(
                 self._recording, self.step, x, buffer=buffer, rows_word=rows_word
             )
             self._quantized[x.ctypes.data] = known
         return known
+
+    def _take(self, width: int, num_rows: int = 0) -> np.ndarray:
+        """Until the scope ends; 0: as many rows as a pass may have."""
+        return self._room.scratch.take(num_rows or self.step.max_tokens, width)
 
     def _written(self, x: np.ndarray) -> None:
         self._quantized.pop(x.ctypes.data, None)

@@ -15,6 +15,7 @@ from draftree.kernels.cpu.team import RECORD_WORDS, Team, new_tickets
 
 Argument = int | float | np.ndarray
 _Span = tuple[int, int]
+_Row = list[int] | np.ndarray
 
 
 def _span(array: np.ndarray) -> _Span:
@@ -32,13 +33,15 @@ class Program:
 
     def __init__(self, team: Team) -> None:
         self._team = team
-        self._rows: list[list[int]] = []
+        self._rows: list[_Row] = []
         self._names: list[str] = []
         self._alive: list[np.ndarray] = []
         self._reads: list[_Span] = []
         self._writes: list[_Span] = []
         self._records: np.ndarray | None = None
-        self._last_reader: tuple[list[int], int] | None = None  # its row, and where words are free
+        self._last_reader: tuple[list[int] | np.ndarray, int] | None = (
+            None  # its row, and where words are free
+        )
 
     def add(
         self,
@@ -91,6 +94,7 @@ class Program:
     def _frozen(self) -> tuple[np.ndarray, np.ndarray]:
         if self._records is None:
             self._records = np.array(self._rows, dtype=np.int64).reshape(-1, RECORD_WORDS)
+            self._rows = list(self._records)  # numbers take less memory there than as objects
             self._tickets = new_tickets(len(self._rows), self._team.num_threads)
         return self._records, self._tickets
 
@@ -100,7 +104,7 @@ class Program:
 
     @property
     def num_barriers(self) -> int:
-        return sum(row[1] for row in self._rows)
+        return int(sum(row[1] for row in self._rows))
 
     def _needs_barrier(self, reads: tuple[np.ndarray, ...], writes: tuple[np.ndarray, ...]) -> bool:
         read_spans, write_spans = [_span(a) for a in reads], [_span(a) for a in writes]
