@@ -137,7 +137,7 @@ class DraftTree:
 
     @property
     def is_chain(self) -> bool:
-        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     @staticmethod
     def chain(tokens: "tuple[int, ...] | list[int]") -> "DraftTree":
@@ -219,13 +219,15 @@ class RoundStats:
         self.num_rounds += 1
         self.num_drafted += num_nodes - 1
         self.num_accepted += num_accepted
-        for counts, reached in (
-            (self.verified_by_depth, depth),
-            (self.accepted_by_depth, num_accepted),
-        ):
-            counts.extend([0] * (reached - len(counts)))
-            for i in range(reached):
-                counts[i] += 1
+        _count_up_to(self.verified_by_depth, depth)
+        _count_up_to(self.accepted_by_depth, num_accepted)
+
+
+def _count_up_to(counts: list[int], depth: int) -> None:
+    if depth > len(counts):
+        counts += [0] * (depth - len(counts))
+    for i in range(depth):
+        counts[i] += 1
 
 
 @dataclass(slots=True)

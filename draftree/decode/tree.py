@@ -5,9 +5,10 @@ nodes come in the order in which they were added. A pure function; how many node
 elsewhere.
 """
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -22,26 +23,40 @@ class DraftBlock:
     log_probs: np.ndarray  # float [num_positions, num_candidates], falling along a row
 
 
+class NodeKind(IntEnum):
+    """Candidates whose confidence is worth different trust."""
+
+    FIRST = 0  # the draft's first choice after its parent: the first of its children to be added
+    OTHER = 1  # a lower choice
+    LOOKUP = 2  # found in the text so far, or known from the grammar
+
+
 @dataclass(frozen=True, slots=True)
 class RankedTree:
-    """A tree and, for each node but the root, the log-probability of its path (in the tree's
-    order).
+    """A tree and, for each node but the root (in the tree's order), the log-probability of its path
+    and its kind.
     """
 
     tree: DraftTree
     path_log_probs: tuple[float, ...]
+    kinds: tuple[NodeKind, ...]
 
     def select(self, nodes: Sequence[int]) -> "RankedTree":
-        """Those nodes only; the root and every parent of a node must be among them."""
+        """Those nodes only, in order; the root and every parent of a node must be among them."""
         tree = self.tree
+        if len(nodes) == tree.num_nodes:
+            return self
         place = {node: i for i, node in enumerate(nodes)}
+        place[-1] = -1  # the root's parent
         selected = DraftTree(
-            tuple(tree.tokens[n] for n in nodes),
-            tuple(place[tree.parents[n]] if n else -1 for n in nodes),
-            tuple(tree.depths[n] for n in nodes),
-            tuple(tree.sources[n] for n in nodes),
+            tuple([tree.tokens[n] for n in nodes]),
+            tuple([place[tree.parents[n]] for n in nodes]),
+            tuple([tree.depths[n] for n in nodes]),
+            tuple([tree.sources[n] for n in nodes]),
         )
-        return RankedTree(selected, tuple(self.path_log_probs[n - 1] for n in nodes if n))
+        others = nodes[1:]
+        log_probs = tuple([self.path_log_probs[n - 1] for n in others])
+        return RankedTree(selected, log_probs, tuple([self.kinds[n - 1] for n in others]))
 
 
 _FORCED_LOG_PROB = -0.01  # nothing else may follow, as far as can be seen from here
@@ -54,13 +69,11 @@ class _Growth:
     def __init__(self, anchor: int, count_valid: CountValid | None = None) -> None:
         self._count_valid = count_valid
         self.num_refused = 0
-        self.tokens, self.parents, self.depths = [anchor], [-1], [0]
-        self.sources = [TokenSource.BONUS]
-        self.path_log_probs: list[float] = []
-        self._children: dict[tuple[int, int], int] = {}
-
-    def child(self, parent: int, token: int) -> int | None:
-        return self._children.get((parent, token))
+        self.num_added = 0
+        self.children: dict[tuple[int, int], int] = {}  # by parent and token
+        self._nodes = [(anchor, -1, 0, TokenSource.BONUS)]
+        self._ranks: list[tuple[float, NodeKind]] = []
+        self._has_first: set[int] = set()  # parents whose first choice is there
 
     def may_add(self, parent: int, token: int) -> bool:
         """Whether the request's grammar lets the token follow."""
@@ -68,27 +81,27 @@ class _Growth:
             return True
         path = [token]
         while parent > 0:
-            path.append(self.tokens[parent])
-            parent = self.parents[parent]
+            token, parent, _, _ = self._nodes[parent]
+            path.append(token)
         is_valid = self._count_valid(path[::-1]) == len(path)
         self.num_refused += not is_valid
         return is_valid
 
     def add(self, parent: int, token: int, source: TokenSource, log_prob: float) -> int:
-        node = len(self.tokens)
-        self.tokens.append(token)
-        self.parents.append(parent)
-        self.depths.append(self.depths[parent] + 1)
-        self.sources.append(source)
-        self.path_log_probs.append(log_prob)
-        self._children[parent, token] = node
-        return node
+        kind = NodeKind.LOOKUP
+        if source is TokenSource.CHAIN or source is TokenSource.SIBLING:
+            kind = NodeKind.OTHER if parent in self._has_first else NodeKind.FIRST
+            self._has_first.add(parent)
+        self._nodes.append((token, parent, self._nodes[parent][2] + 1, source))
+        self._ranks.append((log_prob, kind))
+        self.num_added += 1
+        self.children[parent, token] = self.num_added
+        return self.num_added
 
     def finish(self) -> RankedTree:
-        tree = DraftTree(
-            tuple(self.tokens), tuple(self.parents), tuple(self.depths), tuple(self.sources)
-        )
-        return RankedTree(tree, tuple(self.path_log_probs))
+        tree = DraftTree(*zip(*self._nodes, strict=True))
+        path_log_probs, kinds = zip(*self._ranks, strict=True) if self._ranks else ((), ())
+        return RankedTree(tree, path_log_probs, kinds)
 
 
 def build_tree(
@@ -125,14 +138,15 @@ def build_tree(
 def _grow(growth: _Growth, block: DraftBlock, budget: int, *, seed_chain: bool) -> None:
     tokens, log_probs = block.tokens.tolist(), block.log_probs.tolist()
     num_positions, num_candidates = len(tokens), min(budget, len(tokens[0]) if tokens else 0)
+    children = growth.children
     if seed_chain:
         node, total = 0, 0.0
         for depth in range(num_positions):
-            if len(growth.path_log_probs) >= budget:
+            if growth.num_added >= budget:
                 return
             total += log_probs[depth][0]
             token = tokens[depth][0]
-            known = growth.child(node, token)
+            known = children.get((node, token))
             if known is None and not growth.may_add(node, token):
                 break
             node = growth.add(node, token, TokenSource.CHAIN, total) if known is None else known
@@ -140,17 +154,18 @@ def _grow(growth: _Growth, block: DraftBlock, budget: int, *, seed_chain: bool) 
         return
     # (cost, ranks on the way from the root, parent node, cost of the parent's path)
     heap: list[tuple[float, tuple[int, ...], int, float]] = [(-log_probs[0][0], (0,), 0, 0.0)]
-    while heap and len(growth.path_log_probs) < budget and growth.num_refused <= budget:
-        cost, ranks, parent, parent_cost = heapq.heappop(heap)
+    while heap and growth.num_added < budget and growth.num_refused <= budget:
+        cost, ranks, parent, parent_cost = heappop(heap)
         depth, rank = len(ranks) - 1, ranks[-1]
         token = tokens[depth][rank]
-        known = growth.child(parent, token)
+        known = children.get((parent, token))
         if rank + 1 < num_candidates:
             sibling = parent_cost - log_probs[depth][rank + 1]
-            heapq.heappush(heap, (sibling, (*ranks[:-1], rank + 1), parent, parent_cost))
-        if known is None and not growth.may_add(parent, token):
-            continue
-        source = TokenSource.SIBLING if any(ranks) else TokenSource.CHAIN
-        node = growth.add(parent, token, source, -cost) if known is None else known
+            heappush(heap, (sibling, (*ranks[:-1], rank + 1), parent, parent_cost))
+        if known is None:
+            if not growth.may_add(parent, token):
+                continue
+            source = TokenSource.SIBLING if any(ranks) else TokenSource.CHAIN
+            known = growth.add(parent, token, source, -cost)
         if depth + 1 < num_positions:
-            heapq.heappush(heap, (cost - log_probs[depth + 1][0], (*ranks, 0), node, cost))
+            heappush(heap, (cost - log_probs[depth + 1][0], (*ranks, 0), known, cost))

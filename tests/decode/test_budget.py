@@ -5,13 +5,11 @@ import numpy as np
 from draftree.decode.budget import (
     Calibration,
     CostModel,
-    NodeKind,
     best_budget,
     follow,
-    node_kinds,
     path_probabilities,
 )
-from draftree.decode.tree import DraftBlock, build_tree
+from draftree.decode.tree import DraftBlock, NodeKind, build_tree
 
 
 def _cost(verify: dict[int, float], draft_ms: float = 0.0) -> CostModel:
@@ -86,7 +84,7 @@ def test_calibration_finds_overconfidence() -> None:
 def test_first_choices_siblings_and_lookups_are_judged_apart() -> None:
     block = DraftBlock(np.array([[2, 5]]), np.log([[0.5, 0.3]]))
     ranked = build_tree(1, block, 4, lookup=(9,))
-    assert node_kinds(ranked.tree) == [None, NodeKind.LOOKUP, NodeKind.FIRST, NodeKind.OTHER]
+    assert ranked.kinds == (NodeKind.LOOKUP, NodeKind.FIRST, NodeKind.OTHER)
     calibration = Calibration(4)
     for _ in range(100):
         calibration.observe(follow(ranked, [2]))

@@ -7,11 +7,12 @@ committed length) are read from a control array at run time, so one program serv
 
 import struct
 import time
+from typing import NamedTuple
 
 import numpy as np
 
 from draftree.kernels.cpu.kernel import Kernel
-from draftree.kernels.cpu.team import RECORD_WORDS, Team, new_tickets
+from draftree.kernels.cpu.team import RECORD_BYTES, RECORD_WORDS, Team, new_tickets
 
 Argument = int | float | np.ndarray
 _Span = tuple[int, int]
@@ -27,6 +28,14 @@ def _overlap(spans: list[_Span], others: list[_Span]) -> bool:
     return any(a < d and c < b for a, b in spans for c, d in others)
 
 
+class _Frozen(NamedTuple):
+    """run: what the team is given; the arrays whose addresses it has."""
+
+    run: tuple[int, int, int, int]
+    records: np.ndarray
+    tickets: np.ndarray
+
+
 class Program:
     """Operations for one team. Arrays given as arguments are kept alive and must not move."""
 
@@ -37,7 +46,7 @@ class Program:
         self._alive: list[np.ndarray] = []
         self._reads: list[_Span] = []
         self._writes: list[_Span] = []
-        self._records: np.ndarray | None = None
+        self._frozen: _Frozen | None = None
         self._last_reader: tuple[list[int], int] | None = None  # its row, and where words are free
 
     def add(
@@ -73,26 +82,28 @@ class Program:
             self._last_reader = row, len(words)
         self._rows.append(row)
         self._names.append(kernel.name)
-        self._records = None
+        self._frozen = None
 
     def run(self) -> None:
-        self._team.run(*self._frozen())
+        frozen = self._frozen or self._freeze()
+        self._team.run(*frozen.run)
 
     def profile(self) -> dict[str, float]:
         """Run once, one operation at a time: milliseconds by kernel name."""
-        records, tickets = self._frozen()
+        records, _, tickets, num_tickets = (self._frozen or self._freeze()).run
         times = dict.fromkeys(self._names, 0.0)
         for i, name in enumerate(self._names):
             start = time.perf_counter()
-            self._team.run(records[i : i + 1], tickets)
+            self._team.run(records + i * RECORD_BYTES, 1, tickets, num_tickets)
             times[name] += (time.perf_counter() - start) * 1000
         return times
 
-    def _frozen(self) -> tuple[np.ndarray, np.ndarray]:
-        if self._records is None:
-            self._records = np.array(self._rows, dtype=np.int64).reshape(-1, RECORD_WORDS)
-            self._tickets = new_tickets(len(self._rows), self._team.num_threads)
-        return self._records, self._tickets
+    def _freeze(self) -> "_Frozen":
+        records = np.array(self._rows, dtype=np.int64).reshape(-1, RECORD_WORDS)
+        tickets = new_tickets(len(self._rows), self._team.num_threads)
+        run = records.ctypes.data, len(records), tickets.ctypes.data, tickets.size
+        self._frozen = _Frozen(run, records, tickets)
+        return self._frozen
 
     @property
     def num_ops(self) -> int:

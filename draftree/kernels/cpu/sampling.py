@@ -15,7 +15,7 @@ from draftree.kernels.cpu.select import (
     choose_filtered,
     choose_greedy,
     penalize,
-    rank_row,
+    rank_rows,
     top_share,
 )
 
@@ -104,10 +104,6 @@ def top_candidates(
     both.
     """
     assert logits.dtype == np.float32 and logits.flags.c_contiguous and logits.ndim == 2
-    count = min(num_candidates, logits.shape[1])
-    ids = np.empty((len(logits), count), np.int64)
-    scores, log_probs = np.empty((2, len(logits), count), np.float32)
-    for row in range(len(logits)):
-        noisy = (temperature, seed, position + row, math.inf)
-        rank_row(logits[row], _NO_TOKENS, *noisy, scores[row], ids[row], log_probs[row])
+    count, noise = min(num_candidates, logits.shape[1]), (temperature, seed, position)
+    _, ids, log_probs = rank_rows(logits, _NO_TOKENS, *noise, math.inf, count)
     return ids, log_probs

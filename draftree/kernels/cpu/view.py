@@ -1,4 +1,4 @@
-"""One-dimensional arrays of numpy, seen by compiled code that Python calls with the array itself.
+"""Arrays of numpy, seen by compiled code that Python calls with the array itself.
 
 An array's object says where its values are, how many and of which type; taking them from there
 costs nothing, while asking for an address from Python takes as long as choosing a token. Another
@@ -51,6 +51,19 @@ def _values(array, kind, size):
 
 
 @njit
+def _row_values(array, kind, size):
+    """The address of the first value, the number of rows and of columns; rows follow each other."""
+    shape, strides = load_i64(array + _SHAPE), load_i64(array + _STRIDES)
+    num_rows, num_columns = load_i64(shape), load_i64(shape + 8)
+    is_dense = num_columns <= 1 or load_i64(strides + 8) == size
+    is_dense = is_dense and (num_rows <= 1 or load_i64(strides) == size * num_columns)
+    is_right = load_u8(load_i64(array + _DESCRIPTOR) + _TYPE) == kind
+    if load_u32(array + _NDIM) != 2 or not is_dense or not is_right:
+        raise TypeError
+    return load_i64(array + _DATA), num_rows, num_columns
+
+
+@njit
 def f32_view(array):
     address, length = _values(array, _F32, 4)
     return carray(f32_pointer(address), length)
@@ -66,3 +79,15 @@ def i64_view(array):
 def u32_view(array):
     address, length = _values(array, _U32, 4)
     return carray(u32_pointer(address), length)
+
+
+@njit
+def f32_rows(array):
+    address, num_rows, num_columns = _row_values(array, _F32, 4)
+    return carray(f32_pointer(address), (num_rows, num_columns))
+
+
+@njit
+def i64_rows(array):
+    address, num_rows, num_columns = _row_values(array, _I64, 8)
+    return carray(i64_pointer(address), (num_rows, num_columns))
