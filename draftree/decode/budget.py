@@ -76,7 +76,7 @@ class CostModel:
         """Times are kept at the step's edge: cost is a staircase, not a slope."""
         edge = EDGES[bisect_left(EDGES, num_nodes)]
         place = bisect_left(self._edges, edge)
-        if self._edges[place : place + 1] != [edge]:
+        if place == len(self._edges) or self._edges[place] != edge:
             self._edges.insert(place, edge)
             self._times.insert(place, 0.0)
             self._weights.insert(place, 0.0)
@@ -112,14 +112,13 @@ class CostModel:
         """
         edges = self._edges
         if not edges:
-            return _line_ms((1,), (1.0,), num_nodes)
+            return _line_ms((1,), (1.0,), 0, 0, num_nodes)
         if self._smooth is None:
             self._smooth = self._smoothed()
         if num_nodes <= edges[0]:
             return self._smooth[0]
         last = min(bisect_left(edges, num_nodes), len(edges) - 1)
-        pair = slice(max(last - 1, 0), last + 1)
-        return _line_ms(edges[pair], self._smooth[pair], num_nodes)
+        return _line_ms(edges, self._smooth, max(last - 1, 0), last, num_nodes)
 
     def _smoothed(self) -> list[float]:
         """The times; where one is hardly known, drawn towards what better known ones say. It may
@@ -134,18 +133,20 @@ class CostModel:
                 pair = known[max(above - 1, 0) : above + 1]
                 if above == len(known):
                     pair = known[-2:]
-                guess = _line_ms([edges[n] for n in pair], [self._times[n] for n in pair], edges[i])
+                guess = _line_ms(edges, self._times, pair[0], pair[-1], edges[i])
                 times[i] = (weight * times[i] + _GUESS_WEIGHT * guess) / (weight + _GUESS_WEIGHT)
         return times
 
 
-def _line_ms(edges: Sequence[int], times: Sequence[float], num_nodes: int) -> float:
-    """On the line through two sizes, which does not fall; through one, with the prior slope."""
-    if len(edges) == 1:
-        more, before = (1.0 + _PRIOR_SLOPE * (n - 1) for n in (num_nodes, edges[0]))
-        return times[0] * more / before
-    rise = max(times[1] - times[0], 0.0)
-    return times[0] + rise * (num_nodes - edges[0]) / (edges[1] - edges[0])
+def _line_ms(edges: Sequence[int], times: Sequence[float], a: int, b: int, num_nodes: int) -> float:
+    """On the line through two sizes, a and b of those known, which does not fall; through one, if
+    they are the same, with the prior slope.
+    """
+    if a == b:
+        more = 1.0 + _PRIOR_SLOPE * (num_nodes - 1)
+        return times[a] * more / (1.0 + _PRIOR_SLOPE * (edges[a] - 1))
+    rise = max(times[b] - times[a], 0.0)
+    return times[a] + rise * (num_nodes - edges[a]) / (edges[b] - edges[a])
 
 
 class Outcome(NamedTuple):

@@ -141,8 +141,8 @@ class BlockDrafter:
         num_positions = min(num_positions or self.block_len, self.block_len - 1)
         block = (anchor, *[self._mask] * num_positions)
         self._ops.step.set_chain(block, self._context_len)
-        self._block_program.run()
         self._ops.step.set_rows(range(1, num_positions + 1))
+        self._block_program.run()
         self._head_program.run()
         return self._ops.read(self._logits, num_positions)
 

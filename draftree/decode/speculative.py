@@ -183,11 +183,13 @@ class SpeculativeDecoder:
             lookup, match_len = self._ngram.propose(min(_LOOKUP_LEN, room))
             if self._drafter is not None and match_len < _LONG_MATCH:
                 lookup = ()
-        block, drafted_ms = None, 0.0
+        block: DraftBlock | None = None
+        drafted_ms = 0.0
         if self._drafter is not None and not is_plain:
             start = time.perf_counter()
-            proposed = self._drafter.propose(self._anchor, self._sampler, num_candidates, room)
-            block = DraftBlock(proposed.tokens[:room], proposed.log_probs[:room])
+            block = self._drafter.propose(self._anchor, self._sampler, num_candidates, room)
+            if len(block.tokens) > room:
+                block = DraftBlock(block.tokens[:room], block.log_probs[:room])
             drafted_ms = (time.perf_counter() - start) * 1000
             self.stats.draft_ms += drafted_ms
         count_valid = matcher.count_valid if matcher is not None else None

@@ -8,7 +8,7 @@ elsewhere.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 
 import numpy as np
 
@@ -59,6 +59,9 @@ class RankedTree:
         return RankedTree(selected, log_probs, tuple([self.kinds[n - 1] for n in others]))
 
 
+# An enum's members are looked up slowly, and a tree needs them for every node.
+_CHAIN, _SIBLING = TokenSource.CHAIN, TokenSource.SIBLING
+_FIRST, _OTHER, _LOOKUP = NodeKind
 _FORCED_LOG_PROB = -0.01  # nothing else may follow, as far as can be seen from here
 CountValid = Callable[[Sequence[int]], int]  # how many of some tokens may follow the anchor
 
@@ -69,10 +72,11 @@ class _Growth:
     def __init__(self, anchor: int, count_valid: CountValid | None = None) -> None:
         self._count_valid = count_valid
         self.num_refused = 0
-        self.num_added = 0
+        self.tokens, self.parents, self.depths = [anchor], [-1], [0]
+        self.sources = [TokenSource.BONUS]
+        self.path_log_probs: list[float] = []
+        self.kinds: list[NodeKind] = []
         self.children: dict[tuple[int, int], int] = {}  # by parent and token
-        self._nodes = [(anchor, -1, 0, TokenSource.BONUS)]
-        self._ranks: list[tuple[float, NodeKind]] = []
         self._has_first: set[int] = set()  # parents whose first choice is there
 
     def may_add(self, parent: int, token: int) -> bool:
@@ -81,27 +85,32 @@ class _Growth:
             return True
         path = [token]
         while parent > 0:
-            token, parent, _, _ = self._nodes[parent]
-            path.append(token)
+            path.append(self.tokens[parent])
+            parent = self.parents[parent]
         is_valid = self._count_valid(path[::-1]) == len(path)
         self.num_refused += not is_valid
         return is_valid
 
     def add(self, parent: int, token: int, source: TokenSource, log_prob: float) -> int:
-        kind = NodeKind.LOOKUP
-        if source is TokenSource.CHAIN or source is TokenSource.SIBLING:
-            kind = NodeKind.OTHER if parent in self._has_first else NodeKind.FIRST
+        kind = _LOOKUP
+        if source is _CHAIN or source is _SIBLING:
+            kind = _OTHER if parent in self._has_first else _FIRST
             self._has_first.add(parent)
-        self._nodes.append((token, parent, self._nodes[parent][2] + 1, source))
-        self._ranks.append((log_prob, kind))
-        self.num_added += 1
-        self.children[parent, token] = self.num_added
-        return self.num_added
+        node = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.sources.append(source)
+        self.path_log_probs.append(log_prob)
+        self.kinds.append(kind)
+        self.children[parent, token] = node
+        return node
 
     def finish(self) -> RankedTree:
-        tree = DraftTree(*zip(*self._nodes, strict=True))
-        path_log_probs, kinds = zip(*self._ranks, strict=True) if self._ranks else ((), ())
-        return RankedTree(tree, path_log_probs, kinds)
+        tree = DraftTree(
+            tuple(self.tokens), tuple(self.parents), tuple(self.depths), tuple(self.sources)
+        )
+        return RankedTree(tree, tuple(self.path_log_probs), tuple(self.kinds))
 
 
 def build_tree(
@@ -142,30 +151,32 @@ def _grow(growth: _Growth, block: DraftBlock, budget: int, *, seed_chain: bool) 
     if seed_chain:
         node, total = 0, 0.0
         for depth in range(num_positions):
-            if growth.num_added >= budget:
+            if len(growth.kinds) >= budget:
                 return
             total += log_probs[depth][0]
             token = tokens[depth][0]
             known = children.get((node, token))
             if known is None and not growth.may_add(node, token):
                 break
-            node = growth.add(node, token, TokenSource.CHAIN, total) if known is None else known
+            node = growth.add(node, token, _CHAIN, total) if known is None else known
     if num_candidates == 0:
         return
     # (cost, ranks on the way from the root, parent node, cost of the parent's path)
     heap: list[tuple[float, tuple[int, ...], int, float]] = [(-log_probs[0][0], (0,), 0, 0.0)]
-    while heap and growth.num_added < budget and growth.num_refused <= budget:
-        cost, ranks, parent, parent_cost = heappop(heap)
+    while heap and len(growth.kinds) < budget and growth.num_refused <= budget:
+        cost, ranks, parent, parent_cost = heap[0]
         depth, rank = len(ranks) - 1, ranks[-1]
         token = tokens[depth][rank]
         known = children.get((parent, token))
         if rank + 1 < num_candidates:
             sibling = parent_cost - log_probs[depth][rank + 1]
-            heappush(heap, (sibling, (*ranks[:-1], rank + 1), parent, parent_cost))
+            heapreplace(heap, (sibling, (*ranks[:-1], rank + 1), parent, parent_cost))
+        else:
+            heappop(heap)
         if known is None:
             if not growth.may_add(parent, token):
                 continue
-            source = TokenSource.SIBLING if any(ranks) else TokenSource.CHAIN
+            source = _SIBLING if any(ranks) else _CHAIN
             known = growth.add(parent, token, source, -cost)
         if depth + 1 < num_positions:
             heappush(heap, (cost - log_probs[depth + 1][0], (*ranks, 0), known, cost))

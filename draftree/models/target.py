@@ -71,9 +71,10 @@ class Target:
         """One pass over what state.begin() was given; logits for those of its nodes that rows
         names.
         """
-        self._body.run()
         self.num_forwards += 1
         if rows:
             self._ops.step.set_rows(rows)
+        self._body.run()
+        if rows:
             self._head.run()
         return Verified(self._ops.read(self._logits, len(rows)), self._features)
