@@ -165,7 +165,7 @@ class Calibration:
         self._predicted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
         self._accepted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
         self._ratios = [[1.0] * max_depth for _ in NodeKind]  # accepted over predicted
-        self._rates: tuple[float, ...] = (_PRIOR_TOKENS, _PRIOR_TOKENS)  # written, expected
+        self._written = self._expected = _PRIOR_TOKENS  # tokens of drafted rounds
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """What happened at depth 1, 2, … until the walk left the tree."""
@@ -179,18 +179,18 @@ class Calibration:
 
     def observe_rate(self, expected: float, num_tokens: int, ms: float) -> None:
         """A drafted round wrote so many tokens in so many milliseconds; expected: tokens each."""
-        seen = num_tokens, expected * ms
-        self._rates = tuple(_FADE * a + b for a, b in zip(self._rates, seen, strict=True))
+        self._written = _FADE * self._written + num_tokens
+        self._expected = _FADE * self._expected + expected * ms
 
     def forgive(self) -> None:
         """Drafting begins again after a while: half of what was seen counts no more."""
-        self._rates = tuple((rate + _PRIOR_TOKENS) / 2 for rate in self._rates)
+        self._written = (self._written + _PRIOR_TOKENS) / 2
+        self._expected = (self._expected + _PRIOR_TOKENS) / 2
 
     @property
     def trust(self) -> float:
         """Tokens that drafted rounds gave over those that their time should have given."""
-        written, expected = self._rates
-        return written / expected
+        return self._written / self._expected
 
     def remember(self, gain: float) -> None:
         """Another request gained so much; the next one may be like it, or not."""
