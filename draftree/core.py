@@ -219,15 +219,13 @@ class RoundStats:
         self.num_rounds += 1
         self.num_drafted += num_nodes - 1
         self.num_accepted += num_accepted
-        _count_up_to(self.verified_by_depth, depth)
-        _count_up_to(self.accepted_by_depth, num_accepted)
-
-
-def _count_up_to(counts: list[int], depth: int) -> None:
-    if depth > len(counts):
-        counts += [0] * (depth - len(counts))
-    for i in range(depth):
-        counts[i] += 1
+        for counts, reached in (
+            (self.verified_by_depth, depth),
+            (self.accepted_by_depth, num_accepted),
+        ):
+            counts.extend([0] * (reached - len(counts)))
+            for i in range(reached):
+                counts[i] += 1
 
 
 @dataclass(slots=True)

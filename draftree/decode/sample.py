@@ -50,9 +50,8 @@ class Sampler:
         self._shaping: _Shaping | None = None
         if logit_bias or num_logprobs is not None or matcher is not None:
             self._shaping = _Shaping(self._filters, vocab_size, logit_bias, num_logprobs, matcher)
-        # Nothing but the largest counts.
         is_free = not self._has_penalties and self._shaping is None
-        self._is_bare = is_free and params.is_greedy
+        self._is_bare = is_free and params.is_greedy  # only the largest logit counts
         self._next_position = len(prompt_ids)
         self._slots: dict[int, int] = {}  # token -> place in the two arrays
         self._seen_ids = np.zeros(64, dtype=np.int64)

@@ -13,13 +13,7 @@ import numpy as np
 
 from draftree.core import DraftTree, RoundStats, TokenSource
 from draftree.decode.accept import Accepted, accept
-from draftree.decode.budget import (
-    Calibration,
-    CostModel,
-    best_budget,
-    follow,
-    path_probabilities,
-)
+from draftree.decode.budget import Calibration, CostModel, best_budget, follow, path_probabilities
 from draftree.decode.draft import Drafter
 from draftree.decode.ngram import NgramIndex
 from draftree.decode.plain import take_plain_step

@@ -54,9 +54,8 @@ class RankedTree:
             tuple([tree.depths[n] for n in nodes]),
             tuple([tree.sources[n] for n in nodes]),
         )
-        others = nodes[1:]
-        log_probs = tuple([self.path_log_probs[n - 1] for n in others])
-        return RankedTree(selected, log_probs, tuple([self.kinds[n - 1] for n in others]))
+        log_probs = tuple([self.path_log_probs[n - 1] for n in nodes[1:]])
+        return RankedTree(selected, log_probs, tuple([self.kinds[n - 1] for n in nodes[1:]]))
 
 
 # An enum's members are looked up slowly, and a tree needs them for every node.

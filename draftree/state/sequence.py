@@ -155,12 +155,7 @@ class SequenceState:
 
 
 def _is_path(tree: DraftTree, path: Sequence[int]) -> bool:
-    before = -1
-    for node in path:
-        if tree.parents[node] != before:
-            return False
-        before = node
-    return before >= 0
+    return [tree.parents[node] for node in path] == [-1, *path[:-1]]
 
 
 def common_len(a: Sequence[int] | np.ndarray, b: Sequence[int] | np.ndarray) -> int:

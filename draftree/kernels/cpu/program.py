@@ -7,7 +7,6 @@ committed length) are read from a control array at run time, so one program serv
 
 import struct
 import time
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,14 +27,6 @@ def _overlap(spans: list[_Span], others: list[_Span]) -> bool:
     return any(a < d and c < b for a, b in spans for c, d in others)
 
 
-class _Frozen(NamedTuple):
-    """run: what the team is given; the arrays whose addresses it has."""
-
-    run: tuple[int, int, int, int]
-    records: np.ndarray
-    tickets: np.ndarray
-
-
 class Program:
     """Operations for one team. Arrays given as arguments are kept alive and must not move."""
 
@@ -46,7 +37,7 @@ class Program:
         self._alive: list[np.ndarray] = []
         self._reads: list[_Span] = []
         self._writes: list[_Span] = []
-        self._frozen: _Frozen | None = None
+        self._frozen: tuple[int, ...] | None = None  # what the team is given
         self._last_reader: tuple[list[int], int] | None = None  # its row, and where words are free
 
     def add(
@@ -85,24 +76,23 @@ class Program:
         self._frozen = None
 
     def run(self) -> None:
-        frozen = self._frozen or self._freeze()
-        self._team.run(*frozen.run)
+        self._team.run(*(self._frozen or self._freeze()))
 
     def profile(self) -> dict[str, float]:
         """Run once, one operation at a time: milliseconds by kernel name."""
-        records, _, tickets, num_tickets = (self._frozen or self._freeze()).run
+        records, _, *tickets = self._frozen or self._freeze()
         times = dict.fromkeys(self._names, 0.0)
         for i, name in enumerate(self._names):
             start = time.perf_counter()
-            self._team.run(records + i * RECORD_BYTES, 1, tickets, num_tickets)
+            self._team.run(records + i * RECORD_BYTES, 1, *tickets)
             times[name] += (time.perf_counter() - start) * 1000
         return times
 
-    def _freeze(self) -> "_Frozen":
+    def _freeze(self) -> tuple[int, ...]:
         records = np.array(self._rows, dtype=np.int64).reshape(-1, RECORD_WORDS)
         tickets = new_tickets(len(self._rows), self._team.num_threads)
-        run = records.ctypes.data, len(records), tickets.ctypes.data, tickets.size
-        self._frozen = _Frozen(run, records, tickets)
+        self._arrays = records, tickets
+        self._frozen = records.ctypes.data, len(records), tickets.ctypes.data, tickets.size
         return self._frozen
 
     @property

@@ -27,11 +27,9 @@ from draftree.kernels.cpu.simd import (
 )
 from draftree.kernels.cpu.view import (
     f32_pointer,
-    f32_rows,
     f32_view,
     f64_pointer,
     i64_pointer,
-    i64_rows,
     i64_view,
     u32_view,
     u64_pointer,
@@ -373,21 +371,24 @@ def _rank_row(logits, tokens, temperature, key, reach, scores, ids, log_probs, s
             ids[i] = tokens[ids[i]]
 
 
-@native("array array float int int float array array array array")
-def _rank_rows(logits, tokens, temperature, seed, position, reach, scores, ids, log_probs, scratch):
-    logits, tokens, scratch = f32_rows(logits), i64_view(tokens), i64_view(scratch)
-    scores, ids, log_probs = f32_rows(scores), i64_rows(ids), f32_rows(log_probs)
-    for row in range(len(logits)):
-        _rank_row(
-            *(logits[row], tokens, temperature, noise_key(seed, position + row), reach),
-            *(scores[row], ids[row], log_probs[row], scratch),
-        )
+@native("array array float int int float int array array array array")
+def _rank_rows(
+    logits, tokens, temperature, seed, position, reach, count, scores, ids, log_probs, scratch
+):
+    logits, tokens, scratch = f32_view(logits), i64_view(tokens), i64_view(scratch)
+    scores, ids, log_probs = f32_view(scores), i64_view(ids), f32_view(log_probs)
+    num_rows = len(ids) // count
+    width = len(logits) // num_rows
+    for row in range(num_rows):
+        key, best = noise_key(seed, position + row), slice(row * count, (row + 1) * count)
+        values = logits[row * width : (row + 1) * width]
+        found = scores[best], ids[best], log_probs[best]
+        _rank_row(values, tokens, temperature, key, reach, *found, scratch)
 
 
 def rank_rows(logits, tokens, temperature, seed, position, reach, count):
-    """The `count` best tokens of each row, best first: scores float32, ids int64, log-probabilities
-    float32, all [rows, count]. Scores are logits; with a temperature, logit / T + noise of the
-    row's position, which counts up from the first one's.
+    """Scores float32, tokens int64, log-probabilities float32 [rows, count], best first: by logit,
+    or with a temperature by logit / T + noise at position, position + 1, …
 
     tokens as in _take_noisy. reach: what would need more noise than this may be missed.
     """
@@ -395,5 +396,5 @@ def rank_rows(logits, tokens, temperature, seed, position, reach, count):
     scores, log_probs = np.empty((2, len(logits), count), np.float32)
     scratch = np.empty(5 * count, np.int64) if temperature > 0.0 else tokens  # of _noisy_floor
     noise = temperature, seed, position, reach
-    _rank_rows(logits, tokens, *noise, scores, ids, log_probs, scratch)
+    _rank_rows(logits, tokens, *noise, count, scores, ids, log_probs, scratch)
     return scores, ids, log_probs

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 NUM_TOKENS, COMMITTED, IS_TREE, PATH_LEN, NUM_ROWS = range(5)
+Integers = Sequence[int] | np.ndarray
 
 
 class Step:
@@ -38,7 +39,7 @@ class Step:
         self._depths, self._ancestors = _words(self.depths), _words(self.ancestors)
         self._path, self._rows = _words(self.path), _words(self.rows)
 
-    def set_chain(self, tokens: Sequence[int] | np.ndarray, committed: int) -> None:
+    def set_chain(self, tokens: Integers, committed: int) -> None:
         """A certain pass over tokens that follow `committed` earlier ones."""
         count = len(tokens)
         assert 1 <= count <= self.max_tokens
@@ -48,11 +49,7 @@ class Step:
         self._positions[:count] = range(committed, committed + count)
 
     def set_tree(
-        self,
-        tokens: Sequence[int] | np.ndarray,
-        parents: Sequence[int] | np.ndarray,
-        depths: Sequence[int] | np.ndarray,
-        committed: int,
+        self, tokens: Integers, parents: Integers, depths: Integers, committed: int
     ) -> None:
         """A tentative pass over a tree whose root is at position `committed`."""
         count = len(tokens)
@@ -71,11 +68,11 @@ class Step:
             first = node * self.max_nodes
             self._ancestors[first : first + len(way)] = way
 
-    def set_path(self, path: Sequence[int] | np.ndarray) -> None:
+    def set_path(self, path: Integers) -> None:
         self._control[PATH_LEN] = len(path)
         self._path[: len(path)] = _integers(path)
 
-    def set_rows(self, rows: Sequence[int] | np.ndarray) -> None:
+    def set_rows(self, rows: Integers) -> None:
         self._control[NUM_ROWS] = len(rows)
         self._rows[: len(rows)] = _integers(rows)
 
@@ -85,5 +82,5 @@ def _words(array: np.ndarray) -> Any:
     return (ctypes.c_int64 * array.size).from_buffer(array.data)
 
 
-def _integers(values: Sequence[int] | np.ndarray) -> Sequence[int]:
+def _integers(values: Integers) -> Sequence[int]:
     return values.tolist() if isinstance(values, np.ndarray) else values

@@ -11,13 +11,7 @@ import threading
 import numpy as np
 
 from draftree.kernels.cpu.arena import lazy_zeros
-from draftree.kernels.cpu.atomic import (
-    atomic_load,
-    atomic_store,
-    barrier,
-    call_operation,
-    pause,
-)
+from draftree.kernels.cpu.atomic import atomic_load, atomic_store, barrier, call_operation, pause
 from draftree.kernels.cpu.form import LINE_BYTES
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import native
@@ -57,7 +51,7 @@ def _walk(control: int, thread: int, team: int) -> None:
 
 
 @native("int int int")
-def _take_part(control: int, thread: int, team: int) -> None:
+def _run(control: int, thread: int, team: int) -> None:
     _walk(control, thread, team)
 
 
@@ -79,36 +73,21 @@ def _serve(control: int, thread: int, team: int, seen: int) -> int:
     return seen
 
 
-@njit
-def _publish(control: int, program: int, num_ops: int, tickets: int) -> None:
+@native("int int int int int int -> int")
+def _publish(
+    control: int, program: int, num_ops: int, tickets: int, num_tickets: int, team: int
+) -> int:
+    """Returns how many threads are asleep."""
+    for i in range(num_tickets):
+        store_i64(tickets + i * _WORD, 0)
     atomic_store(control + _PROGRAM, program)
     atomic_store(control + _NUM_OPS, num_ops)
     atomic_store(control + _TICKETS, tickets)
     atomic_store(control + _GENERATION, atomic_load(control + _GENERATION) + 1)
-
-
-@native("int int int int int int -> int")
-def _start(
-    control: int, program: int, num_ops: int, tickets: int, num_tickets: int, team: int
-) -> int:
-    """Publish a program and take part in it as thread 0; or, where threads must be woken first,
-    return how many.
-    """
-    for i in range(num_tickets):
-        store_i64(tickets + i * _WORD, 0)
-    _publish(control, program, num_ops, tickets)
     num_asleep = 0
     for thread in range(1, team):
         num_asleep += atomic_load(control + _ASLEEP + thread * LINE_BYTES)
-    if num_asleep == 0:
-        _walk(control, 0, team)
     return num_asleep
-
-
-@native("int")
-def _stop(control: int) -> None:
-    atomic_store(control + _STOP, 1)
-    _publish(control, 0, 0, 0)
 
 
 @native("int int")
@@ -140,15 +119,16 @@ class Team:
     def run(self, program: int, num_ops: int, tickets: int, num_tickets: int) -> None:
         """Addresses of records [num_ops, RECORD_WORDS] and of `new_tickets`, set to zero here."""
         with self._lock:
-            if _start(self._address, program, num_ops, tickets, num_tickets, self.num_threads):
+            if _publish(self._address, program, num_ops, tickets, num_tickets, self.num_threads):
                 for thread in range(1, self.num_threads):
                     if _get_word(self._address + _ASLEEP + thread * LINE_BYTES):
                         self._wake[thread].release()
-                _take_part(self._address, 0, self.num_threads)
+            _run(self._address, 0, self.num_threads)
 
     def close(self) -> None:
         with self._lock:
-            _stop(self._address)
+            _set_word(self._address + _STOP, 1)
+            _publish(self._address, 0, 0, 0, 0, self.num_threads)
             for semaphore in self._wake:
                 semaphore.release()
 
