@@ -137,7 +137,7 @@ class DraftTree:
 
     @property
     def is_chain(self) -> bool:
-        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     @staticmethod
     def chain(tokens: "tuple[int, ...] | list[int]") -> "DraftTree":

@@ -30,20 +30,18 @@ def accept(
     stop_ids: frozenset[int] = frozenset(),
 ) -> Accepted:
     """The sampler is advanced over every token of the round, bonus included."""
-    children = {
-        (parent, token): node
-        for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True))
-        if parent >= 0
-    }
-    path = [0]
+    edges = zip(tree.parents, tree.tokens, strict=True)
+    children = {edge: node for node, edge in enumerate(edges)}
+    path, last = [0], 0
     scores: list[TokenScores] = []
     while True:
-        token = sampler.choose(logits[path[-1]], position + len(path))
+        token = sampler.choose(logits[last], position + len(path))
         sampler.accept(token)
         if sampler.scores is not None:
             scores.append(sampler.scores)
-        node = children.get((path[-1], token))
+        node = children.get((last, token))
         is_end = len(path) >= max_tokens or token in stop_ids or sampler.is_complete
         if node is None or is_end:
             return Accepted(tuple(path), token, tuple(scores))
         path.append(node)
+        last = node

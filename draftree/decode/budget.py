@@ -7,13 +7,10 @@ the most expected tokens per second, 0 included.
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 from math import exp
 from typing import NamedTuple
 
-from draftree.core import DraftTree, TokenSource
-from draftree.decode.tree import RankedTree
+from draftree.decode.tree import NodeKind, RankedTree
 
 EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 # Weights of a new time in the running means, of one size, of the machine's speed (most of what
@@ -79,7 +76,7 @@ class CostModel:
         """Times are kept at the step's edge: cost is a staircase, not a slope."""
         edge = EDGES[bisect_left(EDGES, num_nodes)]
         place = bisect_left(self._edges, edge)
-        if self._edges[place : place + 1] != [edge]:
+        if place == len(self._edges) or self._edges[place] != edge:
             self._edges.insert(place, edge)
             self._times.insert(place, 0.0)
             self._weights.insert(place, 0.0)
@@ -115,14 +112,13 @@ class CostModel:
         """
         edges = self._edges
         if not edges:
-            return _line_ms((1,), (1.0,), num_nodes)
+            return _line_ms((1,), (1.0,), 0, 0, num_nodes)
         if self._smooth is None:
             self._smooth = self._smoothed()
         if num_nodes <= edges[0]:
             return self._smooth[0]
         last = min(bisect_left(edges, num_nodes), len(edges) - 1)
-        pair = slice(max(last - 1, 0), last + 1)
-        return _line_ms(edges[pair], self._smooth[pair], num_nodes)
+        return _line_ms(edges, self._smooth, max(last - 1, 0), last, num_nodes)
 
     def _smoothed(self) -> list[float]:
         """The times; where one is hardly known, drawn towards what better known ones say. It may
@@ -137,48 +133,26 @@ class CostModel:
                 pair = known[max(above - 1, 0) : above + 1]
                 if above == len(known):
                     pair = known[-2:]
-                guess = _line_ms([edges[n] for n in pair], [self._times[n] for n in pair], edges[i])
+                guess = _line_ms(edges, self._times, pair[0], pair[-1], edges[i])
                 times[i] = (weight * times[i] + _GUESS_WEIGHT * guess) / (weight + _GUESS_WEIGHT)
         return times
 
 
-def _line_ms(edges: Sequence[int], times: Sequence[float], num_nodes: int) -> float:
-    """On the line through two sizes, which does not fall; through one, with the prior slope."""
-    if len(edges) == 1:
-        more, before = (1.0 + _PRIOR_SLOPE * (n - 1) for n in (num_nodes, edges[0]))
-        return times[0] * more / before
-    rise = max(times[1] - times[0], 0.0)
-    return times[0] + rise * (num_nodes - edges[0]) / (edges[1] - edges[0])
-
-
-class NodeKind(IntEnum):
-    """Candidates whose confidence is worth different trust."""
-
-    FIRST = 0  # the draft's first choice after its parent
-    OTHER = 1  # a lower choice
-    LOOKUP = 2  # found in the text so far, or known from the grammar
-
-
-def node_kinds(tree: DraftTree) -> list[NodeKind | None]:
-    """By node; None for the root. A parent's first choice is the first of its children to be
-    added.
+def _line_ms(edges: Sequence[int], times: Sequence[float], a: int, b: int, num_nodes: int) -> float:
+    """On the line through two sizes, a and b of those known, which does not fall; through one, if
+    they are the same, with the prior slope.
     """
-    kinds: list[NodeKind | None] = [None]
-    has_first: set[int] = set()
-    for parent, source in zip(tree.parents[1:], tree.sources[1:], strict=True):
-        if source in (TokenSource.NGRAM, TokenSource.GRAMMAR):
-            kinds.append(NodeKind.LOOKUP)
-        else:
-            kinds.append(NodeKind.OTHER if parent in has_first else NodeKind.FIRST)
-            has_first.add(parent)
-    return kinds
+    if a == b:
+        more = 1.0 + _PRIOR_SLOPE * (num_nodes - 1)
+        return times[a] * more / (1.0 + _PRIOR_SLOPE * (edges[a] - 1))
+    rise = max(times[b] - times[a], 0.0)
+    return times[a] + rise * (num_nodes - edges[a]) / (edges[b] - edges[a])
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """One step of a walk: the probability that the draft gave to each kind, and which was right."""
 
-    masses: tuple[float, ...]
+    masses: list[float]
     right: NodeKind | None
 
 
@@ -190,31 +164,33 @@ class Calibration:
         self.gain = prior_gain  # rate of drafted rounds over that of plain steps, to begin with
         self._predicted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
         self._accepted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
-        self._rates: tuple[float, ...] = (_PRIOR_TOKENS, _PRIOR_TOKENS)  # written, expected
+        self._ratios = [[1.0] * max_depth for _ in NodeKind]  # accepted over predicted
+        self._written = self._expected = _PRIOR_TOKENS  # tokens of drafted rounds
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         """What happened at depth 1, 2, … until the walk left the tree."""
-        for depth, outcome in enumerate(outcomes):
-            for kind in NodeKind:
-                if outcome.masses[kind] > 0.0 and depth < len(self._predicted[kind]):
-                    predicted, accepted = self._predicted[kind], self._accepted[kind]
-                    predicted[depth] = 0.98 * predicted[depth] + outcome.masses[kind]
-                    accepted[depth] = 0.98 * accepted[depth] + (outcome.right is kind)
+        for depth, (masses, right) in enumerate(outcomes[: len(self._ratios[0])]):
+            for kind, mass in enumerate(masses):
+                if mass > 0.0:
+                    predicted = 0.98 * self._predicted[kind][depth] + min(mass, 1.0)
+                    accepted = 0.98 * self._accepted[kind][depth] + (right == kind)
+                    self._predicted[kind][depth], self._accepted[kind][depth] = predicted, accepted
+                    self._ratios[kind][depth] = accepted / max(predicted, 1e-6)
 
     def observe_rate(self, expected: float, num_tokens: int, ms: float) -> None:
         """A drafted round wrote so many tokens in so many milliseconds; expected: tokens each."""
-        seen = num_tokens, expected * ms
-        self._rates = tuple(_FADE * a + b for a, b in zip(self._rates, seen, strict=True))
+        self._written = _FADE * self._written + num_tokens
+        self._expected = _FADE * self._expected + expected * ms
 
     def forgive(self) -> None:
         """Drafting begins again after a while: half of what was seen counts no more."""
-        self._rates = tuple((rate + _PRIOR_TOKENS) / 2 for rate in self._rates)
+        self._written = (self._written + _PRIOR_TOKENS) / 2
+        self._expected = (self._expected + _PRIOR_TOKENS) / 2
 
     @property
     def trust(self) -> float:
         """Tokens that drafted rounds gave over those that their time should have given."""
-        written, expected = self._rates
-        return written / expected
+        return self._written / self._expected
 
     def remember(self, gain: float) -> None:
         """Another request gained so much; the next one may be like it, or not."""
@@ -222,19 +198,17 @@ class Calibration:
 
     def ratio(self, depth: int, kind: NodeKind) -> float:
         """Accepted over predicted for the step to `depth` (1 is the first)."""
-        i = min(depth, len(self._predicted[kind])) - 1
-        return self._accepted[kind][i] / max(self._predicted[kind][i], 1e-6)
+        ratios = self._ratios[kind]
+        return ratios[min(depth, len(ratios)) - 1]
 
 
 def path_probabilities(ranked: RankedTree, calibration: Calibration) -> list[float]:
     """Calibrated probability that each node but the root is on the accepted path."""
-    tree, raw = ranked.tree, (0.0, *ranked.path_log_probs)
+    tree, log_probs = ranked.tree, (0.0, *ranked.path_log_probs)
     result = [1.0]
-    for node, kind in enumerate(node_kinds(tree)):
-        if kind is None:
-            continue
+    for node, kind in enumerate(ranked.kinds, 1):
         parent = tree.parents[node]
-        conditional = exp(min(raw[node] - raw[parent], 0.0))
+        conditional = exp(min(log_probs[node] - log_probs[parent], 0.0))
         trusted = conditional * calibration.ratio(tree.depths[node], kind)
         result.append(result[parent] * min(trusted, 1.0))
     return result[1:]
@@ -245,22 +219,21 @@ def follow(ranked: RankedTree, tokens: Sequence[int]) -> list[Outcome]:
 
     So a draft is judged even in a round that verifies none of its nodes.
     """
-    tree, logs, kinds = ranked.tree, (0.0, *ranked.path_log_probs), node_kinds(ranked.tree)
+    tree, log_probs = ranked.tree, (0.0, *ranked.path_log_probs)
     outcomes: list[Outcome] = []
-    node = 0
-    for token in tokens:
-        children = [n for n, parent in enumerate(tree.parents) if parent == node]
-        if not children:
-            break
-        masses = [0.0] * len(NodeKind)
-        for child in children:
-            masses[kinds[child] or 0] += exp(logs[child] - logs[node])
-        known = next((child for child in children if tree.tokens[child] == token), None)
-        right = kinds[known] if known is not None else None
-        outcomes.append(Outcome(tuple(min(mass, 1.0) for mass in masses), right))
-        if known is None:
-            break
-        node = known
+    walked = {0: 0}  # nodes on the way, each with its depth; all others are passed over
+    for node, kind in enumerate(ranked.kinds, 1):
+        parent = tree.parents[node]
+        depth = walked.get(parent, len(tokens))
+        if depth == len(tokens):
+            continue
+        if depth == len(outcomes):
+            outcomes.append(Outcome([0.0] * len(NodeKind), None))
+        masses = outcomes[depth].masses
+        masses[kind] += exp(log_probs[node] - log_probs[parent])
+        if tree.tokens[node] == tokens[depth]:
+            outcomes[depth] = Outcome(masses, kind)
+            walked[node] = depth + 1
     return outcomes
 
 

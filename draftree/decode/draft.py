@@ -139,11 +139,10 @@ class BlockDrafter:
         """
         self._catch_up()
         num_positions = min(num_positions or self.block_len, self.block_len - 1)
-        block = np.full(num_positions + 1, self._mask, dtype=np.int64)
-        block[0] = anchor
+        block = (anchor, *[self._mask] * num_positions)
         self._ops.step.set_chain(block, self._context_len)
+        self._ops.step.set_rows(range(1, num_positions + 1))
         self._block_program.run()
-        self._ops.step.set_rows(np.arange(1, num_positions + 1))
         self._head_program.run()
         return self._ops.read(self._logits, num_positions)
 
@@ -151,7 +150,7 @@ class BlockDrafter:
         """Cache keys and values for the features that arrived since the last block."""
         count = self._num_waiting
         if count:
-            self._ops.step.set_chain(np.zeros(count, dtype=np.int64), self._context_len)
+            self._ops.step.set_chain((0,) * count, self._context_len)
             self._context_program.run()
             self._context_len += count
             self._num_waiting = 0

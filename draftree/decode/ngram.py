@@ -20,8 +20,9 @@ class NgramIndex:
         """A run is entered when the token after it arrives, so that it never finds itself."""
         for token in tokens:
             end = len(self._tokens)
-            for length in range(_MIN_MATCH, min(_MAX_MATCH, end) + 1):
-                self._after[tuple(self._tokens[end - length :])] = end
+            last = tuple(self._tokens[-_MAX_MATCH:])
+            for length in range(_MIN_MATCH, len(last) + 1):
+                self._after[last[-length:]] = end
             self._tokens.append(token)
 
     def propose(self, max_tokens: int) -> tuple[tuple[int, ...], int]:

@@ -13,7 +13,7 @@ import numpy as np
 from draftree.core import Request, SamplingParams, TokenMatcher, TokenScores
 from draftree.decode.tree import DraftBlock
 from draftree.kernels.cpu.sampling import Filters, SamplingScratch, choose
-from draftree.kernels.cpu.select import forbid, penalize, rank_row
+from draftree.kernels.cpu.select import choose_greedy, forbid, penalize, rank_rows
 
 _ALL_TOKENS: Final = np.empty(0, dtype=np.int64)  # of the vocabulary, in order
 _NOISE_REACH: Final = 6.0  # once in 400 times there is more; a draft need not look for it
@@ -45,15 +45,18 @@ class Sampler:
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
         )
+        self._has_penalties = self._filters.has_penalties
         self._scratch = SamplingScratch(vocab_size)
         self._shaping: _Shaping | None = None
         if logit_bias or num_logprobs is not None or matcher is not None:
             self._shaping = _Shaping(self._filters, vocab_size, logit_bias, num_logprobs, matcher)
+        is_free = not self._has_penalties and self._shaping is None
+        self._is_bare = is_free and params.is_greedy  # only the largest logit counts
         self._next_position = len(prompt_ids)
         self._slots: dict[int, int] = {}  # token -> place in the two arrays
         self._seen_ids = np.zeros(64, dtype=np.int64)
         self._seen_counts = np.zeros(64, dtype=np.int64)
-        if params.has_penalties:
+        if self._has_penalties:
             for token in dict.fromkeys(prompt_ids):
                 self._slot(token)
 
@@ -75,6 +78,8 @@ class Sampler:
 
     def choose(self, logits: np.ndarray, position: int) -> int:
         """The token at an absolute position, given the logits float32 [vocab_size] before it."""
+        if self._is_bare:
+            return int(choose_greedy(logits))
         count = len(self._slots)
         if self._shaping is not None:
             seen = self._seen_ids[:count], self._seen_counts[:count]
@@ -93,7 +98,7 @@ class Sampler:
 
     def accept(self, token: int) -> None:
         """The token is part of the text from now on; penalties count it."""
-        if self._filters.has_penalties:
+        if self._has_penalties:
             slot = self._slot(token)  # may replace the arrays
             self._seen_counts[slot] += 1
         if self.matcher is not None:
@@ -119,23 +124,21 @@ class Sampler:
                 every[:, tokens] = logits
                 logits, tokens = every, None
             logits = self._shaping.shape_draft(logits, position == self._next_position)
-        num_positions, count = len(logits), min(num_candidates, logits.shape[1])
-        ids = np.empty((num_positions, count), dtype=np.int64)
-        scores, log_probs = np.empty((2, num_positions, count), dtype=np.float32)
-        for row in range(num_positions):
-            rank_row(
-                *(logits[row], _ALL_TOKENS if tokens is None else tokens),
-                *(self._filters.temperature, self._seed, position + row, _NOISE_REACH),
-                *(scores[row], ids[row], log_probs[row]),
-            )
-        # A grammar may allow nothing that the draft knows.
-        is_possible = scores[:, :1] > -np.inf
-        if self._filters.temperature > 0.0:
-            scores = np.where(is_possible, scores, np.float32(0.0))
+        temperature, count = self._filters.temperature, min(num_candidates, logits.shape[1])
+        scores, ids, log_probs = rank_rows(
+            *(logits, _ALL_TOKENS if tokens is None else tokens),
+            *(temperature, self._seed, position, _NOISE_REACH, count),
+        )
+        is_impossible = None
+        if self._shaping is not None:  # a grammar may allow nothing that the draft knows
+            is_impossible = scores[:, 0] == -np.inf
+            scores[is_impossible] = 0.0
+        if temperature > 0.0:
             scores -= scores[:, :1]
             log_probs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
-        log_probs = np.where(is_possible, log_probs, _IMPOSSIBLE)
-        return DraftBlock(ids if tokens is None else tokens[ids], log_probs)
+        if is_impossible is not None:
+            log_probs[is_impossible] = _IMPOSSIBLE
+        return DraftBlock(ids, log_probs)
 
     def _slot(self, token: int) -> int:
         slot = self._slots.setdefault(token, len(self._slots))
@@ -206,8 +209,7 @@ class _Shaping:
     def _score(self, token: int) -> TokenScores:
         row = self._row
         count = min(max(self._num_logprobs or 0, 1), len(row))
-        ids, (ranks, log_probs) = np.empty(count, np.int64), np.empty((2, count), np.float32)
-        rank_row(row, _ALL_TOKENS, 0.0, 0, 0, _NOISE_REACH, ranks, ids, log_probs)
+        _, (ids,), (log_probs,) = rank_rows(row[None], _ALL_TOKENS, 0.0, 0, 0, _NOISE_REACH, count)
         found = zip(ids.tolist(), log_probs.tolist(), strict=True)
         top = tuple((i, value) for i, value in found if value > -np.inf)
         total = float(row[ids[0]]) - float(log_probs[0])  # log of the sum of e^logit

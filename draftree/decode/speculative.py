@@ -7,19 +7,13 @@ tried again after a while.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from draftree.core import DraftTree, RoundStats, TokenSource
 from draftree.decode.accept import Accepted, accept
-from draftree.decode.budget import (
-    Calibration,
-    CostModel,
-    best_budget,
-    follow,
-    path_probabilities,
-)
+from draftree.decode.budget import Calibration, CostModel, best_budget, follow, path_probabilities
 from draftree.decode.draft import Drafter
 from draftree.decode.ngram import NgramIndex
 from draftree.decode.plain import take_plain_step
@@ -123,6 +117,7 @@ class SpeculativeDecoder:
         self.stats.commit_ms += (end - commit_start) * 1000
         was_drafted = ranked.tree.num_nodes > 1
         emitted = self._emit(tree, accepted)
+        tokens = [one.token for one in emitted]
         self.stats.count(tree.num_nodes, max(tree.depths), len(accepted.path) - 1)
         if was_drafted:
             if drafted_ms > 0.0 or self._drafter is None:
@@ -131,10 +126,10 @@ class SpeculativeDecoder:
                     round_ms = (end - start) * 1000
                     self._calibration.observe_rate(self._expected, len(emitted), round_ms)
                 self._plain_run = 0
-            self._learn(ranked, [e.token for e in emitted])
+            self._learn(ranked, tokens)
         if self._watch:
             self._watch(Round(tree, accepted.path, accepted.bonus, chosen.path_log_probs))
-        self._ngram.extend(e.token for e in emitted)
+        self._ngram.extend(tokens)
         self._anchor = accepted.bonus
         self._last_logits = verified.logits[accepted.path[-1]]
         return emitted
@@ -182,11 +177,13 @@ class SpeculativeDecoder:
             lookup, match_len = self._ngram.propose(min(_LOOKUP_LEN, room))
             if self._drafter is not None and match_len < _LONG_MATCH:
                 lookup = ()
-        block, drafted_ms = None, 0.0
+        block: DraftBlock | None = None
+        drafted_ms = 0.0
         if self._drafter is not None and not is_plain:
             start = time.perf_counter()
-            proposed = self._drafter.propose(self._anchor, self._sampler, num_candidates, room)
-            block = DraftBlock(proposed.tokens[:room], proposed.log_probs[:room])
+            block = self._drafter.propose(self._anchor, self._sampler, num_candidates, room)
+            if len(block.tokens) > room:
+                block = DraftBlock(block.tokens[:room], block.log_probs[:room])
             drafted_ms = (time.perf_counter() - start) * 1000
             self.stats.draft_ms += drafted_ms
         count_valid = matcher.count_valid if matcher is not None else None
@@ -232,7 +229,7 @@ class SpeculativeDecoder:
         if not self._options.is_auto or ranked.tree.num_nodes == 1:
             return ranked
         chances = path_probabilities(ranked, self._calibration)
-        order = sorted(range(len(chances)), key=lambda i: -chances[i])
+        order = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)
         choice = best_budget([chances[i] for i in order], self._cost)
         self._num_chosen = max(0.9 * self._num_chosen, choice.num_nodes, _FEWEST_CHOSEN)
         if is_weighed:
@@ -241,7 +238,7 @@ class SpeculativeDecoder:
             self._gain += 0.15 * (gain / self._ease - self._gain)
             is_good = gain > _STOP_GAIN
             self._hope_rate = _HOPE_RATE if is_good else max(self._hope_rate / 2, _MIN_HOPE_RATE)
-        return ranked.select((0, *(i + 1 for i in sorted(order[: choice.num_nodes]))))
+        return ranked.select([0, *(i + 1 for i in sorted(order[: choice.num_nodes]))])
 
     def _verify(self, tree: DraftTree) -> tuple[Verified, float]:
         start = time.perf_counter()
@@ -259,17 +256,20 @@ class SpeculativeDecoder:
         emitted.append(Emitted(accepted.bonus, last, is_last=self._sampler.is_complete))
         if accepted.scores:
             pairs = zip(emitted, accepted.scores, strict=True)
-            emitted = [replace(token, scores=scores) for token, scores in pairs]
+            emitted = [token._replace(scores=scores) for token, scores in pairs]
         return emitted
 
     def _commit(self, tree: DraftTree, accepted: Accepted, verified: Verified) -> None:
-        self._target.state.commit(accepted.path)
+        path = accepted.path
+        self._target.state.commit(path)
         if self._drafter is not None and verified.features is not None:
-            self._drafter.observe(verified.features[list(accepted.path)])
+            are_first = path[-1] == len(path) - 1  # the first nodes need not be gathered
+            rows = slice(len(path)) if are_first else list(path)
+            self._drafter.observe(verified.features[rows])
 
     def _learn(self, ranked: RankedTree, tokens: list[int]) -> None:
         """How right the draft was, and how deep."""
         outcomes = follow(ranked, tokens)
         self._calibration.observe(outcomes)
-        depth = sum(outcome.right is not None for outcome in outcomes)
+        depth = sum([outcome.right is not None for outcome in outcomes])
         self._reach += 0.2 * (depth - self._reach)

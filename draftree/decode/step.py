@@ -1,13 +1,11 @@
 """What plain and speculative decoding have in common: one step of one sequence."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from draftree.core import RoundStats, TokenScores, TokenSource
 
 
-@dataclass(frozen=True, slots=True)
-class Emitted:
+class Emitted(NamedTuple):
     """A token that is now part of the text."""
 
     token: int

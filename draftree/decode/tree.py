@@ -5,9 +5,10 @@ nodes come in the order in which they were added. A pure function; how many node
 elsewhere.
 """
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from heapq import heappop, heappush, heapreplace
 
 import numpy as np
 
@@ -22,28 +23,44 @@ class DraftBlock:
     log_probs: np.ndarray  # float [num_positions, num_candidates], falling along a row
 
 
+class NodeKind(IntEnum):
+    """Candidates whose confidence is worth different trust."""
+
+    FIRST = 0  # the draft's first choice after its parent: the first of its children to be added
+    OTHER = 1  # a lower choice
+    LOOKUP = 2  # found in the text so far, or known from the grammar
+
+
 @dataclass(frozen=True, slots=True)
 class RankedTree:
-    """A tree and, for each node but the root, the log-probability of its path (in the tree's
-    order).
+    """A tree and, for each node but the root (in the tree's order), the log-probability of its path
+    and its kind.
     """
 
     tree: DraftTree
     path_log_probs: tuple[float, ...]
+    kinds: tuple[NodeKind, ...]
 
     def select(self, nodes: Sequence[int]) -> "RankedTree":
-        """Those nodes only; the root and every parent of a node must be among them."""
+        """Those nodes only, in order; the root and every parent of a node must be among them."""
         tree = self.tree
+        if len(nodes) == tree.num_nodes:
+            return self
         place = {node: i for i, node in enumerate(nodes)}
+        place[-1] = -1  # the root's parent
         selected = DraftTree(
-            tuple(tree.tokens[n] for n in nodes),
-            tuple(place[tree.parents[n]] if n else -1 for n in nodes),
-            tuple(tree.depths[n] for n in nodes),
-            tuple(tree.sources[n] for n in nodes),
+            tuple([tree.tokens[n] for n in nodes]),
+            tuple([place[tree.parents[n]] for n in nodes]),
+            tuple([tree.depths[n] for n in nodes]),
+            tuple([tree.sources[n] for n in nodes]),
         )
-        return RankedTree(selected, tuple(self.path_log_probs[n - 1] for n in nodes if n))
+        log_probs = tuple([self.path_log_probs[n - 1] for n in nodes[1:]])
+        return RankedTree(selected, log_probs, tuple([self.kinds[n - 1] for n in nodes[1:]]))
 
 
+# An enum's members are looked up slowly, and a tree needs them for every node.
+_CHAIN, _SIBLING = TokenSource.CHAIN, TokenSource.SIBLING
+_FIRST, _OTHER, _LOOKUP = NodeKind
 _FORCED_LOG_PROB = -0.01  # nothing else may follow, as far as can be seen from here
 CountValid = Callable[[Sequence[int]], int]  # how many of some tokens may follow the anchor
 
@@ -57,10 +74,9 @@ class _Growth:
         self.tokens, self.parents, self.depths = [anchor], [-1], [0]
         self.sources = [TokenSource.BONUS]
         self.path_log_probs: list[float] = []
-        self._children: dict[tuple[int, int], int] = {}
-
-    def child(self, parent: int, token: int) -> int | None:
-        return self._children.get((parent, token))
+        self.kinds: list[NodeKind] = []
+        self.children: dict[tuple[int, int], int] = {}  # by parent and token
+        self._has_first: set[int] = set()  # parents whose first choice is there
 
     def may_add(self, parent: int, token: int) -> bool:
         """Whether the request's grammar lets the token follow."""
@@ -75,20 +91,25 @@ class _Growth:
         return is_valid
 
     def add(self, parent: int, token: int, source: TokenSource, log_prob: float) -> int:
+        kind = _LOOKUP
+        if source is _CHAIN or source is _SIBLING:
+            kind = _OTHER if parent in self._has_first else _FIRST
+            self._has_first.add(parent)
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)
         self.depths.append(self.depths[parent] + 1)
         self.sources.append(source)
         self.path_log_probs.append(log_prob)
-        self._children[parent, token] = node
+        self.kinds.append(kind)
+        self.children[parent, token] = node
         return node
 
     def finish(self) -> RankedTree:
         tree = DraftTree(
             tuple(self.tokens), tuple(self.parents), tuple(self.depths), tuple(self.sources)
         )
-        return RankedTree(tree, tuple(self.path_log_probs))
+        return RankedTree(tree, tuple(self.path_log_probs), tuple(self.kinds))
 
 
 def build_tree(
@@ -125,32 +146,36 @@ def build_tree(
 def _grow(growth: _Growth, block: DraftBlock, budget: int, *, seed_chain: bool) -> None:
     tokens, log_probs = block.tokens.tolist(), block.log_probs.tolist()
     num_positions, num_candidates = len(tokens), min(budget, len(tokens[0]) if tokens else 0)
+    children = growth.children
     if seed_chain:
         node, total = 0, 0.0
         for depth in range(num_positions):
-            if len(growth.path_log_probs) >= budget:
+            if len(growth.kinds) >= budget:
                 return
             total += log_probs[depth][0]
             token = tokens[depth][0]
-            known = growth.child(node, token)
+            known = children.get((node, token))
             if known is None and not growth.may_add(node, token):
                 break
-            node = growth.add(node, token, TokenSource.CHAIN, total) if known is None else known
+            node = growth.add(node, token, _CHAIN, total) if known is None else known
     if num_candidates == 0:
         return
     # (cost, ranks on the way from the root, parent node, cost of the parent's path)
     heap: list[tuple[float, tuple[int, ...], int, float]] = [(-log_probs[0][0], (0,), 0, 0.0)]
-    while heap and len(growth.path_log_probs) < budget and growth.num_refused <= budget:
-        cost, ranks, parent, parent_cost = heapq.heappop(heap)
+    while heap and len(growth.kinds) < budget and growth.num_refused <= budget:
+        cost, ranks, parent, parent_cost = heap[0]
         depth, rank = len(ranks) - 1, ranks[-1]
         token = tokens[depth][rank]
-        known = growth.child(parent, token)
+        known = children.get((parent, token))
         if rank + 1 < num_candidates:
             sibling = parent_cost - log_probs[depth][rank + 1]
-            heapq.heappush(heap, (sibling, (*ranks[:-1], rank + 1), parent, parent_cost))
-        if known is None and not growth.may_add(parent, token):
-            continue
-        source = TokenSource.SIBLING if any(ranks) else TokenSource.CHAIN
-        node = growth.add(parent, token, source, -cost) if known is None else known
+            heapreplace(heap, (sibling, (*ranks[:-1], rank + 1), parent, parent_cost))
+        else:
+            heappop(heap)
+        if known is None:
+            if not growth.may_add(parent, token):
+                continue
+            source = _SIBLING if any(ranks) else _CHAIN
+            known = growth.add(parent, token, source, -cost)
         if depth + 1 < num_positions:
-            heapq.heappush(heap, (cost - log_probs[depth + 1][0], (*ranks, 0), node, cost))
+            heappush(heap, (cost - log_probs[depth + 1][0], (*ranks, 0), known, cost))

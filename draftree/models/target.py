@@ -3,7 +3,6 @@ times.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -14,8 +13,7 @@ from draftree.models.model import Model
 from draftree.state.sequence import SequenceState
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(NamedTuple):
     """Views that the next pass overwrites."""
 
     logits: np.ndarray  # [num_rows, vocab_size], for the rows that were asked for
@@ -73,9 +71,10 @@ class Target:
         """One pass over what state.begin() was given; logits for those of its nodes that rows
         names.
         """
-        self._body.run()
         self.num_forwards += 1
         if rows:
-            self._ops.step.set_rows(np.asarray(rows, dtype=np.int64))
+            self._ops.step.set_rows(rows)
+        self._body.run()
+        if rows:
             self._head.run()
         return Verified(self._ops.read(self._logits, len(rows)), self._features)

@@ -67,20 +67,19 @@ class SequenceState:
     def begin(self, tree: DraftTree, *, certain: bool = False) -> None:
         """Open a pass over the tree. It is an error to begin twice, or beyond the context."""
         assert self._tree is None, "the last pass was neither committed nor rolled back"
-        length = self.committed + max(tree.depths) + 1
+        committed = len(self.tokens)
+        length = committed + max(tree.depths) + 1
         if length > self.max_ctx:
             raise CapacityError(
                 f"The text has reached {length} tokens, but the context was planned for "
                 f"{self.max_ctx}; start again with a larger --max-ctx."
             )
-        tokens = np.asarray(tree.tokens, dtype=np.int64)
         if certain:
             assert tree.is_chain
-            self._ops.step.set_chain(tokens, self.committed)
+            self._ops.step.set_chain(tree.tokens, committed)
         else:
-            parents = np.asarray(tree.parents, dtype=np.int64)
             depths = np.asarray(tree.depths, dtype=np.int64)
-            self._ops.step.set_tree(tokens, parents, depths, self.committed)
+            self._ops.step.set_tree(tree.tokens, tree.parents, depths, committed)
         self._tree, self._is_certain = tree, certain
 
     def commit(self, path: Sequence[int]) -> None:
@@ -91,9 +90,9 @@ class SequenceState:
         if self._is_certain:
             assert len(path) == tree.num_nodes, "a certain pass is kept whole"
         else:
-            self._ops.step.set_path(np.asarray(path, dtype=np.int64))
+            self._ops.step.set_path(path)
             self.commit_program().run()
-        self.tokens.extend(tree.tokens[node] for node in path)
+        self.tokens += [tree.tokens[node] for node in path]
         self._tree = None
 
     def note(self, tokens: Sequence[int]) -> None:
@@ -156,9 +155,7 @@ class SequenceState:
 
 
 def _is_path(tree: DraftTree, path: Sequence[int]) -> bool:
-    return len(path) > 0 and all(
-        tree.parents[node] == before for before, node in zip((-1, *path), path, strict=False)
-    )
+    return [tree.parents[node] for node in path] == [-1, *path[:-1]]
 
 
 def common_len(a: Sequence[int] | np.ndarray, b: Sequence[int] | np.ndarray) -> int:

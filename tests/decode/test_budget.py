@@ -1,17 +1,18 @@
 """The budget follows measured cost and calibrated acceptance."""
 
+import math
+
 import numpy as np
+import pytest
 
 from draftree.decode.budget import (
     Calibration,
     CostModel,
-    NodeKind,
     best_budget,
     follow,
-    node_kinds,
     path_probabilities,
 )
-from draftree.decode.tree import DraftBlock, build_tree
+from draftree.decode.tree import DraftBlock, NodeKind, build_tree
 
 
 def _cost(verify: dict[int, float], draft_ms: float = 0.0) -> CostModel:
@@ -86,13 +87,37 @@ def test_calibration_finds_overconfidence() -> None:
 def test_first_choices_siblings_and_lookups_are_judged_apart() -> None:
     block = DraftBlock(np.array([[2, 5]]), np.log([[0.5, 0.3]]))
     ranked = build_tree(1, block, 4, lookup=(9,))
-    assert node_kinds(ranked.tree) == [None, NodeKind.LOOKUP, NodeKind.FIRST, NodeKind.OTHER]
+    assert ranked.kinds == (NodeKind.LOOKUP, NodeKind.FIRST, NodeKind.OTHER)
     calibration = Calibration(4)
     for _ in range(100):
         calibration.observe(follow(ranked, [2]))
     assert calibration.ratio(1, NodeKind.FIRST) > 1.7
     assert calibration.ratio(1, NodeKind.OTHER) < 0.5
     assert calibration.ratio(1, NodeKind.LOOKUP) < 0.3
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_walk_sees_all_children_of_the_nodes_on_its_way(seed: int) -> None:
+    """Compared with looking for each node's children anew."""
+    rng = np.random.default_rng(seed)
+    probs = -np.sort(-rng.dirichlet(np.full(4, 0.5), 5), axis=1)
+    block = DraftBlock(np.array([rng.permutation(5)[:4] for _ in range(5)]), np.log(probs + 1e-9))
+    ranked = build_tree(9, block, 20, lookup=rng.integers(0, 5, seed % 4).tolist())
+    tree, logs, text = ranked.tree, (0.0, *ranked.path_log_probs), rng.integers(0, 5, 4).tolist()
+    node, expected = 0, []
+    for token in text:
+        children = [n for n, parent in enumerate(tree.parents) if parent == node]
+        if not children:
+            break
+        masses = [0.0, 0.0, 0.0]
+        for child in children:
+            masses[ranked.kinds[child - 1]] += math.exp(logs[child] - logs[node])
+        right = next((child for child in children if tree.tokens[child] == token), 0)
+        expected.append((masses, ranked.kinds[right - 1] if right else None))
+        if not right:
+            break
+        node = right
+    assert [tuple(outcome) for outcome in follow(ranked, text)] == expected
 
 
 def test_plain_steps_are_timed_before_anything_is_compared() -> None:

@@ -171,6 +171,21 @@ def test_a_long_list_of_tokens_is_ranked_by_each_ones_noise() -> None:
         assert block.tokens[row].tolist() == tokens[order].tolist()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("tokens", [None, np.arange(1, 3 * VOCAB, 3)])
+def test_a_block_is_ranked_as_its_rows_are_one_by_one(
+    temperature: float, tokens: np.ndarray | None
+) -> None:
+    logits = np.round(2 * rows(7)) / 2  # many ties
+    logits[3] = logits[2]
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=3), 3 * VOCAB)
+    block = sampler.rank(logits, 11, 9, tokens)
+    for row in range(len(logits)):
+        alone = sampler.rank(logits[row : row + 1], 11 + row, 9, tokens)
+        assert np.array_equal(block.tokens[row], alone.tokens[0])
+        assert np.array_equal(block.log_probs[row], alone.log_probs[0])
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_a_grammar_may_forbid_all_that_a_draft_knows(temperature: float) -> None:

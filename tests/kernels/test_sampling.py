@@ -9,14 +9,16 @@ from draftree.kernels.cpu.sampling import (
     SamplingScratch,
     choose,
     gumbel,
-    top_candidates,
 )
+from draftree.kernels.cpu.select import rank_rows
 from draftree.kernels.reference.sampling import (
     choose_reference,
     gumbel_reference,
     kept_reference,
     penalize_reference,
 )
+
+EVERY = np.empty(0, np.int64)  # all tokens, in order
 
 
 def _choose(logits, filters, seed=0, position=0, **seen):
@@ -137,10 +139,10 @@ def test_penalties_equal_reference():
 
 
 @pytest.mark.parametrize("size", [8, 65, 5000])
-def test_top_candidates(size):
+def test_largest_candidates(size):
     rng = np.random.default_rng(size)
     logits = np.round(np.stack([_row(rng, size) for _ in range(5)]), 1)
-    ids, log_probs = top_candidates(logits, 8)
+    _, ids, log_probs = rank_rows(logits, EVERY, 0.0, 0, 0, 0.0, 8)
     expected = torch.from_numpy(logits).double().log_softmax(1).numpy()
     for row in range(5):
         order = np.lexsort((np.arange(size), -logits[row]))[:8]
@@ -157,7 +159,7 @@ def test_top_candidates(size):
 )
 def test_noisy_candidates(seed, size, spread, temperature):
     logits = np.stack([_row(np.random.default_rng(seed + i), size, spread) for i in range(3)])
-    ids, log_probs = top_candidates(logits, 6, temperature=temperature, seed=seed, position=40)
+    _, ids, log_probs = rank_rows(logits, EVERY, temperature, seed, 40, np.inf, 6)
     expected = torch.from_numpy(logits).double().log_softmax(1).numpy()
     for row in range(3):
         noise = [gumbel_reference(seed, 40 + row, token) for token in range(size)]

@@ -11,11 +11,10 @@ import time
 import numpy as np
 
 from draftree.kernels.cpu.kernel import Kernel
-from draftree.kernels.cpu.team import RECORD_WORDS, Team, new_tickets
+from draftree.kernels.cpu.team import RECORD_BYTES, RECORD_WORDS, Team, new_tickets
 
 Argument = int | float | np.ndarray
 _Span = tuple[int, int]
-_Row = list[int] | np.ndarray
 
 
 def _span(array: np.ndarray) -> _Span:
@@ -33,15 +32,13 @@ class Program:
 
     def __init__(self, team: Team) -> None:
         self._team = team
-        self._rows: list[_Row] = []
+        self._rows: list[list[int] | np.ndarray] = []
         self._names: list[str] = []
         self._alive: list[np.ndarray] = []
         self._reads: list[_Span] = []
         self._writes: list[_Span] = []
-        self._records: np.ndarray | None = None
-        self._last_reader: tuple[list[int] | np.ndarray, int] | None = (
-            None  # its row, and where words are free
-        )
+        self._frozen: tuple[int, ...] | None = None  # what the team is given
+        self._last_reader: tuple[int, int] | None = None  # its row, and where words are free
 
     def add(
         self,
@@ -72,31 +69,32 @@ class Program:
             if self._last_reader is not None:
                 before, place = self._last_reader
                 num_strips, strip_bytes = weights.shape
-                before[place : place + 3] = weights.ctypes.data, strip_bytes, num_strips
-            self._last_reader = row, len(words)
+                self._rows[before][place : place + 3] = weights.ctypes.data, strip_bytes, num_strips
+            self._last_reader = len(self._rows), len(words)
         self._rows.append(row)
         self._names.append(kernel.name)
-        self._records = None
+        self._frozen = None
 
     def run(self) -> None:
-        self._team.run(*self._frozen())
+        self._team.run(*(self._frozen or self._freeze()))
 
     def profile(self) -> dict[str, float]:
         """Run once, one operation at a time: milliseconds by kernel name."""
-        records, tickets = self._frozen()
+        records, _, *tickets = self._frozen or self._freeze()
         times = dict.fromkeys(self._names, 0.0)
         for i, name in enumerate(self._names):
             start = time.perf_counter()
-            self._team.run(records[i : i + 1], tickets)
+            self._team.run(records + i * RECORD_BYTES, 1, *tickets)
             times[name] += (time.perf_counter() - start) * 1000
         return times
 
-    def _frozen(self) -> tuple[np.ndarray, np.ndarray]:
-        if self._records is None:
-            self._records = np.array(self._rows, dtype=np.int64).reshape(-1, RECORD_WORDS)
-            self._rows = list(self._records)  # numbers take less memory there than as objects
-            self._tickets = new_tickets(len(self._rows), self._team.num_threads)
-        return self._records, self._tickets
+    def _freeze(self) -> tuple[int, ...]:
+        records = np.array(self._rows, dtype=np.int64).reshape(-1, RECORD_WORDS)
+        self._rows = list(records)  # numbers take less memory there than as objects
+        tickets = new_tickets(len(records), self._team.num_threads)
+        self._arrays = records, tickets
+        self._frozen = records.ctypes.data, len(records), tickets.ctypes.data, tickets.size
+        return self._frozen
 
     @property
     def num_ops(self) -> int:

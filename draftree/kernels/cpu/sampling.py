@@ -5,7 +5,6 @@ logits were batched. Nothing of vocabulary size is allocated per call; ties go t
 id everywhere.
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -15,11 +14,11 @@ from draftree.kernels.cpu.select import (
     choose_filtered,
     choose_greedy,
     penalize,
-    rank_row,
+    rank_rows,
     top_share,
 )
 
-__all__ = ["Filters", "SamplingScratch", "choose", "gumbel", "load_choices", "top_candidates"]
+__all__ = ["Filters", "SamplingScratch", "choose", "gumbel", "load_choices"]
 
 
 class Filters(NamedTuple):
@@ -86,28 +85,4 @@ def load_choices() -> None:
     logits = np.zeros(1, np.float32)
     choose_greedy(logits)
     top_share(logits)
-    top_candidates(logits[None], 1)
-
-
-def top_candidates(
-    logits: np.ndarray,
-    num_candidates: int,
-    *,
-    temperature: float = 0.0,
-    seed: int = 0,
-    position: int = 0,
-) -> tuple[np.ndarray, np.ndarray]:
-    """The best tokens of each row: ids int64, log-probabilities float32 [rows, num_candidates].
-
-    Row i stands for absolute position + i. With a temperature rows are ranked by log-probability /
-    T + noise, which is how the target will choose; the log-probabilities returned are without
-    both.
-    """
-    assert logits.dtype == np.float32 and logits.flags.c_contiguous and logits.ndim == 2
-    count = min(num_candidates, logits.shape[1])
-    ids = np.empty((len(logits), count), np.int64)
-    scores, log_probs = np.empty((2, len(logits), count), np.float32)
-    for row in range(len(logits)):
-        noisy = (temperature, seed, position + row, math.inf)
-        rank_row(logits[row], _NO_TOKENS, *noisy, scores[row], ids[row], log_probs[row])
-    return ids, log_probs
+    rank_rows(logits[None], _NO_TOKENS, 0.0, 0, 0, 0.0, 1)

@@ -12,13 +12,7 @@ import numpy as np
 
 from draftree.kernels.cpu.jit import carray, njit
 from draftree.kernels.cpu.kernel import native
-from draftree.kernels.cpu.noise import (
-    MAX_NOISE,
-    bits_above,
-    noise_bits,
-    noise_key,
-    noise_of,
-)
+from draftree.kernels.cpu.noise import MAX_NOISE, bits_above, noise_bits, noise_key, noise_of
 from draftree.kernels.cpu.simd import (
     blend,
     exp,
@@ -358,15 +352,13 @@ def _noisy_floor(values, tokens, divisor, key, limit, scratch):
     return scores[0]
 
 
-@native("array array float int int float array array array array")
-def _rank_row(logits, tokens, temperature, seed, position, reach, scores, ids, log_probs, scratch):
-    logits, tokens, scratch = f32_view(logits), i64_view(tokens), i64_view(scratch)
-    scores, ids, log_probs = f32_view(scores), i64_view(ids), f32_view(log_probs)
-    top = logits[_argmax(logits)]
-    log_total = np.float64(top) + math.log(np.float64(_sum_exp(logits, top)))
+@njit
+def _rank_row(logits, tokens, temperature, key, reach, scores, ids, log_probs, scratch):
     limit = _take_largest(logits, len(ids), scores, ids)
+    top = scores[0]
+    log_total = np.float64(top) + math.log(np.float64(_sum_exp(logits, top)))
     if temperature > 0.0 and scores[limit - 1] > _MINUS_INFINITY:
-        divisor, key = np.float32(temperature), noise_key(seed, position)
+        divisor = np.float32(temperature)
         floor = _noisy_floor(logits, tokens, divisor, key, limit, scratch)
         border, last = (floor - np.float32(reach)) * divisor, len(logits)
         kept = _take_noisy(logits, tokens, divisor, key, floor, border, last, limit, scores, ids)
@@ -375,12 +367,34 @@ def _rank_row(logits, tokens, temperature, seed, position, reach, scores, ids, l
             _take_noisy(logits, tokens, divisor, key, floor, low, last, limit, scores, ids)
     for i in range(len(ids)):
         log_probs[i] = np.float32(np.float64(logits[ids[i]]) - log_total)
+        if len(tokens) > 0:
+            ids[i] = tokens[ids[i]]
 
 
-def rank_row(logits, tokens, temperature, seed, position, reach, scores, ids, log_probs):
-    """The len(ids) best places and their log-probabilities; with noise if temperature > 0.
+@native("array array float int int float int array array array array")
+def _rank_rows(
+    logits, tokens, temperature, seed, position, reach, count, scores, ids, log_probs, scratch
+):
+    logits, tokens, scratch = f32_view(logits), i64_view(tokens), i64_view(scratch)
+    scores, ids, log_probs = f32_view(scores), i64_view(ids), f32_view(log_probs)
+    num_rows = len(ids) // count
+    width = len(logits) // num_rows
+    for row in range(num_rows):
+        key, best = noise_key(seed, position + row), slice(row * count, (row + 1) * count)
+        values = logits[row * width : (row + 1) * width]
+        found = scores[best], ids[best], log_probs[best]
+        _rank_row(values, tokens, temperature, key, reach, *found, scratch)
+
+
+def rank_rows(logits, tokens, temperature, seed, position, reach, count):
+    """Scores float32, tokens int64, log-probabilities float32 [rows, count], best first: by logit,
+    or with a temperature by logit / T + noise at position, position + 1, …
 
     tokens as in _take_noisy. reach: what would need more noise than this may be missed.
     """
-    scratch = np.empty(5 * len(ids), np.int64) if temperature > 0.0 else ids  # of _noisy_floor
-    _rank_row(logits, tokens, temperature, seed, position, reach, scores, ids, log_probs, scratch)
+    ids = np.empty((len(logits), count), np.int64)
+    scores, log_probs = np.empty((2, len(logits), count), np.float32)
+    scratch = np.empty(5 * count, np.int64) if temperature > 0.0 else tokens  # of _noisy_floor
+    noise = temperature, seed, position, reach
+    _rank_rows(logits, tokens, *noise, count, scores, ids, log_probs, scratch)
+    return scores, ids, log_probs

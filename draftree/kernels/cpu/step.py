@@ -6,9 +6,14 @@ rows are a chain that will be kept: recurrent state is advanced in place. In a t
 rows are a tree: committed state is only read, and what a later commit needs is stored per node.
 """
 
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 NUM_TOKENS, COMMITTED, IS_TREE, PATH_LEN, NUM_ROWS = range(5)
+Integers = Sequence[int] | np.ndarray
 
 
 class Step:
@@ -29,44 +34,53 @@ class Step:
         self.ancestors = np.zeros((max_nodes, max_nodes), dtype=np.int64)
         self.path = np.zeros(max_nodes, dtype=np.int64)  # accepted nodes, root first
         self.rows = np.zeros(max_nodes, dtype=np.int64)  # rows whose logits are wanted
+        self._control, self._tokens = _words(self.control), _words(self.tokens)
+        self._positions, self._parents = _words(self.positions), _words(self.parents)
+        self._depths, self._ancestors = _words(self.depths), _words(self.ancestors)
+        self._path, self._rows = _words(self.path), _words(self.rows)
 
-    def set_chain(self, tokens: np.ndarray, committed: int) -> None:
+    def set_chain(self, tokens: Integers, committed: int) -> None:
         """A certain pass over tokens that follow `committed` earlier ones."""
         count = len(tokens)
         assert 1 <= count <= self.max_tokens
-        self.control[NUM_TOKENS], self.control[COMMITTED], self.control[IS_TREE] = (
-            count,
-            committed,
-            0,
-        )
-        self.tokens[:count] = tokens
-        self.positions[:count] = np.arange(committed, committed + count)
+        control = self._control
+        control[NUM_TOKENS], control[COMMITTED], control[IS_TREE] = count, committed, 0
+        self._tokens[:count] = _integers(tokens)
+        self._positions[:count] = range(committed, committed + count)
 
     def set_tree(
-        self, tokens: np.ndarray, parents: np.ndarray, depths: np.ndarray, committed: int
+        self, tokens: Integers, parents: Integers, depths: Integers, committed: int
     ) -> None:
         """A tentative pass over a tree whose root is at position `committed`."""
         count = len(tokens)
         assert 1 <= count <= self.max_nodes
-        self.control[NUM_TOKENS], self.control[COMMITTED], self.control[IS_TREE] = (
-            count,
-            committed,
-            1,
-        )
-        self.tokens[:count] = tokens
-        self.positions[:count] = committed + depths
-        self.parents[:count] = parents
-        self.depths[:count] = depths
-        for node in range(count):
-            depth, parent = depths[node], parents[node]
-            if parent >= 0:
-                self.ancestors[node, :depth] = self.ancestors[parent, :depth]
-            self.ancestors[node, depth] = node
+        parents, depths = _integers(parents), _integers(depths)
+        control = self._control
+        control[NUM_TOKENS], control[COMMITTED], control[IS_TREE] = count, committed, 1
+        self._tokens[:count] = _integers(tokens)
+        self._positions[:count] = [committed + depth for depth in depths]
+        self._parents[:count] = parents
+        self._depths[:count] = depths
+        ways: list[tuple[int, ...]] = []
+        for node, parent in enumerate(parents):
+            way = (*ways[parent], node) if parent >= 0 else (node,)
+            ways.append(way)
+            first = node * self.max_nodes
+            self._ancestors[first : first + len(way)] = way
 
-    def set_path(self, path: np.ndarray) -> None:
-        self.control[PATH_LEN] = len(path)
-        self.path[: len(path)] = path
+    def set_path(self, path: Integers) -> None:
+        self._control[PATH_LEN] = len(path)
+        self._path[: len(path)] = _integers(path)
 
-    def set_rows(self, rows: np.ndarray) -> None:
-        self.control[NUM_ROWS] = len(rows)
-        self.rows[: len(rows)] = rows
+    def set_rows(self, rows: Integers) -> None:
+        self._control[NUM_ROWS] = len(rows)
+        self._rows[: len(rows)] = _integers(rows)
+
+
+def _words(array: np.ndarray) -> Any:
+    """The array's memory, flat, in a form that takes a few integers faster than numpy does."""
+    return (ctypes.c_int64 * array.size).from_buffer(array.data)
+
+
+def _integers(values: Integers) -> Sequence[int]:
+    return values.tolist() if isinstance(values, np.ndarray) else values

@@ -11,21 +11,16 @@ import threading
 import numpy as np
 
 from draftree.kernels.cpu.arena import lazy_zeros
-from draftree.kernels.cpu.atomic import (
-    atomic_load,
-    atomic_store,
-    barrier,
-    call_operation,
-    pause,
-)
+from draftree.kernels.cpu.atomic import atomic_load, atomic_store, barrier, call_operation, pause
 from draftree.kernels.cpu.form import LINE_BYTES
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import native
-from draftree.kernels.cpu.simd import load_i64
+from draftree.kernels.cpu.simd import load_i64, store_i64
 
 RECORD_WORDS = 32  # function, needs a barrier before it, then the arguments
 FIRST_ARG = 2
 _WORD = 8
+RECORD_BYTES = RECORD_WORDS * _WORD
 _LINE_WORDS = LINE_BYTES // _WORD
 _GENERATION, _PROGRAM, _NUM_OPS, _TICKETS, _STOP, _COUNT, _BARRIER = (
     i * LINE_BYTES for i in range(7)
@@ -46,7 +41,7 @@ def _walk(control: int, thread: int, team: int) -> None:
     program = load_i64(control + _PROGRAM)
     tickets = load_i64(control + _TICKETS)
     for i in range(load_i64(control + _NUM_OPS)):
-        record = program + i * RECORD_WORDS * _WORD
+        record = program + i * RECORD_BYTES
         if load_i64(record + _WORD) != 0:
             barrier(control + _COUNT, control + _BARRIER, team)
         args = record + FIRST_ARG * _WORD
@@ -78,12 +73,21 @@ def _serve(control: int, thread: int, team: int, seen: int) -> int:
     return seen
 
 
-@native("int int int int")
-def _publish(control: int, program: int, num_ops: int, tickets: int) -> None:
+@native("int int int int int int -> int")
+def _publish(
+    control: int, program: int, num_ops: int, tickets: int, num_tickets: int, team: int
+) -> int:
+    """Returns how many threads are asleep."""
+    for i in range(num_tickets):
+        store_i64(tickets + i * _WORD, 0)
     atomic_store(control + _PROGRAM, program)
     atomic_store(control + _NUM_OPS, num_ops)
     atomic_store(control + _TICKETS, tickets)
     atomic_store(control + _GENERATION, atomic_load(control + _GENERATION) + 1)
+    num_asleep = 0
+    for thread in range(1, team):
+        num_asleep += atomic_load(control + _ASLEEP + thread * LINE_BYTES)
+    return num_asleep
 
 
 @native("int int")
@@ -112,20 +116,19 @@ class Team:
             name = f"draftree-{thread}"
             threading.Thread(target=self._work, args=(thread,), name=name, daemon=True).start()
 
-    def run(self, records: np.ndarray, tickets: np.ndarray) -> None:
-        """records int64 [num_ops, RECORD_WORDS]; tickets of `new_tickets`, set to zero here."""
+    def run(self, program: int, num_ops: int, tickets: int, num_tickets: int) -> None:
+        """Addresses of records [num_ops, RECORD_WORDS] and of `new_tickets`, set to zero here."""
         with self._lock:
-            tickets[:] = 0
-            _publish(self._address, records.ctypes.data, len(records), tickets.ctypes.data)
-            for thread in range(1, self.num_threads):
-                if _get_word(self._address + _ASLEEP + thread * LINE_BYTES):
-                    self._wake[thread].release()
+            if _publish(self._address, program, num_ops, tickets, num_tickets, self.num_threads):
+                for thread in range(1, self.num_threads):
+                    if _get_word(self._address + _ASLEEP + thread * LINE_BYTES):
+                        self._wake[thread].release()
             _run(self._address, 0, self.num_threads)
 
     def close(self) -> None:
         with self._lock:
             _set_word(self._address + _STOP, 1)
-            _publish(self._address, 0, 0, 0)
+            _publish(self._address, 0, 0, 0, 0, self.num_threads)
             for semaphore in self._wake:
                 semaphore.release()
 

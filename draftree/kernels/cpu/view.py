@@ -1,4 +1,4 @@
-"""One-dimensional arrays of numpy, seen by compiled code that Python calls with the array itself.
+"""Arrays of numpy, seen by compiled code that Python calls with the array itself.
 
 An array's object says where its values are, how many and of which type; taking them from there
 costs nothing, while asking for an address from Python takes as long as choosing a token. Another
@@ -14,9 +14,10 @@ from draftree.kernels.cpu.word import load_u8, load_u32
 
 # Places in numpy's array object and in its descriptor of a type, which extensions rely on too.
 _HEADER = object.__basicsize__
-_DATA, _NDIM, _SHAPE, _STRIDES = _HEADER, _HEADER + 8, _HEADER + 16, _HEADER + 24
-_DESCRIPTOR = _HEADER + 40
+_DATA, _NDIM, _SHAPE = _HEADER, _HEADER + 8, _HEADER + 16
+_DESCRIPTOR, _FLAGS = _HEADER + 40, _HEADER + 48
 _TYPE = _HEADER + 9
+_IS_DENSE = 1  # a flag: all values lie side by side, row after row
 _F32, _I64, _U32 = (ord(np.dtype(kind).char) for kind in (np.float32, np.int64, np.uint32))
 
 
@@ -40,29 +41,30 @@ i64_pointer, u32_pointer, u64_pointer = _pointer("int64"), _pointer("uint32"), _
 
 
 @njit
-def _values(array, kind, size):
-    """The address of the first value and the number of values."""
-    length = load_i64(load_i64(array + _SHAPE))
-    is_dense = length <= 1 or load_i64(load_i64(array + _STRIDES)) == size
+def _values(array, kind):
+    """The address of the first value and the number of values, in all rows together."""
+    length, shape = 1, load_i64(array + _SHAPE)
+    for i in range(load_u32(array + _NDIM)):
+        length *= load_i64(shape + 8 * i)
     is_right = load_u8(load_i64(array + _DESCRIPTOR) + _TYPE) == kind
-    if load_u32(array + _NDIM) != 1 or not is_dense or not is_right:
+    if load_u32(array + _FLAGS) & _IS_DENSE == 0 or not is_right:
         raise TypeError
     return load_i64(array + _DATA), length
 
 
 @njit
 def f32_view(array):
-    address, length = _values(array, _F32, 4)
+    address, length = _values(array, _F32)
     return carray(f32_pointer(address), length)
 
 
 @njit
 def i64_view(array):
-    address, length = _values(array, _I64, 8)
+    address, length = _values(array, _I64)
     return carray(i64_pointer(address), length)
 
 
 @njit
 def u32_view(array):
-    address, length = _values(array, _U32, 4)
+    address, length = _values(array, _U32)
     return carray(u32_pointer(address), length)
