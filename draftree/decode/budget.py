@@ -193,8 +193,8 @@ class Calibration:
         return self._written / self._expected
 
     def remember(self, gain: float) -> None:
-        """Another request gained so much; the next one may be like it, or not."""
-        self.gain = (gain + self._prior_gain) / 2
+        """Another request gained so much; the next one is likely to be like it."""
+        self.gain = (4 * gain + self._prior_gain) / 5
 
     def ratio(self, depth: int, kind: NodeKind) -> float:
         """Accepted over predicted for the step to `depth` (1 is the first)."""

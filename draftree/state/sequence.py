@@ -89,7 +89,7 @@ class SequenceState:
         assert _is_path(tree, path), "a path goes from the root down, parent to child"
         if self._is_certain:
             assert len(path) == tree.num_nodes, "a certain pass is kept whole"
-        else:
+        elif self._recurrent or path[-1] >= len(path):  # else all lies in its place already
             self._ops.step.set_path(path)
             self.commit_program().run()
         self.tokens += [tree.tokens[node] for node in path]

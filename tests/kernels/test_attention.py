@@ -226,3 +226,13 @@ def test_eight_bits_round_to_the_nearest():
         np.testing.assert_allclose(scales, np.abs(rows).max(axis=2) / 127, rtol=1e-6)
         error = np.abs(quants * scales[..., None] - rows)
         assert (error <= 0.501 * scales[..., None]).all()
+
+
+@pytest.mark.parametrize("count", [1, 5, 19])
+def test_what_lies_behind_the_text_has_no_say(count):
+    """Scales that were never written, beside values that are all zero."""
+    layer = Layer(3, 1, 32, dtype=np.int8)
+    layer.cache.key_scales[:], layer.cache.value_scales[:] = 1e30, 1e30
+    inputs = layer.random_inputs(np.random.default_rng(count), count)
+    inputs[2][:] = 0.0
+    np.testing.assert_array_equal(layer.chain(inputs, 0), 0.0)

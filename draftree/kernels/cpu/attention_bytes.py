@@ -115,7 +115,9 @@ def _softmax(row, begin, end, q_scale, scales, tail):
     for i in range(first, end, 16):
         power = exp(maximum((load(row + 4 * i) - top) * factor, least))
         total = total + power
-        scaled = maximum(power * load(scales + 4 * i), zero)  # no number where nothing was written
+        scaled = power * load(scales + 4 * i)
+        if i < begin or i + 16 > end:  # scales of other positions are anything
+            scaled = blend(zero, blend(scaled, zero, end - i), begin - i)
         store(row + 4 * i, scaled)
         largest = maximum(scaled, largest)
     store(tail, top * factor)
