@@ -168,7 +168,8 @@ def test_a_thread_does_what_others_have_not_begun(teams) -> None:
     step.control[0] = 5
     program = Program(teams[3])
     record_linear(program, step, _quantize(teams[1], x), weight, out)
-    records, tickets = program._frozen()
+    program._freeze()
+    records, tickets = program._arrays
     address = records.ctypes.data + 8 * FIRST_ARG
     multiply = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(int(records[0, 0]))
     multiply(address, tickets.ctypes.data, 1, 3)
@@ -178,7 +179,8 @@ def test_a_thread_does_what_others_have_not_begun(teams) -> None:
     assert not out.any()
 
 
-def test_a_product_knows_the_weights_of_the_next(teams) -> None:
+@pytest.mark.parametrize("is_run_between", [False, True])
+def test_a_product_knows_the_weights_of_the_next(teams, is_run_between: bool) -> None:
     rng = np.random.default_rng(10)
     weights = [
         pack(random_raw(rng, QuantType.Q8_0, rows, 32), QuantType.Q8_0, team=teams[1])
@@ -188,8 +190,11 @@ def test_a_product_knows_the_weights_of_the_next(teams) -> None:
     rows = _quantize(teams[1], np.zeros((1, 32), np.float32))
     for weight in weights:
         record_linear(program, step, rows, weight, np.zeros((1, weight.rows), np.float32))
+        if is_run_between:
+            program.run()
     data = weights[1].data
-    first, last = (list(row) for row in program._frozen()[0])
+    program._freeze()
+    first, last = (list(row) for row in program._arrays[0])
     at = first.index(data.ctypes.data)
     assert first[at : at + 3] == [data.ctypes.data, data.shape[1], data.shape[0]]
     assert last[at : at + 3] == [0, 0, 0]
