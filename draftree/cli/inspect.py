@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _CARD_SIZES: Final = (8, 12, 16, 24)
 _SMALL_CHUNK: Final = 256  # tokens of a prefill pass where memory is short
 _CONTEXTS: Final = (2048, 8192, 32768, 131072)
+_KV_TYPES: Final = ("q8", "f16", "f32")  # as config.py names them, smallest first
 _NO_LIMIT: Final = 2**63
 _DRAFT_ARCHITECTURE: Final = "dflash"
 
@@ -112,12 +113,12 @@ def memory_table(facts: "ModelFacts", places: list[Place]) -> "Table":
     steps = _context_steps(facts)
     table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
     table.title = "main memory by context length and KV type; fits"
-    for heading in ("context", "f16", "f32", *(place.name for place in places)):
+    for heading in ("context", *_KV_TYPES, *(place.name for place in places)):
         table.add_column(heading, justify="right", no_wrap=True)
     for num_tokens in steps:
-        half, full = (plan_bytes(facts, num_tokens, kv_type) for kv_type in ("f16", "f32"))
-        fits = (fit_word(half, full, place.num_bytes) for place in places)
-        table.add_row(str(num_tokens), format_bytes(half), format_bytes(full), *fits)
+        sizes = {kv_type: plan_bytes(facts, num_tokens, kv_type) for kv_type in _KV_TYPES}
+        fits = (fit_word(sizes, place.num_bytes) for place in places)
+        table.add_row(str(num_tokens), *map(format_bytes, sizes.values()), *fits)
     return table
 
 
@@ -147,11 +148,12 @@ def plan_bytes(facts: "ModelFacts", num_tokens: int, kv_type: str) -> int:
     return resolve(config, facts, memory_limit=_NO_LIMIT).memory.total
 
 
-def fit_word(half_bytes: int, full_bytes: int, room: int) -> str:
-    """Which KV types fit into the room."""
-    if full_bytes <= room:
+def fit_word(sizes: dict[str, int], room: int) -> str:
+    """Which KV types fit into the room: all, or the largest that does; sizes rise."""
+    fitting = [kv_type for kv_type, size in sizes.items() if size <= room]
+    if len(fitting) == len(sizes):
         return "yes"
-    return "f16" if half_bytes <= room else "no"
+    return fitting[-1] if fitting else "no"
 
 
 def _context_steps(facts: "ModelFacts") -> list[int]:

@@ -56,20 +56,21 @@ def test_memory_grows_with_context_and_number_format(smollm2_path):
     table = memory_table(facts, [Place("tiny", 0), Place("huge", 2**40)])
     columns = [list(column.cells) for column in table.columns]
     assert columns[0] == ["2048", "8192"]
-    half, full = columns[1:3]
+    small, half, full = columns[1:4]
     # One token holds 30 layers of 3 heads of 64 keys and as many values.
     growth = float(half[1].split()[0]) - float(half[0].split()[0])
     assert growth == pytest.approx(6144 * 30 * 3 * 64 * 2 * 2 / 2**20, abs=0.2)
-    assert float(full[1].split()[0]) > float(half[1].split()[0])
-    assert columns[3] == ["no", "no"]
-    assert columns[4] == ["yes", "yes"]
+    sizes = [float(column[1].split()[0]) for column in (small, half, full)]
+    assert sizes == sorted(set(sizes))
+    assert columns[4] == ["no", "no"]
+    assert columns[5] == ["yes", "yes"]
 
 
 @pytest.mark.parametrize(
-    ("half", "full", "room", "word"), [(1, 2, 2, "yes"), (1, 2, 1, "f16"), (2, 3, 1, "no")]
+    ("room", "word"), [(4, "yes"), (3, "yes"), (2, "f16"), (1, "q8"), (0, "no")]
 )
-def test_fit_word(half, full, room, word):
-    assert fit_word(half, full, room) == word
+def test_fit_word(room, word):
+    assert fit_word({"q8": 1, "f16": 2, "f32": 3}, room) == word
 
 
 def test_formats():
