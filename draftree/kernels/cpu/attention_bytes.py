@@ -144,7 +144,7 @@ def _place_nodes(args, chunk_scales, row, base, weights, num_queries, scales, st
     """
     committed = load_i64(args[chunk.CONTROL] + 8 * COMMITTED)
     ancestors = args[chunk.ANCESTORS] + 8 * row * args[chunk.MAX_NODES]
-    depth, stride = load_i64(args[chunk.DEPTHS] + 8 * row), row_bytes(args)
+    depth, stride = load_i64(args[chunk.DEPTHS] + 8 * row), _row_bytes(args)
     for d in range(max(0, base - committed), min(depth + 1, base + CHUNK - committed)):
         slot = committed + load_i64(ancestors + 8 * d)
         place = 4 * (committed + d - base)
@@ -160,7 +160,7 @@ def _move_nodes(args, row, base, weights, num_queries):
     committed = load_i64(args[chunk.CONTROL] + 8 * COMMITTED)
     num_nodes = load_i64(args[chunk.CONTROL] + 8 * NUM_TOKENS)
     ancestors = args[chunk.ANCESTORS] + 8 * row * args[chunk.MAX_NODES]
-    depth, stride = load_i64(args[chunk.DEPTHS] + 8 * row), row_bytes(args)
+    depth, stride = load_i64(args[chunk.DEPTHS] + 8 * row), _row_bytes(args)
     first, last = max(0, base - committed), min(depth + 1, base + CHUNK - committed)
     for words in range(weights, weights + num_queries * stride, stride):
         for c in range(0, 2 * num_nodes, 2 * LANES):
@@ -172,7 +172,7 @@ def _move_nodes(args, row, base, weights, num_queries):
 
 
 @njit
-def row_bytes(args):
+def _row_bytes(args):
     """Of a query's scores: those of the chunk, then those of the tree's slots."""
     return 4 * CHUNK + args[chunk.TREE_BYTES]
 
@@ -181,7 +181,7 @@ def row_bytes(args):
 def attend_bytes(args, own, kv_head, row, num_rows, base):
     """What positions [base, base + CHUNK) give for the queries of some rows: a part for each."""
     group, value_dim, capacity = args[chunk.GROUP], args[chunk.VALUE_DIM], args[chunk.CAPACITY]
-    num_queries, stride, part_bytes = num_rows * group, row_bytes(args), args[chunk.PART_BYTES]
+    num_queries, stride, part_bytes = num_rows * group, _row_bytes(args), args[chunk.PART_BYTES]
     weights, parts = load_i64(own + chunk.WEIGHTS), load_i64(own + chunk.CHUNK_PARTS)
     control = args[chunk.CONTROL]
     committed, num_nodes = load_i64(control + 8 * COMMITTED), load_i64(control + 8 * NUM_TOKENS)

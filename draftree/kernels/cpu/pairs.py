@@ -11,7 +11,7 @@ from llvmlite import ir
 
 from draftree.kernels.cpu.block import by_rows
 from draftree.kernels.cpu.dot import call
-from draftree.kernels.cpu.floating import prefetch
+from draftree.kernels.cpu.floating import prefetch, splat
 from draftree.kernels.cpu.isa import AMX, AVX2, AVX512_VNNI, AVX_VNNI, current_isa
 from draftree.kernels.cpu.jit import cgutils, intrinsic, types
 from draftree.kernels.cpu.simd import LANES, f32x16
@@ -46,11 +46,6 @@ def _load(builder, address, kind, align):
 
 def _store(builder, value, address, align=4):
     builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = align
-
-
-def _splat(builder, scalar):
-    first = builder.insert_element(ir.Constant(_INTEGERS, ir.Undefined), scalar, _I32(0))
-    return _shuffle(builder, (first, first), [0] * LANES)
 
 
 def _add_pairs(builder, total, words, pairs):
@@ -91,7 +86,7 @@ def _sum_pairs(builder, num_rows, a, a_row, num_pairs, load_columns):
         columns = [builder.bitcast(column, _INTEGERS) for column in load_columns(loop.index)]
         place = builder.add(a, builder.mul(loop.index, _I64(4)))
         for r, cells in enumerate(sums):
-            words = _splat(builder, _load(builder, _at(builder, place, a_row, r), _I32, 4))
+            words = splat(builder, _load(builder, _at(builder, place, a_row, r), _I32, 4), LANES)
             for cell, column in zip(cells, columns, strict=True):
                 builder.store(_add_pairs(builder, builder.load(cell), words, column), cell)
     return [[builder.load(cell) for cell in cells] for cells in sums]
