@@ -108,7 +108,7 @@ def prefetch_group(builder, form, lanes, later, group):
     """Ask for a group's share of a strip that is multiplied later, integers and scales."""
     size = quant_bytes(form, lanes, GROUP_COLS)
     size += scale_bytes(form, lanes) // (_GROUPS if form.is_nested else 1)
-    prefetch(builder, offset_by(builder, later, group, size), size, near=False)
+    prefetch(builder, offset_by(builder, later, group, size), size)
 
 
 def _broadcast_units(builder, isa, record, units):

@@ -46,9 +46,9 @@ def fused(builder, a, b, c):
     return builder.call(function, [a, b, c])
 
 
-def prefetch(builder, pointer, num_bytes, *, near):
-    """Ask for so many bytes that are read a little later: into the nearest cache, or the next."""
-    read, keep, data = (ir.Constant(_I32, value) for value in (0, 3 if near else 2, 1))
+def prefetch(builder, pointer, num_bytes):
+    """Ask for so many bytes that are read a little later, into the nearest cache."""
+    read, keep, data = (ir.Constant(_I32, value) for value in (0, 3, 1))
     kinds = [pointer.type, _I32, _I32, _I32]
     signature = ir.FunctionType(ir.VoidType(), kinds)
     function = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
@@ -66,7 +66,7 @@ def emit_float_tile(builder, form, tile, weights, x, x_stride, cols):
     with cgutils.for_range(builder, cols, intp=_I64) as loop:
         address = builder.add(weights, builder.mul(loop.index, step))
         later = builder.add(address, ir.Constant(_I64, _PREFETCH_BYTES))
-        prefetch(builder, builder.inttoptr(later, _I8.as_pointer()), 1, near=True)
+        prefetch(builder, builder.inttoptr(later, _I8.as_pointer()), 1)
         values = _load_weights(builder, form, address)
         offset = builder.mul(loop.index, ir.Constant(_I64, 4))
         for row, cell in zip(rows, sums, strict=True):

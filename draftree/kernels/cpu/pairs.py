@@ -107,7 +107,7 @@ def score_pairs(typingctx, left, out, out_row, a, a_row, keys, tile, scales, num
             line = builder.mul(i, _I64(64))
             for start in (next_keys, later):
                 place = builder.inttoptr(builder.add(start, line), _I8.as_pointer())
-                prefetch(builder, place, 1, near=True)
+                prefetch(builder, place, 1)
             for n in range(_VECTORS):
                 place = builder.add(_at(builder, keys, tile, n), builder.mul(i, _I64(32)))
                 yield builder.sext(_load(builder, place, _BYTES, 1), _WORDS)
