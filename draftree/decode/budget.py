@@ -26,8 +26,8 @@ _PRIOR_SLOPE = 0.15  # cost of one more node, in passes of one, until there is a
 # of those of the best known size, make a size known.
 _GUESS_WEIGHT, _STALE, _KNOWN = 0.5, 0.95, 0.1
 _PRIOR_ROUNDS = 2.0  # rounds that the prior counts for
+_FORGIVEN = 0.3  # what is left of earlier rounds when drafting is tried again
 _PRIOR_TOKENS, _FADE = 20.0, 0.97  # tokens that were as expected, to begin with; older ones fade
-PRIOR_GAIN, PRIOR_SAMPLED_GAIN = 1.2, 1.05  # where noise decides, less can be guessed
 
 
 class CostModel:
@@ -46,7 +46,6 @@ class CostModel:
         self._smooth: list[float] | None = None
         self.draft_ms = 0.0
         self.plain_ms = 0.0  # of a plain step as a whole, as they are now
-        self.num_since_plain = 0  # rounds with a draft since one was timed
         self._num_plain = 0
 
     @property
@@ -91,7 +90,6 @@ class CostModel:
         are slow.
         """
         self._num_plain += 1
-        self.num_since_plain = 0
         if self._num_plain <= _FIRST_PLAIN:
             return
         excess = min(ms / self.plain_ms, _MOST) - 1.0 if self.plain_ms else 0.0
@@ -102,7 +100,6 @@ class CostModel:
 
     def observe_draft(self, ms: float) -> None:
         self.draft_ms = self._blend(self.draft_ms, ms)
-        self.num_since_plain += 1
 
     def verify_ms(self, num_nodes: int) -> float:
         """Interpolated between the sizes that were seen, extrapolated beyond them.
@@ -159,9 +156,7 @@ class Outcome(NamedTuple):
 class Calibration:
     """Draft confidence against what the target chose, by depth and kind of node."""
 
-    def __init__(self, max_depth: int = 64, prior_gain: float = PRIOR_GAIN) -> None:
-        self._prior_gain = prior_gain
-        self.gain = prior_gain  # rate of drafted rounds over that of plain steps, to begin with
+    def __init__(self, max_depth: int = 64) -> None:
         self._predicted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
         self._accepted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
         self._ratios = [[1.0] * max_depth for _ in NodeKind]  # accepted over predicted
@@ -183,18 +178,16 @@ class Calibration:
         self._expected = _FADE * self._expected + expected * ms
 
     def forgive(self) -> None:
-        """Drafting begins again after a while: half of what was seen counts no more."""
+        """Drafting is tried again after a while: what was seen before counts for less."""
         self._written = (self._written + _PRIOR_TOKENS) / 2
         self._expected = (self._expected + _PRIOR_TOKENS) / 2
+        for counts in (*self._predicted, *self._accepted):
+            counts[:] = [_FORGIVEN * count for count in counts]
 
     @property
     def trust(self) -> float:
         """Tokens that drafted rounds gave over those that their time should have given."""
         return self._written / self._expected
-
-    def remember(self, gain: float) -> None:
-        """Another request gained so much; the next one is likely to be like it."""
-        self.gain = (4 * gain + self._prior_gain) / 5
 
     def ratio(self, depth: int, kind: NodeKind) -> float:
         """Accepted over predicted for the step to `depth` (1 is the first)."""

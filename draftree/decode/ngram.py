@@ -15,20 +15,24 @@ class NgramIndex:
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}
+        self._num_entered = 0  # tokens whose runs before them are known
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """A run is entered when the token after it arrives, so that it never finds itself."""
-        for token in tokens:
-            end = len(self._tokens)
-            last = tuple(self._tokens[-_MAX_MATCH:])
+        self._tokens.extend(tokens)
+
+    def _enter(self) -> None:
+        """A run is entered with the token after it, so that it never finds itself."""
+        for end in range(self._num_entered, len(self._tokens)):
+            last = tuple(self._tokens[max(end - _MAX_MATCH, 0) : end])
             for length in range(_MIN_MATCH, len(last) + 1):
                 self._after[last[-length:]] = end
-            self._tokens.append(token)
+        self._num_entered = len(self._tokens)
 
     def propose(self, max_tokens: int) -> tuple[tuple[int, ...], int]:
         """What followed the longest matching end of the text, and the length of that match (0:
-        none).
+        none). Only now the text is looked at: most plain steps never ask.
         """
+        self._enter()
         for length in range(min(_MAX_MATCH, len(self._tokens)), _MIN_MATCH - 1, -1):
             start = self._after.get(tuple(self._tokens[-length:]))
             if start is not None:

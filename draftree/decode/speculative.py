@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from draftree.core import DraftTree, RoundStats, TokenSource
 from draftree.decode.accept import Accepted, accept
 from draftree.decode.budget import Calibration, CostModel, best_budget, follow, path_probabilities
@@ -20,22 +18,12 @@ from draftree.decode.plain import take_plain_step
 from draftree.decode.sample import Sampler
 from draftree.decode.step import Emitted
 from draftree.decode.tree import DraftBlock, RankedTree, build_tree
-from draftree.kernels.cpu.select import top_share
+from draftree.decode.turns import Turns
 from draftree.models.target import Target, Verified
 
-# Drafting begins and ends at these gains: after each change some steps are slower than usual.
-_START_GAIN, _STOP_GAIN = 1.18, 0.93
-# Gain after a token of which the target was unsure, and what is added for one that was certain,
-# both over the gain in the mean: measured.
-_UNSURE, _SURE = 0.8, 0.4
-_HOPE = 1.35  # where the expected gain goes while nothing is drafted
-_HOPE_RATE, _MIN_HOPE_RATE = 0.005, 0.002  # how fast; half after every disappointment
 _LOOKUP_LEN = 10
 _NUM_CANDIDATES = 8  # a position, under an automatic budget
 _RANKED, _FEWEST_CHOSEN = 1.5, 3.0  # nodes that are ranked then, for each that was chosen lately
-# After so many rounds with a draft come so many plain steps, to compare. The first of them are
-# slower: the draft has had the caches.
-_DRAFTED_RUN, _PLAIN_RUN, _COLD_STEPS = 192, 15, 12
 _LONG_MATCH = 4  # a match this long joins a draft's tree
 
 
@@ -67,6 +55,7 @@ class SpeculativeDecoder:
         cost: CostModel | None = None,
         watch: Callable[[Round], None] | None = None,
         calibration: Calibration | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.stats = RoundStats()
         self._target, self._sampler, self._drafter = target, sampler, drafter
@@ -75,15 +64,9 @@ class SpeculativeDecoder:
         # A grammar's tokens come true more often than others, which is no news of the draft.
         is_free = sampler.matcher is None
         self._calibration = (calibration if is_free else None) or Calibration()
+        self._turns = (turns if is_free else None) or Turns()
         self._ngram = NgramIndex()
         self._anchor = -1
-        self._num_plain = 0  # plain steps that are still to come, to compare with
-        self._plain_run = 0  # plain steps since the last draft
-        self._is_drafting = True  # also in the plain steps that are taken to compare
-        self._gain = self._calibration.gain  # running mean of expected rate over plain steps'
-        self._hope_rate = _HOPE_RATE
-        self._ease = 1.0  # gain to expect after the anchor over the gain in the mean
-        self._last_logits: np.ndarray | None = None  # those that the anchor was chosen from
         self._expected = 0.0  # tokens a millisecond, of the round under way
         self._reach = 3.0  # running mean of how deep the text followed what was proposed
         self._num_chosen = 4.0  # nodes of the largest trees of late
@@ -94,7 +77,7 @@ class SpeculativeDecoder:
         self._ngram.extend((*self._target.state.tokens, anchor))
 
     def finish(self) -> None:
-        self._calibration.remember(self._gain)
+        self._turns.end_request()
 
     def step(self, max_tokens: int) -> list[Emitted]:
         start = time.perf_counter()
@@ -125,13 +108,12 @@ class SpeculativeDecoder:
                 if self._options.is_auto:
                     round_ms = (end - start) * 1000
                     self._calibration.observe_rate(self._expected, len(emitted), round_ms)
-                self._plain_run = 0
+                self._turns.observe_draft()
             self._learn(ranked, tokens)
         if self._watch:
             self._watch(Round(tree, accepted.path, accepted.bonus, chosen.path_log_probs))
         self._ngram.extend(tokens)
         self._anchor = accepted.bonus
-        self._last_logits = verified.logits[accepted.path[-1]]
         return emitted
 
     def _step_plainly(self, start: float) -> list[Emitted]:
@@ -146,11 +128,9 @@ class SpeculativeDecoder:
             self._watch(Round(root, (0,), emitted.token))
         self._ngram.extend((emitted.token,))
         self._anchor = emitted.token
-        self._last_logits = verified.logits[0]
         step_ms = (time.perf_counter() - start) * 1000
         self.stats.accept_ms += step_ms - pass_ms
-        self._plain_run += 1
-        if self._plain_run > _COLD_STEPS or not self._cost.draft_ms:
+        if self._turns.observe_plain() or not self._cost.draft_ms:
             self._cost.observe_plain(step_ms)
             if not self._cost.draft_ms:
                 self._cost.observe_verify(1, pass_ms)
@@ -164,7 +144,9 @@ class SpeculativeDecoder:
         room = min(max_tokens - 1, state.max_ctx - state.committed - 1, options.max_budget)
         matcher = self._sampler.matcher
         forced = tuple(matcher.propose_forced())[: max(room, 0)] if matcher is not None else ()
-        is_plain = room < 1 or (options.is_auto and self._is_plain_turn())
+        is_plain = room < 1
+        if options.is_auto and not is_plain:  # until plain steps are known, there is no choice
+            is_plain = not (self._cost.is_measured and self._turns.is_draft_next())
         if is_plain and not forced:
             return None, 0.0
         budget = num_candidates = options.max_budget
@@ -177,6 +159,8 @@ class SpeculativeDecoder:
             lookup, match_len = self._ngram.propose(min(_LOOKUP_LEN, room))
             if self._drafter is not None and match_len < _LONG_MATCH:
                 lookup = ()
+        if self._turns.is_trial:
+            self._calibration.forgive()
         block: DraftBlock | None = None
         drafted_ms = 0.0
         if self._drafter is not None and not is_plain:
@@ -192,35 +176,6 @@ class SpeculativeDecoder:
         )
         return tree, drafted_ms
 
-    def _is_plain_turn(self) -> bool:
-        """Until one-node passes are known, now and then to compare, and where no gain is expected.
-
-        Each step without a draft adds some hope, so that drafting is tried again, first where the
-        target is sure of itself.
-        """
-        if self._num_plain > 0 or not self._cost.is_measured:
-            self._num_plain = max(self._num_plain - 1, 0)
-            return True
-        self._is_drafting &= self._gain >= _STOP_GAIN
-        if self._is_drafting or self._gain * (_UNSURE + _SURE) >= _START_GAIN:
-            self._ease = self._look_at_target()
-            if not self._is_drafting and self._gain * self._ease >= _START_GAIN:
-                self._is_drafting = True
-                self._calibration.forgive()
-        if not self._is_drafting:
-            self._gain += self._hope_rate * (_HOPE - self._gain)
-            return True
-        if self._cost.num_since_plain >= _DRAFTED_RUN:
-            self._num_plain = _PLAIN_RUN - 1
-            return True
-        return False
-
-    def _look_at_target(self) -> float:
-        """What the target's certainty of the anchor says about the gain here."""
-        if self._drafter is None or self._last_logits is None:
-            return 1.0
-        return _UNSURE + _SURE * float(top_share(self._last_logits))
-
     def _choose_nodes(self, ranked: RankedTree, is_weighed: bool) -> RankedTree:
         """All nodes under a fixed budget; those that pay under an automatic one.
 
@@ -234,10 +189,7 @@ class SpeculativeDecoder:
         self._num_chosen = max(0.9 * self._num_chosen, choice.num_nodes, _FEWEST_CHOSEN)
         if is_weighed:
             self._expected = choice.rate / self._cost.slowness
-            gain = self._expected * self._cost.plain_ms * self._calibration.trust
-            self._gain += 0.15 * (gain / self._ease - self._gain)
-            is_good = gain > _STOP_GAIN
-            self._hope_rate = _HOPE_RATE if is_good else max(self._hope_rate / 2, _MIN_HOPE_RATE)
+            self._turns.observe_gain(self._expected * self._cost.plain_ms * self._calibration.trust)
         return ranked.select([0, *(i + 1 for i in sorted(order[: choice.num_nodes]))])
 
     def _verify(self, tree: DraftTree) -> tuple[Verified, float]:

@@ -13,13 +13,14 @@ from pathlib import Path
 
 from draftree.config import EngineConfig, Plan, resolve
 from draftree.core import FinishReason, ModelFacts, Request, TokenEvent, Usage
-from draftree.decode.budget import PRIOR_SAMPLED_GAIN, Calibration, CostModel
+from draftree.decode.budget import Calibration, CostModel
 from draftree.decode.draft import BlockDrafter
 from draftree.decode.graph import DeviceRounds, GraphDecoder, Pace
 from draftree.decode.plain import PlainDecoder
 from draftree.decode.sample import Sampler
 from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
 from draftree.decode.step import Decoder
+from draftree.decode.turns import PRIOR_SAMPLED_GAIN, Turns
 from draftree.engine.card import find_card
 from draftree.engine.device import Device, open_device
 from draftree.engine.prefix import PrefixCache
@@ -108,8 +109,9 @@ class TokenEngine:
         self._rounds = self.rounds_of(self.plan.max_nodes - 1)
         self._prefix = PrefixCache(self.target.state, self.drafter, self.plan.prefix_bytes)
         self._cost = CostModel()
-        self._calibration = Calibration()
-        self._sampled_calibration = Calibration(prior_gain=PRIOR_SAMPLED_GAIN)
+        # Greedy and sampled requests are judged apart.
+        self._calibrations = Calibration(), Calibration()
+        self._turns = Turns(), Turns(PRIOR_SAMPLED_GAIN)
         self._pace = Pace()
         self.target.state.commit_program()
         checkpoint.release()
@@ -277,6 +279,7 @@ class TokenEngine:
             self.drafter,
             options,
             cost=self._cost,
-            calibration=self._sampled_calibration if is_sampled else self._calibration,
+            calibration=self._calibrations[is_sampled],
+            turns=self._turns[is_sampled],
             watch=watch,
         )

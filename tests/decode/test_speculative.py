@@ -245,7 +245,7 @@ def test_a_round_that_was_looked_up_ends_a_run_of_plain_steps(
     target = TableTarget(cycle, clock=clock, pass_ms=lambda num_nodes: 10.0 + 0.1 * num_nodes)
     options = SpeculationOptions(15, is_auto=True, use_ngram=True)
     run = start(target, None, options, SamplingParams()).until(100)
-    assert run.rounds[-1].tree.num_nodes > 1 and run.decoder._plain_run == 0
+    assert run.rounds[-1].tree.num_nodes > 1 and run.decoder._turns._plain_run == 0
 
 
 @dataclass
@@ -333,23 +333,6 @@ def test_a_draft_that_becomes_good_is_used_again(timed: Timed, node_ms: float) -
     early, late = run.rounds[100:150], run.rounds[-30:-1]
     assert np.mean([one.tree.num_nodes > 1 for one in early]) < 0.3
     assert np.mean([len(one.path) for one in late]) > 2.5
-
-
-def test_comparing_does_not_end_a_run_of_drafts() -> None:
-    """After plain steps that were taken to compare, less is asked for than to begin drafting."""
-    target = TableTarget(TABLE)
-    cost = CostModel()
-    cost.observe_verify(1, 10.0)
-    for _ in range(8):
-        cost.observe_plain(10.0)
-    options = SpeculationOptions(64, is_auto=True, use_ngram=False)
-    decoder = start(target, TableDrafter(TABLE, target.state), options, WARM, cost).decoder
-    decoder._gain, decoder._plain_run = 1.05, 15
-    assert not decoder._is_plain_turn()
-    decoder._gain = 0.9
-    assert decoder._is_plain_turn()
-    decoder._gain = 0.97  # the run has ended: now a clear gain is asked for
-    assert decoder._is_plain_turn()
 
 
 def test_rounds_that_often_take_far_longer_are_no_gain(timed: Timed) -> None:

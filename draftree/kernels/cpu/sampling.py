@@ -15,7 +15,6 @@ from draftree.kernels.cpu.select import (
     choose_greedy,
     penalize,
     rank_rows,
-    top_share,
 )
 
 __all__ = ["Filters", "SamplingScratch", "choose", "gumbel", "load_choices"]
@@ -84,5 +83,4 @@ def load_choices() -> None:
     """Have the code of greedy decoding in memory before the first token needs it."""
     logits = np.zeros(1, np.float32)
     choose_greedy(logits)
-    top_share(logits)
     rank_rows(logits[None], _NO_TOKENS, 0.0, 0, 0, 0.0, 1)

@@ -260,13 +260,6 @@ def choose_greedy(logits):
     return _argmax(f32_view(logits))
 
 
-@native("array -> float")
-def top_share(logits):
-    """The probability of the largest."""
-    values = f32_view(logits)
-    return 1.0 / _sum_exp(values, values[_argmax(values)])
-
-
 @native("array array array float float float")
 def penalize(logits, seen_ids, seen_counts, repetition, presence, frequency):
     """In place: repetition scales towards less likely; presence and frequency subtract."""
