@@ -22,7 +22,6 @@ FORMATS = ("bf16", "f16", "f32", "q8", "q4")  # of matrices in a GGUF; vectors a
 
 
 def check_formats(names: Sequence[str]) -> None:
-    """Refuse what cannot be written."""
     for name in names:
         if name not in FORMATS:
             raise ModelError(f"A draft is written as {', '.join(FORMATS)}, not as {name}.")

@@ -39,11 +39,8 @@ def round_weights(weights: Tensor) -> FourBits:
     plain = fitted = _number(blocks, (blocks.amax(-1, keepdim=True) - lowest) / _TOP, lowest)
     for _ in range(_ROUNDS):
         fitted = _number(blocks, *_fit(blocks, fitted.numbers))
-    errors = [
-        (bits.weights().view_as(blocks) - blocks).square().sum(-1, keepdim=True)
-        for bits in (plain, fitted)
-    ]
-    is_better = errors[1] < errors[0]
+    errors = [(bits.weights().view_as(blocks) - blocks).square() for bits in (plain, fitted)]
+    is_better = errors[1].sum(-1, keepdim=True) < errors[0].sum(-1, keepdim=True)
     return FourBits(*(torch.where(is_better, b, a) for a, b in zip(plain, fitted, strict=True)))
 
 
