@@ -16,15 +16,16 @@ DRAFT_FEATURE_LAYERS = (0, 1, 3)
 
 
 @cache
-def make_draft() -> Path:
-    """A random DFlash draft for the tiny hybrid model, with one sliding layer of two.
+def make_draft(qtype: str = "F16") -> Path:
+    """A random DFlash draft for the tiny hybrid model, with one sliding layer of two. qtype: of its
+    matrices.
 
     It knows nothing of the text. At a high temperature it agrees with its target often, because
     both draw the same noise.
     """
     import gguf
 
-    rng = np.random.default_rng(17)
+    rng, kind = np.random.default_rng(17), gguf.GGMLQuantizationType[qtype]
     hidden, ffn, heads, kv_heads, head_dim = 128, 96, 2, 1, 32
     path = Path(tempfile.mkdtemp()) / "made-dflash.gguf"
     writer = gguf.GGUFWriter(path, "dflash")
@@ -46,7 +47,8 @@ def make_draft() -> Path:
 
     def matrix(name: str, rows: int, cols: int) -> None:
         values = rng.standard_normal((rows, cols)) * 1.5 / np.sqrt(cols)
-        writer.add_tensor(f"{name}.weight", values.astype(np.float16))
+        raw = gguf.quants.quantize(values.astype(np.float32), kind)
+        writer.add_tensor(f"{name}.weight", raw, raw_dtype=kind)
 
     def norm(name: str, length: int) -> None:
         values = 1.0 + 0.2 * rng.standard_normal(length)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NUM_TEMPLATES: Final = 40_000
 _NUM_SOURCES: Final = 10_000
 _PACKAGE_PROMPTS: Final = "templates of the package, beginnings of Python's standard library"
-_FORMATS: Final = {"bf16": "bf16", "f16": "f16", "q8_0": "q8"}
+_FORMATS: Final = {"bf16": "bf16", "f16": "f16", "q8_0": "q8", "q4_1": "q4"}
 
 
 def _option(panel: str, help_text: str, *names: str, **details: Any) -> Any:
@@ -55,7 +55,8 @@ Formats = Annotated[
     list[str] | None,
     typer.Option(
         "--format",
-        help="A GGUF file to write: bf16, f16 or q8_0; several times. bf16 and q8_0 if none.",
+        help="A GGUF file to write: bf16, f16, q8_0, or q4_1, which the draft then learns for; "
+        "several times. bf16 and q8_0 if none.",
         show_default=False,
     ),
 ]
@@ -139,7 +140,7 @@ def train(
         distill_share=distill,
         max_minutes=train_minutes,
     )
-    config = TrainConfig(shape, text, schedule, seed)
+    config = TrainConfig(shape, text, schedule, seed, "q4_1" in formats)
     _train(model, out, prompts or [], start, device, [_FORMATS[name] for name in formats], config)
     print(out)
 

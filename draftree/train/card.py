@@ -70,6 +70,8 @@ def _training_rows(record: dict[str, Any]) -> list[tuple[str, str]]:
     config, last = record["config"], record["curve"][-1]
     schedule = config["schedule"]
     start = [("started from", record["start"])] if record.get("start") else []
+    if config.get("is_four_bit"):
+        start.append(("matrices", "rounded to four bits in every pass, as in the file"))
     return [
         *start,
         ("steps", f"{last['step']:,}"),

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftree.errors import ModelError
+from draftree.train.rounding import BLOCK_LEN, round_weights
 from draftree.train.settings import DraftShape
 from draftree.train.teacher import Teacher, Turn, rotary_table, rotate
 
@@ -96,9 +97,15 @@ class Matrix(nn.Module):
     def __init__(self, rows: int, cols: int, std: float = 0.02) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(rows, cols) * std)
+        self.rounded: Tensor | None = None  # what to use instead
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype))
+        return F.linear(x, self.used().to(x.dtype))
+
+    def used(self) -> Tensor:
+        """What a pass multiplies with; its gradients go to the weights before rounding."""
+        weight = self.weight
+        return weight if self.rounded is None else self.rounded + (weight - weight.detach())
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +179,7 @@ class DraftModule(nn.Module):
         """output_norm: start from the target's, since the head is the target's too."""
         super().__init__()
         self.spec = spec
+        self.is_four_bit = False  # compute with matrices as a q4 file holds them
         self.fc = Matrix(spec.hidden_size, len(spec.feature_layers) * spec.hidden_size)
         self.hidden_norm = Norm(spec.hidden_size, spec.eps)
         self.layers = nn.ModuleList(DraftLayer(spec) for _ in range(spec.num_layers))
@@ -182,12 +190,30 @@ class DraftModule(nn.Module):
         frequencies = (spec.rope_base**-exponents).float()
         self.register_buffer("frequencies", frequencies, persistent=False)
 
+    def used_weights(self) -> dict[str, Tensor]:
+        """By name, as the forward pass uses them."""
+        self._round()
+        used = {f"{n}.weight": m.used() for n, m in self.named_modules() if isinstance(m, Matrix)}
+        return {**self.state_dict(), **used}
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        """All at once: on a GPU many small kernels would take as long as the pass."""
+        matrices = [m for m in self.modules() if isinstance(m, Matrix)] if self.is_four_bit else []
+        found = [matrix for matrix in matrices if matrix.weight.shape[1] % BLOCK_LEN == 0]
+        if found:
+            blocks = [matrix.weight.view(-1, BLOCK_LEN) for matrix in found]
+            rounded = round_weights(torch.cat(blocks)).weights()
+            for matrix, part in zip(found, rounded.split([len(b) for b in blocks]), strict=True):
+                matrix.rounded = part.view_as(matrix.weight)
+
     def forward(self, features: Tensor, anchors: Tensor, blocks: Tensor) -> Tensor:
         """Hidden states after the final norm, [batch, num_blocks, block_len, hidden_size].
 
         features: [batch, context_len, num_feature_layers * hidden_size]; anchors: their positions,
         int64 [batch, num_blocks]; blocks: embedded, [batch, num_blocks, block_len, hidden_size].
         """
+        self._round()
         block_len = blocks.shape[2]
         context = self.hidden_norm(self.fc(features))
         view = self._look(anchors, block_len, features.shape[1], features.dtype)

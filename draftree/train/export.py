@@ -15,9 +15,16 @@ import torch
 from draftree.errors import ModelError
 from draftree.kernels.quant.formats import QuantType
 from draftree.train.draft import DraftModule, DraftSpec
+from draftree.train.rounding import round_weights
 from draftree.weights.dflash import ZLAB_MODEL_TYPE, rename_tensor
 
-FORMATS = ("bf16", "f16", "f32", "q8")  # of the matrices of a GGUF; vectors are always float32
+FORMATS = ("bf16", "f16", "f32", "q8", "q4")  # of matrices in a GGUF; vectors are always float32
+
+
+def check_formats(names: Sequence[str]) -> None:
+    for name in names:
+        if name not in FORMATS:
+            raise ModelError(f"A draft is written as {', '.join(FORMATS)}, not as {name}.")
 
 
 def export_folder(draft: DraftModule, folder: Path) -> None:
@@ -29,7 +36,7 @@ def export_folder(draft: DraftModule, folder: Path) -> None:
     (folder / "config.json").write_text(config + "\n", encoding="utf-8")
     tensors = {
         name: value.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, value in draft.state_dict().items()
+        for name, value in draft.used_weights().items()
     }
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
@@ -77,28 +84,31 @@ def export_gguf(
     """
     import gguf
 
-    if format_name not in FORMATS:
-        raise ModelError(f"A draft is written as {', '.join(FORMATS)}, not as {format_name}.")
+    check_formats([format_name])
     types = {
         "bf16": gguf.GGMLQuantizationType.BF16,
         "f16": gguf.GGMLQuantizationType.F16,
         "f32": gguf.GGMLQuantizationType.F32,
         "q8": gguf.GGMLQuantizationType(8),
+        "q4": gguf.GGMLQuantizationType(3),
     }
     writer = gguf.GGUFWriter(path, "dflash")
     writer.add_name(name)
     _add_metadata(writer, draft.spec)
     if head_tokens:
         writer.add_array("dflash.head_tokens", list(head_tokens))
-    for zlab_name, value in draft.state_dict().items():
+    for zlab_name, value in draft.used_weights().items():
         gguf_name = rename_tensor(zlab_name)
         if gguf_name is None:
             raise ModelError(f"The draft's tensor {zlab_name} has no name in GGUF files.")
-        array = value.detach().float().cpu().numpy()
+        array = np.ascontiguousarray(value.detach().float().cpu().numpy())
         qtype = types[format_name] if array.ndim > 1 else types["f32"]
         if array.shape[-1] % QuantType(int(qtype)).block_len:
             qtype = types["f16"]
-        raw = gguf.quants.quantize(np.ascontiguousarray(array), qtype)
+        if qtype == types["q4"]:  # from the weights before rounding: twice would be another one
+            raw = round_weights(draft.state_dict()[zlab_name]).pack()
+        else:
+            raw = gguf.quants.quantize(array, qtype)
         writer.add_tensor(gguf_name, raw, raw_dtype=qtype)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -142,6 +142,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         device = teacher.device
         self.draft = DraftModule(spec, teacher.output_norm).to(device)
+        self.draft.is_four_bit = config.is_four_bit
         self.curve: list[CurvePoint] = []
         self._teacher, self._schedule = teacher, config.schedule
         self._feeder = Feeder(corpus, config.schedule, spec, config.seed, device)

@@ -19,7 +19,7 @@ from draftree.text.tokenizer import Tokenizer
 from draftree.train.card import draw_curve, write_card
 from draftree.train.corpus import Corpus, write_corpus
 from draftree.train.draft import DraftModule, DraftSpec, resolve_shape
-from draftree.train.export import export_folder, export_gguf
+from draftree.train.export import check_formats, export_folder, export_gguf
 from draftree.train.initial import compare_shapes, copy_weights
 from draftree.train.loop import CurvePoint, Trainer
 from draftree.train.own_prompt import write_own_prompts
@@ -59,6 +59,7 @@ def train_draft(
     start: Checkpoint | None = None,
 ) -> Trained:
     """source says in the card where the prompts come from; start is a draft to go on from."""
+    check_formats(formats)
     folder.mkdir(parents=True, exist_ok=True)
     _claim(folder, config, checkpoint, prompts, start)
     tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
@@ -101,9 +102,8 @@ def train_draft(
     export_folder(trainer.draft, folder)
     is_large = spec.vocab_size > 2 * _HEAD_TOKENS
     head_tokens = corpus.frequent_tokens(_HEAD_TOKENS) if is_large else ()
-    for format_name in formats:
-        path = folder / f"draft-{format_name}.gguf"
-        export_gguf(trainer.draft, path, format_name, name, head_tokens)
+    for kind in formats:
+        export_gguf(trainer.draft, folder / f"draft-{kind}.gguf", kind, name, head_tokens)
     draw_curve(trainer.curve, folder / "curve.png")
     write_card(record(), name, folder / "README.md")
     return Trained(trainer.draft, trainer.curve, folder)

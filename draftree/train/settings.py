@@ -65,6 +65,7 @@ class TrainConfig:
     text: TextPlan = TextPlan()
     schedule: Schedule = Schedule()
     seed: int = 0
+    is_four_bit: bool = False  # learn with matrices rounded as a q4 file holds them
 
     def __post_init__(self) -> None:
         shape, text, schedule = self.shape, self.text, self.schedule

@@ -38,7 +38,7 @@ class ModelEntry:
 
 
 # Drafts that come with the package: the target's name, and a file of the folder draftree/data.
-PACKAGED_DRAFTS = MappingProxyType({DEFAULT_MODEL: "smollm2-135m-dflash.q8_0.gguf"})
+PACKAGED_DRAFTS = MappingProxyType({DEFAULT_MODEL: "smollm2-135m-dflash.q4_1.gguf"})
 
 _DRAFT_FOLDER = (ModelFile("config.json"), ModelFile("model.safetensors"))
 

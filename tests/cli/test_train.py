@@ -44,6 +44,15 @@ def test_a_run_leaves_a_draft(draftree, tmp_path, prompts):
     assert "prompts.jsonl" in (out / "README.md").read_text()
 
 
+def test_a_draft_learns_for_the_format_it_is_written_in(draftree, tmp_path, prompts):
+    arguments = ("--prompts", str(prompts), "--out", str(tmp_path / "out"), "--format", "q4_1")
+    result = draftree("train", str(make_counting()), *arguments, *TINY)
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "out/record.json").read_text())["config"]["is_four_bit"] is True
+    kinds = {t.qtype.name for t in open_checkpoint(tmp_path / "out/draft-q4.gguf").tensors.values()}
+    assert kinds == {"Q4_1", "F32"}
+
+
 def test_the_target_writes_prompts_and_a_draft_goes_on(draftree, tmp_path):
     model, first, second = str(make_counting(has_chat=True)), tmp_path / "a", tmp_path / "b"
     own = ("--own-prompts", "12", "--max-len", "120", "--tokens", "2000", "--format", "q8_0")

@@ -42,9 +42,9 @@ def open_engine(any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(engine_module, "find_card", lambda device: card)
     monkeypatch.setattr(compile_module, "gpu", lambda index: any_gpu)
 
-    def open_one(budget: int | str) -> TokenEngine:
+    def open_one(budget: int | str, qtype: str = "F16") -> TokenEngine:
         config = EngineConfig(budget=budget, max_ctx=256, chunk=64)
-        return TokenEngine.open(tiny_path("qwen35-mtp"), config, draft=make_draft())
+        return TokenEngine.open(tiny_path("qwen35-mtp"), config, draft=make_draft(qtype))
 
     return open_one
 
@@ -71,6 +71,15 @@ def test_drafting_changes_no_text(open_engine, any_gpu: Gpu) -> None:
             assert engine.target.state.tokens == [*PROMPT, *expected[name][:-1]]
             if name == "hot":
                 assert stream.usage.acceptance_length > 1.2
+
+
+def test_a_draft_of_four_bits(open_engine) -> None:
+    texts, lengths = [], []
+    for budget in (0, 22):
+        stream = open_engine(budget, "Q4_1").generate(request(HOT, 10))
+        texts.append([event.token for event in stream])
+        lengths.append(stream.usage.acceptance_length)
+    assert texts[0] == texts[1] and lengths[1] > 1.2 > lengths[0]
 
 
 def test_prompts_of_a_middling_length(open_engine) -> None:

@@ -1,6 +1,7 @@
 """Files of a trained draft: what the engine reads from them is what was trained."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import gguf
@@ -10,12 +11,14 @@ import torch
 
 from draftree.decode.draft import BlockDrafter
 from draftree.errors import ModelError
+from draftree.kernels.quant.formats import QuantType, dequantize
 from draftree.models.dflash import load_draft, read_draft_facts
-from draftree.train.draft import DraftModule, resolve_shape
+from draftree.train.draft import DraftModule, DraftSpec, resolve_shape
 from draftree.train.export import export_folder, export_gguf
 from draftree.train.settings import DraftShape
 from draftree.train.teacher import load_teacher
 from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.dflash import rename_tensor
 from tests.tiny import new_ops, open_target, tiny_path
 
 CPU = torch.device("cpu")
@@ -88,6 +91,51 @@ def test_eight_bits_are_the_quantised_weights(pair, tmp_path):
     expected = _module_logits(teacher, rounded, ids, 33)
     assert np.abs(_engine_logits(path, ids, 33) - expected).max() < 1e-3
     assert not np.allclose(expected, _module_logits(teacher, draft, ids, 33), atol=1e-4)
+
+
+@pytest.fixture
+def four_bit(pair):
+    """A draft that computes with rounded weights."""
+    exact = pair[1]
+    draft = DraftModule(exact.spec)
+    draft.is_four_bit = True
+    draft.load_state_dict(exact.state_dict())
+    return draft
+
+
+def test_four_bits_are_what_the_draft_computed_with(pair, four_bit, tmp_path):
+    path, ids = tmp_path / "draft.gguf", np.random.default_rng(0).integers(0, 500, 40).tolist()
+    export_gguf(four_bit, path, "q4", "Tiny")
+    checkpoint, used = open_checkpoint(path), four_bit.used_weights()
+    kinds = Counter(info.qtype for info in checkpoint.tensors.values())
+    assert kinds[QuantType.Q4_1] == 1 + 7 * 2 and set(kinds) == {QuantType.Q4_1, QuantType.F32}
+    for name, value in used.items():
+        found = rename_tensor(name)
+        read = dequantize(checkpoint.raw(found), checkpoint.tensors[found].qtype)
+        assert np.array_equal(read.reshape(value.shape), value.detach().numpy())
+        assert torch.equal(value, pair[1].state_dict()[name]) == (value.ndim == 1)
+    expected = _module_logits(pair[0], four_bit, ids, 33)
+    assert np.abs(_engine_logits(path, ids, 33) - expected).max() < 1e-3
+    assert not np.allclose(expected, _module_logits(*pair, ids, 33), atol=1e-2)
+
+
+def test_other_files_of_such_a_draft_hold_the_rounded_weights(four_bit, tmp_path):
+    export_gguf(four_bit, tmp_path / "draft.gguf", "f32", "Tiny")
+    file = open_checkpoint(tmp_path / "draft.gguf")
+    for name, value in four_bit.used_weights().items():
+        read = file.raw(rename_tensor(name)).view(np.float32).reshape(value.shape)
+        assert np.array_equal(read, value.detach().numpy())
+
+
+def test_rows_that_are_not_whole_blocks_are_not_rounded(tmp_path):
+    draft = DraftModule(DraftSpec(48, 1, 64, 2, 1, 16, (0,), 3, 6, 9, 64, 512, 1e-6, 1e4))
+    draft.is_four_bit = True
+    export_gguf(draft, tmp_path / "draft.gguf", "q4", "Tiny")
+    kinds = {n: t.qtype for n, t in open_checkpoint(tmp_path / "draft.gguf").tensors.items()}
+    assert kinds["blk.0.ffn_down.weight"] == QuantType.Q4_1
+    assert kinds["blk.0.ffn_up.weight"] == QuantType.F16
+    exact = draft.state_dict()["layers.0.mlp.up_proj.weight"]
+    assert torch.equal(draft.used_weights()["layers.0.mlp.up_proj.weight"], exact)
 
 
 def test_a_draft_may_list_the_tokens_that_it_proposes(pair, tmp_path):

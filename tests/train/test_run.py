@@ -57,12 +57,14 @@ def _prompts():
     return [Prompt("".join(rng.choices(letters, k=4)), False) for _ in range(120)]
 
 
-def _train(folder, config=CONFIG, prompts=None, *, has_chat=False, start=None):
+def _train(
+    folder, config=CONFIG, prompts=None, *, has_chat=False, start=None, formats=("bf16", "q8")
+):
     watcher = Watcher()
     checkpoint = open_checkpoint(make_counting(has_chat=has_chat))
     prompts = _prompts() if prompts is None else prompts
     trained = train_draft(
-        *(checkpoint, prompts, config, folder, torch.device("cpu"), watcher, ("bf16", "q8")),
+        *(checkpoint, prompts, config, folder, torch.device("cpu"), watcher, formats),
         *("made for a test", start),
     )
     return trained, watcher
@@ -137,6 +139,32 @@ def test_another_run_does_not_go_into_the_same_folder(run):
     *_, folder = run
     with pytest.raises(ModelError, match="other settings"):
         _train(folder, replace(CONFIG, seed=1))
+
+
+FOUR_BIT = replace(CONFIG, is_four_bit=True)
+
+
+def test_a_draft_learns_with_four_bits(tmp_path):
+    trained, _ = _train(tmp_path, FOUR_BIT, formats=("q4",))
+    first, last = trained.curve[0], trained.curve[-1]
+    assert last.held_out_loss < 0.7 * first.held_out_loss
+    assert first.acceptance_length < 1.5 and last.acceptance_length > 2.5
+    assert (
+        "| matrices | rounded to four bits in every pass, as in the file |"
+        in (tmp_path / "README.md").read_text()
+    )
+    plain, _ = _decode(None)
+    for path in (tmp_path, tmp_path / "draft-q4.gguf"):
+        tokens, rounds = _decode(path)
+        assert tokens == plain and len(tokens) / rounds.num_rounds > 2.0
+    with pytest.raises(ModelError, match="other settings"):
+        _train(tmp_path)  # with all bits
+
+
+def test_formats_are_looked_at_before_anything_is_written(tmp_path):
+    with pytest.raises(ModelError, match="not as q3"):
+        _train(tmp_path / "a", formats=("bf16", "q3"))
+    assert not list(tmp_path.iterdir())
 
 
 def _shortened(**text):
