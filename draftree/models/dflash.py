@@ -6,6 +6,7 @@ target's features alone, so they are computed once per committed token; those of
 thrown away after the pass.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from draftree.core import DraftSize
@@ -85,7 +86,7 @@ def read_draft_facts(checkpoint: Checkpoint) -> DraftFacts:
         block_size=metadata.count("block_size"),
         feature_layers=tuple(i - 1 for i in layers),  # the file counts inputs of the next layer
         mask_token=mask,
-        vocab_size=len(tokens) if isinstance(tokens, list) else None,
+        vocab_size=len(tokens) if isinstance(tokens, Sequence) else None,
         head_tokens=tuple(likely),
     )
 

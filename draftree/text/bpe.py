@@ -1,17 +1,18 @@
 """Byte-level BPE: text <-> tokens whose texts spell each byte as one printable character.
 
-In: a vocabulary, its merges and a way of cutting words. The merging itself is the `tokenizers`
-library's. It does not know about special tokens.
+In: GGUF metadata and a way of cutting words. The merging itself is the `tokenizers` library's. It
+does not know about special tokens.
 """
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import repeat
 from typing import Any
 
 from draftree.errors import TokenizerError
 from draftree.text.pretokenize import Pretokenizer
-from draftree.text.vocabulary import Vocabulary
+from draftree.text.vocabulary import read_ids, read_strings
 
 
 @cache
@@ -28,11 +29,20 @@ class ByteLevelBpe:
 
     prefixes_space = False
 
-    def __init__(
-        self, vocabulary: Vocabulary, merges: Sequence[str], pretokenizer: Pretokenizer
-    ) -> None:
-        self._bytes = byte_of_character()
-        self._merger = _build_merger(vocabulary, merges, pretokenizer)
+    def __init__(self, metadata: Mapping[str, Any], pretokenizer: Pretokenizer) -> None:
+        from tokenizers import Regex, Tokenizer, pre_tokenizers
+
+        # One object that stays, made while the texts of all tokens are there, keeps a megabyte of
+        # theirs. So nothing is, and what the interpreter holds for reuse goes before more is made.
+        model = _build_model(metadata, pretokenizer.whole_words_first)
+        gc.collect()
+        self._merger: Any = Tokenizer(model)
+        self._merger.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                *(pre_tokenizers.Split(Regex(p), "isolated") for p in pretokenizer.patterns),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
 
     def encode(self, text: str, starts_text: bool) -> list[int]:
         # Unlike `encode`, this lets other threads run meanwhile; a long text takes seconds.
@@ -43,7 +53,7 @@ class ByteLevelBpe:
     def token_bytes(self, token_id: int) -> bytes:
         text = self.text_of(token_id)
         try:
-            return bytes([self._bytes[character] for character in text])
+            return bytes(map(byte_of_character().__getitem__, text))
         except KeyError:  # a plain token outside the byte alphabet can only mean its own text
             return text.encode()
 
@@ -56,42 +66,51 @@ class ByteLevelBpe:
         return token_id
 
 
-def _build_merger(vocabulary: Vocabulary, merges: Sequence[str], pretokenizer: Pretokenizer) -> Any:
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+def _build_model(metadata: Mapping[str, Any], whole_words_first: bool) -> Any:
+    from tokenizers import models
 
-    pairs = _split_merges(vocabulary, merges)
+    ids = read_ids(metadata)
+    pairs = _split_merges(read_strings(metadata, "merges"), _most_bytes(ids))
     try:
-        model = models.BPE(vocabulary.ids, pairs, ignore_merges=pretokenizer.whole_words_first)
+        return models.BPE(ids, pairs, ignore_merges=whole_words_first)
     except Exception as error:  # the library's only one: a token is unknown
         texts = (text for left, right in pairs for text in (left, right, left + right))
-        raise _lacks(next(t for t in texts if t not in vocabulary.ids)) from error
-    merger = Tokenizer(model)
-    merger.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            *(pre_tokenizers.Split(Regex(p), "isolated") for p in pretokenizer.patterns),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    return merger
+        raise _lacks(next(t for t in texts if t not in ids)) from error
 
 
-def _split_merges(vocabulary: Vocabulary, merges: Sequence[str]) -> list[tuple[str, str]]:
+class _Pairs(Sequence[tuple[str, str]]):
+    """Neighbours in a list, made one after the other: the library copies each of them anyway."""
+
+    def __init__(self, parts: list[str]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return len(self._parts) // 2
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return zip(self._parts[::2], self._parts[1::2], strict=True)
+
+
+def _split_merges(merges: list[str], most_bytes: int) -> _Pairs:
     """Pairs, first mention first. To cut one long string is much faster than to cut each merge."""
     distinct = list(dict.fromkeys(merges))
     if not distinct:
-        return []
+        return _Pairs([])
     lines = "\n".join(distinct)
     parts = lines.replace("\n", " ").split(" ")
     if set(map(str.count, distinct, repeat(" "))) != {1} or len(parts) != 2 * len(distinct):
         bad = next(m for m in distinct if m.count(" ") != 1 or "\n" in m)
         raise TokenizerError(f"The merge {bad!r} in the model file is not two tokens and a space.")
-    if _most_bytes(distinct) - 1 > _most_bytes(vocabulary.tokens):
+    if _most_bytes(distinct) - 1 > most_bytes:
         longest = max(distinct, key=lambda merge: len(merge.encode()))
         raise _lacks(longest.replace(" ", ""))  # the library would panic
-    return list(zip(parts[::2], parts[1::2], strict=True))
+    return _Pairs(parts)
 
 
-def _most_bytes(texts: list[str]) -> int:
+def _most_bytes(texts: Iterable[str]) -> int:
     return max(map(len, map(str.encode, texts)))
 
 

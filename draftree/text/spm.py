@@ -1,6 +1,6 @@
 """SentencePiece BPE: spaces are written as U+2581, and the best-scored neighbours merge first.
 
-In: a vocabulary and one score a token. Characters without a token become byte tokens.
+In: a vocabulary, its texts and one score a token. Characters without a token become byte tokens.
 It does not know about special tokens.
 """
 
@@ -20,12 +20,14 @@ _MAX_CACHED_LENGTH = 64
 class SentencePiece:
     """Encodes text that holds no special tokens."""
 
-    def __init__(self, vocabulary: Vocabulary, scores: list[float], prefixes_space: bool) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, ids: dict[str, int], scores: list[float], prefixes_space: bool
+    ) -> None:
         self.prefixes_space = prefixes_space
-        self._vocabulary = vocabulary
-        self._scores = scores
+        self._vocabulary, self._ids, self._scores = vocabulary, ids, scores
+        self._tokens = list(ids)
         # Words can be merged one by one, and remembered, if no token reaches over their border.
-        self._is_split = not any(SPACE in text.lstrip(SPACE) for text in vocabulary.tokens)
+        self._is_split = not any(SPACE in text.lstrip(SPACE) for text in ids)
         self._words: dict[str, list[int]] = {}
 
     def encode(self, text: str, starts_text: bool) -> list[int]:
@@ -38,17 +40,17 @@ class SentencePiece:
         return [token_id for word in _WORD.findall(text) for token_id in self._encode_word(word)]
 
     def token_bytes(self, token_id: int) -> bytes:
-        text = self._vocabulary.tokens[token_id]
+        text = self._tokens[token_id]
         if self._vocabulary.type_of(token_id) is TokenType.BYTE:
             match = _BYTE.fullmatch(text)
             return bytes([int(match[1], 16)]) if match else text.encode()
         return text.replace(SPACE, " ").encode()
 
     def text_of(self, token_id: int) -> str:
-        return self._vocabulary.tokens[token_id]
+        return self._tokens[token_id]
 
     def find(self, text: str) -> int | None:
-        return self._vocabulary.ids.get(text)
+        return self._ids.get(text)
 
     def _encode_word(self, word: str) -> list[int]:
         known = self._words.get(word)
@@ -61,7 +63,7 @@ class SentencePiece:
 
     def _merge(self, text: str) -> list[int]:
         """Merge the best-scored pair until none is a token; of equals, the leftmost."""
-        ids, scores = self._vocabulary.ids, self._scores
+        ids, scores = self._ids, self._scores
         symbols = list(text)
         after = list(range(1, len(symbols) + 1))
         before = list(range(-1, len(symbols)))
@@ -87,7 +89,7 @@ class SentencePiece:
         return [token_id for symbol in symbols if symbol for token_id in self._symbol_ids(symbol)]
 
     def _symbol_ids(self, symbol: str) -> list[int]:
-        ids = self._vocabulary.ids
+        ids = self._ids
         if symbol in ids:
             return [ids[symbol]]
         found = []

@@ -19,8 +19,8 @@ from draftree.text.vocabulary import (
     Vocabulary,
     read_flag,
     read_id,
+    read_ids,
     read_numbers,
-    read_strings,
     read_text,
     read_vocabulary,
 )
@@ -65,7 +65,7 @@ class Tokenizer:
         adds_eos: bool,
         chat_template: str | None,
     ) -> None:
-        self.vocab_size = len(vocabulary.tokens)
+        self.vocab_size = vocabulary.num_tokens
         self.bos_id = vocabulary.bos_id
         self.eos_id = vocabulary.eos_id
         self.mask_id = vocabulary.mask_id
@@ -77,35 +77,38 @@ class Tokenizer:
         self._prefix = _present(self.bos_id, adds_bos)
         self._suffix = _present(self.eos_id, adds_eos)
         marked = (i for i, kind in vocabulary.types.items() if kind in MARKED_TYPES)
-        tokens = vocabulary.tokens
         # Longest first, so that no token hides inside another.
-        self._marked = sorted(marked, key=lambda i: len(tokens[i].encode()), reverse=True)
+        self._marked = sorted(marked, key=lambda i: len(scheme.text_of(i).encode()), reverse=True)
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
         model = read_text(metadata, "tokenizer.ggml.model")
         if model is None:
             raise TokenizerError("The model file has no tokenizer (tokenizer.ggml.model).")
-        vocabulary = read_vocabulary({**_DEFAULT_IDS.get(model, {}), **metadata})
+        metadata = {**_DEFAULT_IDS.get(model, {}), **metadata}
         scheme: Scheme
         if model == "gpt2":
             name = read_text(metadata, "tokenizer.ggml.pre") or "default"
             pretokenizer = find_pretokenizer(name)
-            scheme = ByteLevelBpe(vocabulary, read_strings(metadata, "merges"), pretokenizer)
+            scheme = ByteLevelBpe(metadata, pretokenizer)
+            num_tokens = len(metadata["tokenizer.ggml.tokens"])
+            vocabulary = read_vocabulary(metadata, num_tokens, scheme.find)
             adds_bos = pretokenizer.adds_bos
         elif model == "llama":
-            scores = read_numbers(metadata, "scores", len(vocabulary.tokens))
+            ids = read_ids(metadata)
+            vocabulary = read_vocabulary(metadata, len(ids), ids.get)
+            scores = read_numbers(metadata, "scores", len(ids))
             if scores is None:
                 raise TokenizerError("The model file has no tokenizer.ggml.scores.")
             prefixes_space = read_flag(metadata, "add_space_prefix", True)
-            scheme = SentencePiece(vocabulary, scores, prefixes_space)
+            scheme = SentencePiece(vocabulary, ids, scores, prefixes_space)
             adds_bos = True
         else:
             raise TokenizerError(
                 f"The model's tokenizer is of the kind {model!r}, which is not supported; "
                 "supported are gpt2 (byte-level BPE) and llama (SentencePiece)."
             )
-        read_id(metadata, "padding", len(vocabulary.tokens))  # unused, but a bad one is damage
+        read_id(metadata, "padding", vocabulary.num_tokens)  # unused, but a bad one is damage
         return cls(
             vocabulary,
             scheme,

@@ -1,10 +1,10 @@
 """What a model file says about its tokens, checked: texts, kinds, special ids, end-of-turn ids.
 
-In: GGUF metadata. Out: a Vocabulary that later code can index without further checks.
-It does not know how text is split into tokens.
+In: GGUF metadata. Out: ids by text, and a Vocabulary that later code can use without further
+checks. It does not know how text is split into tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -40,10 +40,9 @@ TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Token texts as the file spells them, and what is known about single tokens."""
+    """What is known about single tokens besides their texts."""
 
-    tokens: list[str]
-    ids: dict[str, int]  # the inverse of tokens
+    num_tokens: int
     types: dict[int, TokenType]  # only the tokens that are not NORMAL
     bos_id: int | None
     eos_id: int | None
@@ -55,7 +54,8 @@ class Vocabulary:
         return self.types.get(token_id, TokenType.NORMAL)
 
 
-def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
+def read_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """The tokens in their order, by their texts as the file spells them."""
     tokens = read_strings(metadata, "tokens")
     if not tokens:
         raise TokenizerError("The model file's vocabulary (tokenizer.ggml.tokens) is empty.")
@@ -65,27 +65,30 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     if len(ids) != len(tokens):
         twice = next(text for token_id, text in enumerate(tokens) if ids[text] != token_id)
         raise TokenizerError(f"The model file's vocabulary holds the token {twice!r} twice.")
-    types = _read_types(metadata, len(tokens))
+    return ids
+
+
+def read_vocabulary(
+    metadata: Mapping[str, Any], num_tokens: int, find: Callable[[str], int | None]
+) -> Vocabulary:
+    """find: the token that is spelled so."""
+    types = _read_types(metadata, num_tokens)
     for text in TAGS:
-        if types.get(ids.get(text, -1)) is TokenType.CONTROL:
-            types[ids[text]] = TokenType.USER_DEFINED
-    eos_id = read_id(metadata, "eos", len(tokens))
-    ends = (eos_id, read_id(metadata, "eot", len(tokens)), read_id(metadata, "eom", len(tokens)))
-    stop_ids = {token_id for token_id in ends if token_id is not None}
-    shown = {TokenType.NORMAL, TokenType.BYTE, TokenType.UNUSED}
-    for text in END_OF_TURN:
-        # Plain tokens that merely look like an end, such as markup's "</s>", are ordinary text.
-        if text in ids and types.get(ids[text], TokenType.NORMAL) not in shown:
-            stop_ids.add(ids[text])
+        token_id = find(text)
+        if token_id is not None and types.get(token_id) is TokenType.CONTROL:
+            types[token_id] = TokenType.USER_DEFINED
+    eos_id = read_id(metadata, "eos", num_tokens)
+    ends = (eos_id, read_id(metadata, "eot", num_tokens), read_id(metadata, "eom", num_tokens))
+    # Plain tokens that merely look like an end, such as markup's "</s>", are ordinary text.
+    named = (i for i in map(find, END_OF_TURN) if i in types and types[i] in MARKED_TYPES)
     return Vocabulary(
-        tokens=tokens,
-        ids=ids,
+        num_tokens=num_tokens,
         types=types,
-        bos_id=read_id(metadata, "bos", len(tokens)),
+        bos_id=read_id(metadata, "bos", num_tokens),
         eos_id=eos_id,
-        unknown_id=read_id(metadata, "unknown", len(tokens)),
-        mask_id=read_id(metadata, "mask", len(tokens)),
-        stop_ids=frozenset(stop_ids),
+        unknown_id=read_id(metadata, "unknown", num_tokens),
+        mask_id=read_id(metadata, "mask", num_tokens),
+        stop_ids=frozenset(i for i in (*ends, *named) if i is not None),
     )
 
 
@@ -95,9 +98,10 @@ def read_strings(metadata: Mapping[str, Any], name: str) -> list[str]:
     if values is None:
         raise TokenizerError(f"The model file has no tokenizer.ggml.{name}; it is incomplete.")
     is_list = isinstance(values, Sequence) and not isinstance(values, str)
-    if not is_list or not set(map(type, values)) <= {str}:
+    strings = list(values) if is_list else []
+    if not is_list or not set(map(type, strings)) <= {str}:
         raise TokenizerError(f"tokenizer.ggml.{name} in the model file is not a list of strings.")
-    return list(values)
+    return strings
 
 
 def read_numbers(metadata: Mapping[str, Any], name: str, length: int) -> list[Any] | None:

@@ -38,7 +38,7 @@ class Checkpoint(Protocol):
 
     @property
     def metadata(self) -> Mapping[str, Any]:
-        """Values are str, int, float, bool or lists of them."""
+        """Values are str, int, float, bool or sequences of them."""
         ...
 
     @property

@@ -7,7 +7,11 @@ what is wrong becomes one CheckpointError. Knows nothing of architectures or of 
 
 import re
 import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -21,42 +25,20 @@ from draftree.weights.mapping import map_file
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-_SCALARS = MappingProxyType(  # value type -> layout
-    {
-        0: struct.Struct("<B"),
-        1: struct.Struct("<b"),
-        2: struct.Struct("<H"),
-        3: struct.Struct("<h"),
-        4: _U32,
-        5: struct.Struct("<i"),
-        6: struct.Struct("<f"),
-        7: struct.Struct("<B"),
-        10: _U64,
-        11: struct.Struct("<q"),
-        12: struct.Struct("<d"),
-    }
+_SCALARS = MappingProxyType(  # value type -> layout; 8 and 9 are others
+    {kind: struct.Struct("<" + code) for kind, code in enumerate("BbHhIifB--Qqd") if code != "-"}
 )
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _DEFAULT_ALIGNMENT = 32
 _OTHER_TYPES = MappingProxyType(  # for the message alone
-    {
-        16: "IQ2_XXS",
-        17: "IQ2_XS",
-        18: "IQ3_XXS",
-        19: "IQ1_S",
-        21: "IQ3_S",
-        22: "IQ2_S",
-        29: "IQ1_M",
-        34: "TQ1_0",
-        35: "TQ2_0",
-        39: "MXFP4",
-    }
+    {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S"}
+    | {29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}
 )
 
 # Far above any real file, low enough that a hostile one cannot fill the memory.
 _MAX_HEADER_BYTES = 256 << 20
 _MAX_STRING_BYTES = 64 << 20
-_WINDOW_BYTES = 1 << 20
+_FEW_STRINGS = 256  # more of them are decoded when asked for
 _MAX_NAME_BYTES = 65_535
 _MAX_ENTRIES = 65_536  # metadata entries, and tensors
 _MAX_ARRAY_ITEMS = 4 << 20  # in all arrays together
@@ -65,6 +47,34 @@ _MAX_DIMS = 4
 _MAX_PARTS = 1024
 
 _PART_NAME = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+
+class StringArray(Sequence[str]):
+    """Strings of a file, decoded when asked for: Python's own take ten times the memory."""
+
+    def __init__(self, view: memoryview, ends: "array[int]") -> None:
+        """ends: where what is before the first string ends, then where each string does."""
+        self._view, self._ends = view, ends
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[str]:
+        text, gap = self.join(), "\0" * _U64.size
+        if text.count("\0") == len(gap) * len(self):  # to cut one long string is much faster
+            return iter(text.split(gap)[1:])
+        return (str(self._view[a + len(gap) : b], "utf-8") for a, b in pairwise(self._ends))
+
+    def join(self) -> str:
+        """All of them, with zeros for lengths: those end a character as a string's end does."""
+        data = np.frombuffer(self._view[self._ends[0] : self._ends[-1]], dtype=np.uint8).copy()
+        gaps = np.array(self._ends[:-1]) - self._ends[0]
+        for byte in range(_U64.size):
+            data[gaps + byte] = 0
+        return data.tobytes().decode()
 
 
 class _Cursor:
@@ -122,7 +132,7 @@ class _Cursor:
             self.fail(f"{what} is a boolean with the value {value}")
         return value == 1
 
-    def _array(self, what: str, depth: int) -> list[Any]:
+    def _array(self, what: str, depth: int) -> Sequence[Any]:
         if depth > _MAX_ARRAY_DEPTH:
             self.fail(f"{what} nests arrays more than {_MAX_ARRAY_DEPTH} deep")
         item_type = self.scalar(_U32, what)
@@ -133,6 +143,7 @@ class _Cursor:
             self.fail(f"{what} claims {count} items, more than the {self._items_left} allowed")
         self._items_left -= count
         if item_type == _STRING:
+            self.need(8 * count, what)
             return self._strings(count, what)
         if item_type == _ARRAY:
             self.need(12 * count, what)
@@ -151,30 +162,27 @@ class _Cursor:
         values: list[Any] = items.tolist()
         return values
 
-    def _strings(self, count: int, what: str) -> list[str]:
-        """A vocabulary is a hundred thousand strings: copy a window at once and slice that."""
-        self.need(8 * count, what)
-        items: list[str] = []
-        to_int, append = int.from_bytes, items.append
-        while len(items) < count:
-            # No larger than the array may need: there can be very many short arrays.
-            window_len = min(_WINDOW_BYTES, 4096 + 32 * (count - len(items)))
-            window = bytes(self._view[self.pos : min(self.end, self.pos + window_len)])
-            window_len, pos = len(window), 0
-            try:
-                for _ in range(count - len(items)):
-                    start = pos + 8
-                    stop = start + to_int(window[pos:start], "little")
-                    if stop > window_len:
-                        break
-                    append(window[start:stop].decode())
-                    pos = stop
-            except UnicodeDecodeError:
-                self.fail(f"item {len(items)} of {what} is not valid UTF-8")
-            self.pos += pos
-            if pos == 0:  # longer than the window, or than the file
-                append(self.string(f"item {len(items)} of {what}"))
-        return items
+    def _strings(self, count: int, what: str) -> Sequence[str]:
+        if count <= _FEW_STRINGS:
+            return [self.string(f"item {index} of {what}") for index in range(count)]
+        ends, pos, last = array("I", (self.pos,)), self.pos, self.end - _U64.size
+        view, unpack, append = self._view, _U64.unpack_from, ends.append
+        for _ in range(count):
+            length = unpack(view, pos)[0] if pos <= last else 0
+            pos += _U64.size + length
+            if length > _MAX_STRING_BYTES or pos > self.end:
+                break
+            append(pos)
+        strings, num_good = StringArray(view, ends), len(ends) - 1
+        try:
+            strings.join()
+        except UnicodeDecodeError as error:
+            num_good = bisect_right(ends, ends[0] + error.start) - 1
+        if num_good < count:
+            self.pos = ends[num_good]
+            self.string(f"item {num_good} of {what}")  # which says what is wrong with it
+        self.pos = pos
+        return strings
 
 
 @dataclass(frozen=True, slots=True)

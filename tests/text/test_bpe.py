@@ -1,8 +1,28 @@
 """Byte-level BPE on vocabularies small enough to check by hand."""
 
+import re
+import subprocess
+import sys
+from string import ascii_lowercase, digits
+
 from draftree.text.bpe import byte_of_character
 from draftree.text.tokenizer import Tokenizer
 from tests.text.metadata import byte_metadata
+from tests.weights.gguf_bytes import ARRAY, STRING, GgufBytes, array, entry, string, text_entry
+
+LETTERS = ascii_lowercase + digits
+COUNT_ARENAS = """
+import sys
+from pathlib import Path
+import tokenizers
+from draftree.text.tokenizer import Tokenizer
+from draftree.weights.gguf import open_gguf
+
+sys._debugmallocstats()
+checkpoint = open_gguf(Path(sys.argv[1]))
+tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
+sys._debugmallocstats()
+"""
 
 
 def test_every_byte_has_its_character():
@@ -34,3 +54,23 @@ def test_whole_words_come_first_where_the_scheme_says_so():
 def test_text_outside_the_vocabulary_is_spelled_in_bytes():
     tokenizer = Tokenizer.from_metadata(byte_metadata())
     assert tokenizer.encode("é\n") == [0xC3, 0xA9, 10]
+
+
+def test_building_leaves_no_holes_in_the_memory_of_the_interpreter(tmp_path):
+    """One object that stays among the texts of all tokens would keep a megabyte of them."""
+    pairs = [f"{a} {b}" for a in LETTERS for b in LETTERS]
+    triples = [f"{pair.replace(' ', '')} {c}" for pair in pairs for c in LETTERS]
+    metadata = byte_metadata(merges=(*pairs, *triples))
+    entries = [text_entry("general.architecture", "x")]
+    for key, value in metadata.items():
+        if isinstance(value, str):
+            entries.append(text_entry(key, value))
+        elif isinstance(value[0], str):
+            items = b"".join(map(string, value))
+            entries.append(entry(key, ARRAY, array(STRING, len(value), items)))
+    path = tmp_path / "vocabulary.gguf"
+    path.write_bytes(GgufBytes(entries).build())
+    command = [sys.executable, "-c", COUNT_ARENAS, str(path)]
+    run = subprocess.run(command, capture_output=True, check=True, text=True)
+    before, after = map(int, re.findall(r"arenas allocated current += +(\d+)", run.stderr))
+    assert after - before <= 2

@@ -28,6 +28,7 @@ from tests.weights.gguf_bytes import (
 )
 
 HUGE = 2**64 - 1
+MANY = 400 * string("söme")  # so many that they are not decoded one by one
 ARCHITECTURE = text_entry("general.architecture", "llama")
 
 
@@ -103,7 +104,23 @@ HOSTILE = {
     ),
     "item not UTF-8": (
         with_entry(entry("a", ARRAY, array(STRING, 2, string("x") + string(b"\xff")))),
-        "item 1 of metadata value 'a' is not valid UTF-8",
+        "item 1 of metadata value 'a' at byte .* not valid UTF-8",
+    ),
+    "one of many items past the end": (
+        with_entry(entry("a", ARRAY, array(STRING, 500, MANY + struct.pack("<Q", 9999)))),
+        "inside item 400 of metadata value 'a'",
+    ),
+    "fewer of many items than claimed": (
+        with_entry(entry("a", ARRAY, array(STRING, 500, MANY))),
+        "inside item 40. of metadata value 'a'",
+    ),
+    "one of many items of 2^64": (
+        with_entry(entry("a", ARRAY, array(STRING, 401, MANY + struct.pack("<Q", HUGE)))),
+        f"item 400 of metadata value 'a' claims {HUGE} bytes",
+    ),
+    "one of many items not UTF-8": (
+        with_entry(entry("a", ARRAY, array(STRING, 500, MANY + string(b"x\xc3") + MANY))),
+        "item 400 of metadata value 'a' at byte .* not valid UTF-8",
     ),
     "arrays past the end": (
         with_entry(entry("a", ARRAY, array(ARRAY, 4_000_000, bytes(8)))),
