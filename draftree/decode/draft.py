@@ -107,14 +107,18 @@ class BlockDrafter:
 
     def observe(self, features: Array) -> None:
         """Features of tokens that were just committed, in order: float32 [count, width]."""
-        while len(features) > 0:
-            first = self._num_waiting
-            count = min(len(self._input) - first, len(features))
-            self._input[first : first + count] = features[:count]
-            features = features[count:]
-            self._num_waiting += count
-            if self._num_waiting == len(self._input):
-                self._catch_up()
+        room = len(self._input) - self._num_waiting
+        if len(features) >= room:
+            self._put(features[:room])
+            self._catch_up()
+            self.observe(features[room:])
+        elif len(features) > 0:
+            self._put(features)
+
+    def _put(self, features: Array) -> None:
+        end = self._num_waiting + len(features)
+        self._input[self._num_waiting : end] = features
+        self._num_waiting = end
 
     def catch_up(self) -> int:
         """Read all features at hand; how many positions are cached now."""

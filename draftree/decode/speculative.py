@@ -122,7 +122,7 @@ class SpeculativeDecoder:
         if self._drafter is not None and verified.features is not None:
             self._drafter.observe(verified.features[:1])
         self.stats.verify_ms += pass_ms
-        self.stats.count(1, 0, 0)
+        self.stats.num_rounds += 1
         if self._watch:
             root = build_tree(self._anchor, None, 0).tree
             self._watch(Round(root, (0,), emitted.token))

@@ -7,8 +7,8 @@ In: what drafted rounds are expected to gain over plain steps. Out: whether the 
 # Running mean of the gain: rounds differ by half of it, so many count. Drafting ends a little below
 # no gain, since each change costs: the next few plain steps are slower.
 _GAIN_WEIGHT, _STOP_GAIN = 0.06, 0.95
-_TRIAL_GAIN = 1.03  # what is believed at the start of a trial
-_GOOD_GAIN = 1.06  # after this the next pause is a short one again
+_TRIAL_GAIN = 1.0  # what is believed at the start of a trial
+_GOOD_GAIN = 1.05  # after this the next pause is a short one again
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 256  # plain steps; twice as many after each trial that failed
 # After so many rounds with a draft come so many plain steps, to compare. The first of them are
 # slower: the draft has had the caches.
@@ -64,5 +64,5 @@ class Turns:
         return is_warm
 
     def end_request(self) -> None:
+        """A pause goes on in the next one."""
         self._gain = (4 * self._gain + self._prior_gain) / 5
-        self._rest //= 2
