@@ -165,7 +165,7 @@ class _Cursor:
     def _strings(self, count: int, what: str) -> Sequence[str]:
         if count <= _FEW_STRINGS:
             return [self.string(f"item {index} of {what}") for index in range(count)]
-        ends, pos, last = array("I", (self.pos,)), self.pos, self.end - _U64.size
+        ends, pos, last = array("Q", (self.pos,)), self.pos, self.end - _U64.size
         view, unpack, append = self._view, _U64.unpack_from, ends.append
         for _ in range(count):
             length = unpack(view, pos)[0] if pos <= last else 0

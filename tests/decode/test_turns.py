@@ -77,12 +77,17 @@ def test_plain_steps_count_once_the_caches_are_theirs() -> None:
 
 
 def test_a_request_goes_on_where_the_last_one_ended() -> None:
-    """A pause is half as long, and the gain lies between the last one's and a guess."""
+    """In a pause; without one, between the last one's gain and a guess."""
+    turns = Turns()
+    drafted = take_rounds(turns, 20, lambda _: 0.0)
+    turns.end_request()
+    drafted += take_rounds(turns, 40, lambda _: 0.0)
+    assert runs(drafted, is_drafted=False)[0] == 32
     turns = Turns(prior_gain=1.2)
-    assert take_rounds(turns, 20, lambda _: 0.0)[-1] is False
-    for _ in range(5):  # 5 drafted rounds or so, then a pause of 32
-        turns.end_request()
-    assert turns.is_draft_next()
+    take_rounds(turns, 8, lambda _: 0.7)  # almost enough to end it
+    turns.end_request()
+    rounds = runs(take_rounds(turns, 40, lambda _: 0.7), is_drafted=True)[0]
+    assert 2 < rounds < 8
 
 
 def test_the_first_request_is_drafted_at_once() -> None:
