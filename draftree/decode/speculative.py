@@ -159,7 +159,7 @@ class SpeculativeDecoder:
             lookup, match_len = self._ngram.propose(min(_LOOKUP_LEN, room))
             if self._drafter is not None and match_len < _LONG_MATCH:
                 lookup = ()
-        if self._turns.is_trial:
+        if options.is_auto and not is_plain and self._turns.begins_trial():
             self._calibration.forgive()
         block: DraftBlock | None = None
         drafted_ms = 0.0

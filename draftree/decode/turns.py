@@ -26,13 +26,12 @@ class Turns:
         self._num_to_compare = 0  # the same, of those that are taken to compare
         self._num_drafted = 0  # rounds since a plain step was timed
         self._plain_run = 0  # plain steps since the last draft
-        self.is_trial = False  # the next draft is the first one after a pause
+        self._is_trial = False  # the next draft is the first one after a pause
 
     def is_draft_next(self) -> bool:
         """Asked once a round."""
         if self._rest == 0 and self._gain < _STOP_GAIN:
-            self._gain = max(self._gain, _TRIAL_GAIN)  # of the trial that follows the pause
-            self.is_trial = True
+            self._gain, self._is_trial = _TRIAL_GAIN, True  # that follows the pause
             self._rest, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
         if self._rest > 0:
             self._rest -= 1
@@ -45,6 +44,11 @@ class Turns:
             return False
         return True
 
+    def begins_trial(self) -> bool:
+        """Whether this round is the first one after a pause; true once."""
+        begins, self._is_trial = self._is_trial, False
+        return begins
+
     def observe_gain(self, gain: float) -> None:
         """A drafted round is expected to give so many tokens for one of plain steps."""
         self._gain += _GAIN_WEIGHT * (gain - self._gain)
@@ -52,7 +56,6 @@ class Turns:
     def observe_draft(self) -> None:
         self._num_drafted += 1
         self._plain_run = 0
-        self.is_trial = False
 
     def observe_plain(self) -> bool:
         """A plain step was taken; whether it had the caches to itself."""

@@ -248,6 +248,21 @@ def test_a_round_that_was_looked_up_ends_a_run_of_plain_steps(
     assert run.rounds[-1].tree.num_nodes > 1 and run.decoder._turns._plain_run == 0
 
 
+def test_a_trial_that_finds_nothing_to_look_up_is_forgiven_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was learnt counts for less at the start of a trial, not again in each of its rounds."""
+    forgiven: list[int] = []
+    options = SpeculationOptions(15, is_auto=True, use_ngram=True)
+    run = start(TableTarget(TABLE), None, options, WARM)
+    monkeypatch.setattr(run.decoder._calibration, "forgive", lambda: forgiven.append(1))
+    run.until(20)  # plain steps are known now
+    run.decoder._turns.observe_gain(-100.0)
+    monkeypatch.setattr(run.decoder._ngram, "propose", lambda _: ((), 0))
+    run.until(120)
+    assert len(forgiven) == 1
+
+
 @dataclass
 class Timed:
     """A table whose passes take known times, and a draft of known time and quality."""

@@ -55,13 +55,11 @@ def test_after_a_good_trial_the_next_pause_is_short() -> None:
 
 def test_a_trial_is_known_as_one() -> None:
     turns = Turns()
-    assert turns.is_draft_next() and not turns.is_trial
+    assert turns.is_draft_next() and not turns.begins_trial()
     take_rounds(turns, 40, lambda _: 0.0)
     while not turns.is_draft_next():
         turns.observe_plain()
-    assert turns.is_trial
-    turns.observe_draft()
-    assert not turns.is_trial
+    assert turns.begins_trial() and not turns.begins_trial()
 
 
 def test_plain_steps_to_compare_do_not_end_a_run_of_drafts() -> None:
