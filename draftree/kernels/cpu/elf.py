@@ -1,4 +1,5 @@
-"""Object files of the compiler, put into memory without it: ELF for x86-64, as numba writes it.
+"""Object files of the compiler, put into memory without it: ELF for x86-64 and arm64, as numba
+writes it.
 
 In: the bytes of a relocatable object and the name of a function. Out: the function's address, or
 None if there is anything that is not known here; then the compiler's own linker has to do it. Code
@@ -14,12 +15,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
+from draftree.kernels.cpu.relocation import MACHINES, Machine, UnknownCode
+
 _IDENT: Final = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian
-_RELOCATABLE, _X86_64 = 1, 62
+_RELOCATABLE = 1
 _PROGBITS, _SYMTAB, _RELA, _NOBITS = 1, 2, 4, 8
 _WRITE, _ALLOC = 1, 2
 _UNDEFINED = 0
-_ABS64, _PC64 = 1, 24
 _FILE_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
@@ -38,10 +40,6 @@ _INSTEAD: Final = {
 }
 
 
-class _Unknown(Exception):
-    """Something that this file does not know how to link."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Section:
     kind: int
@@ -54,14 +52,14 @@ class _Section:
 
 
 def can_link() -> bool:
-    return sys.platform == "linux" and platform.machine() == "x86_64"
+    return sys.platform == "linux" and platform.machine() in MACHINES
 
 
 def link(code: bytes, symbol: str) -> int | None:
     """The address of a function of an object file, whose sections now lie in executable memory."""
     try:
         return _Object(code).place(symbol)
-    except (_Unknown, struct.error, ValueError, IndexError, OSError):
+    except (UnknownCode, struct.error, ValueError, IndexError, OSError):
         return None
 
 
@@ -71,15 +69,17 @@ class _Object:
         ident, kind, machine, *_, sections_at, _, _, _, _, size, count, _ = (
             _FILE_HEADER.unpack_from(code)
         )
-        known = ident.startswith(_IDENT) and (kind, machine) == (_RELOCATABLE, _X86_64)
+        self._machine: Machine = MACHINES[platform.machine()]
+        known = ident.startswith(_IDENT) and (kind, machine) == (_RELOCATABLE, self._machine.number)
         if not known or size != _SECTION.size:
-            raise _Unknown
+            raise UnknownCode
         self._sections = []
         for i in range(count):
             fields = _SECTION.unpack_from(code, sections_at + i * size)
             _, kind, flags, _, *rest, _ = fields
             self._sections.append(_Section(kind, flags, *rest))
         self._places: dict[int, int] = {}  # of loaded sections, in the image
+        self._stubs: dict[str, int] = {}  # of functions elsewhere, in the image
         self._base = 0
 
     def place(self, symbol: str) -> int:
@@ -87,11 +87,16 @@ class _Object:
         for i, section in enumerate(self._sections):
             if section.flags & _ALLOC and section.kind in (_PROGBITS, _NOBITS) and section.size:
                 if section.flags & _WRITE or section.kind == _NOBITS:
-                    raise _Unknown
+                    raise UnknownCode
                 size = -(-size // section.align) * section.align
                 self._places[i] = size
                 size += section.size
         symbols = self._symbols()
+        elsewhere = {name for name, section, _ in symbols if section == _UNDEFINED and name}
+        for name in sorted(elsewhere):
+            size = -(-size // 8) * 8
+            self._stubs[name] = size
+            size += self._machine.stub_bytes
         image = bytearray(size)
         for i, at in self._places.items():
             section = self._sections[i]
@@ -100,7 +105,7 @@ class _Object:
         self._relocate(image, symbols)
         entry = next((s for s in symbols if s[0] == symbol and s[1] in self._places), None)
         if entry is None:
-            raise _Unknown
+            raise UnknownCode
         ctypes.memmove(self._base, bytes(image), size)
         _make_executable(self._base, size)
         return self._address(entry)
@@ -108,14 +113,14 @@ class _Object:
     def _content(self, section: _Section) -> bytes:
         content = self._code[section.offset : section.offset + section.size]
         if len(content) != section.size:
-            raise _Unknown
+            raise UnknownCode
         return content
 
     def _symbols(self) -> list[tuple[str, int, int]]:
         """Name, section and place in it of each symbol."""
         table = next((s for s in self._sections if s.kind == _SYMTAB), None)
         if table is None:
-            raise _Unknown
+            raise UnknownCode
         names = self._content(self._sections[table.link])
         found = []
         for name, _, _, section, value, _ in _SYMBOL.iter_unpack(self._content(table)):
@@ -128,20 +133,17 @@ class _Object:
                 continue
             start = self._places[section.info]
             for offset, info, addend in _RELOCATION.iter_unpack(self._content(section)):
-                kind, place = info & 0xFFFFFFFF, start + offset
-                value = self._address(symbols[info >> 32]) + addend
-                if kind == _PC64:
-                    value -= self._base + place
-                elif kind != _ABS64:
-                    raise _Unknown
-                struct.pack_into("<Q", image, place, value & 0xFFFFFFFFFFFFFFFF)
+                kind, place, symbol = info & 0xFFFFFFFF, start + offset, symbols[info >> 32]
+                stub = self._stubs.get(symbol[0], 0)
+                value = self._address(symbol)
+                self._machine.patch(image, self._base, place, kind, value + addend, stub)
 
     def _address(self, symbol: tuple[str, int, int]) -> int:
         name, section, value = symbol
         if section in self._places:
             return self._base + self._places[section] + value
         if section != _UNDEFINED:
-            raise _Unknown
+            raise UnknownCode
         return _find(name)
 
 
@@ -160,7 +162,7 @@ def _find(name: str) -> int:
             address = ctypes.cast(getattr(library, wanted), ctypes.c_void_p).value
             assert address
             return address
-    raise _Unknown
+    raise UnknownCode
 
 
 def _new_pages(size: int) -> int:
@@ -179,3 +181,7 @@ def _make_executable(address: int, size: int) -> None:
     mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if mprotect(address, size, mmap.PROT_READ | mmap.PROT_EXEC) != 0:
         raise OSError("compiled code may not be made executable")
+    if platform.machine() == "aarch64":  # caches of instructions and of data are two there
+        clear_cache = ctypes.CDLL("libgcc_s.so.1").__clear_cache
+        clear_cache.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+        clear_cache(address, address + size)
