@@ -14,6 +14,7 @@ from draftree.kernels.cpu.block import BLOCK_COLS
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.pairs import (
     PAIR_ROWS,
+    WORD_TOP,
     load_integers,
     load_word,
     score_pairs,
@@ -38,7 +39,7 @@ from draftree.kernels.cpu.simd import (
 )
 from draftree.kernels.cpu.step import COMMITTED, IS_TREE, NUM_TOKENS
 
-_TOP = np.float32(32767.0)
+_TOP = np.float32(WORD_TOP)
 _MINUS_INFINITY = np.float32(-np.inf)
 _ZERO = np.float32(0.0)
 _LEAST = np.float32(-60.0)  # its power is nothing beside 1, and far from numbers that are slow

@@ -158,11 +158,15 @@ def _chain_portable(builder, form, units, activations, start):
     return total
 
 
+def add_quads(builder, total, a, b):
+    """arm64: to each int32 lane add the products of its four pairs of signed bytes."""
+    return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", total.type, [total, a, b])
+
+
 def _add_unit(builder, isa, total, unit, activation):
     """One dot-product instruction."""
     if isa == NEON_DOTPROD:
-        args = [total, _bytes_of(builder, unit), activation]
-        return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", total.type, args)
+        return add_quads(builder, total, _bytes_of(builder, unit), activation)
     name = f"llvm.x86.avx512.vpdpbusd.{32 * isa.rows}"
     return call(builder, name, total.type, [total, unit, activation])
 

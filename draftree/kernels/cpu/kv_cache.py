@@ -23,6 +23,7 @@ from draftree.kernels.cpu.block import (
 from draftree.kernels.cpu.elementwise import head_strides, row_count
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
+from draftree.kernels.cpu.pairs import WORD_STEP
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import (
     LANES,
@@ -46,7 +47,8 @@ class KvCache:
     """keys [kv_heads, capacity / 16, head_dim / cell_len, 16, cell_len], values [kv_heads,
     capacity, value_dim]; cell_len is 2 for bytes, else 1.
 
-    capacity counts positions, committed and tentative ones; it is rounded up to whole blocks.
+    capacity counts positions, committed and tentative ones; it is rounded up to whole blocks, with
+    room for those that are read, but do not count, behind a tree.
     value_dim is head_dim rounded up likewise; what lies between is zero. dtype is float32, float16
     or int8; then key_scales and value_scales, float32 [kv_heads, capacity], follow keys and values
     in memory.
@@ -62,7 +64,7 @@ class KvCache:
         assert head_dim % LANES == 0, f"head_dim {head_dim} is not a multiple of {LANES}"
         assert dtype in _TYPES, "a cache holds float32, float16 or int8"
         self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, dtype
-        self.capacity = round_up(capacity, BLOCK_COLS)
+        self.capacity = round_up(capacity + WORD_STEP - 1, BLOCK_COLS)
         self.value_dim = round_up(head_dim, BLOCK_COLS)
         self.type_word = _TYPES[dtype]
         cell_len = 2 if dtype == np.int8 else 1

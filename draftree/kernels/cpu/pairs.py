@@ -1,10 +1,11 @@
 """Products of 16-bit words with bytes, two at a time: exact sums in int32 lanes.
 
-A pair of words times a pair of bytes is added to a lane by one instruction where the CPU has it.
-All instruction sets give the same integers.
+A pair of words times a pair of bytes is added to a lane by one instruction where the CPU has it;
+where it has one for bytes, quads.py. All instruction sets give the same integers.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures; types are numba's)
+from functools import partial
 from itertools import product
 
 from llvmlite import ir
@@ -12,12 +13,15 @@ from llvmlite import ir
 from draftree.kernels.cpu.block import by_rows
 from draftree.kernels.cpu.dot import call
 from draftree.kernels.cpu.floating import prefetch, splat
-from draftree.kernels.cpu.isa import AMX, AVX2, AVX512_VNNI, AVX_VNNI, current_isa
+from draftree.kernels.cpu.isa import AMX, AVX2, AVX512_VNNI, AVX_VNNI, NEON_DOTPROD, current_isa
 from draftree.kernels.cpu.jit import cgutils, intrinsic, types
+from draftree.kernels.cpu.quads import load_key_quads, load_value_quads, sum_words
 from draftree.kernels.cpu.simd import LANES, f32x16
 
 _SIZES = (8, 6, 4, 3, 1)  # rows of a block; a few behind those that are left may be overwritten
 PAIR_ROWS = _SIZES[0]
+WORD_TOP = 32639  # the largest word: 127 * 256 + 127
+WORD_STEP = 16  # words that may be taken at once
 _VECTORS = 2
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _FLOATS, _INTEGERS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_I32, LANES)
@@ -92,6 +96,14 @@ def _sum_pairs(builder, num_rows, a, a_row, num_pairs, load_columns):
     return [[builder.load(cell) for cell in cells] for cells in sums]
 
 
+def _sum_quads(builder, num_rows, a, a_row, num_pairs, load_quads):
+    """The same with quads.py; load_quads(n, i, is_first): quad i of vector n."""
+    rows = [_at(builder, a, a_row, r) for r in range(num_rows)]
+    num_words = builder.mul(num_pairs, _I64(2))
+    columns = [sum_words(builder, rows, num_words, partial(load_quads, n)) for n in range(_VECTORS)]
+    return list(zip(*columns, strict=True))
+
+
 @intrinsic
 def score_pairs(typingctx, left, out, out_row, a, a_row, keys, tile, scales, num_pairs, later):
     """out[left, 32 keys] = words a x keys, times the keys' scales. tile: bytes of 16 keys.
@@ -103,17 +115,28 @@ def score_pairs(typingctx, left, out, out_row, a, a_row, keys, tile, scales, num
         left, out, out_row, a, a_row, keys, tile, scales, num_pairs, later = args
         next_keys = _at(builder, keys, tile, _VECTORS)
 
-        def load_columns(i):
-            line = builder.mul(i, _I64(64))
+        def ask(offset):
             for start in (next_keys, later):
-                place = builder.inttoptr(builder.add(start, line), _I8.as_pointer())
+                place = builder.inttoptr(builder.add(start, offset), _I8.as_pointer())
                 prefetch(builder, place, 1)
+
+        def load_columns(i):
+            ask(builder.mul(i, _I64(64)))
             for n in range(_VECTORS):
                 place = builder.add(_at(builder, keys, tile, n), builder.mul(i, _I64(32)))
                 yield builder.sext(_load(builder, place, _BYTES, 1), _WORDS)
 
+        def load_quads(n, i, is_first):
+            offset = builder.add(_at(builder, _I64(0), tile, n), builder.mul(i, _I64(64)))
+            if is_first:
+                ask(offset)
+            return load_key_quads(builder, builder.add(keys, offset))
+
         def write(num_rows):
-            sums = _sum_pairs(builder, num_rows, a, a_row, num_pairs, load_columns)
+            if current_isa() == NEON_DOTPROD:
+                sums = _sum_quads(builder, num_rows, a, a_row, num_pairs, load_quads)
+            else:
+                sums = _sum_pairs(builder, num_rows, a, a_row, num_pairs, load_columns)
             for n in range(_VECTORS):
                 scale = _load(builder, _at(builder, scales, _I64(64), n), _FLOATS, 4)
                 for r in range(num_rows):
@@ -129,7 +152,11 @@ def score_pairs(typingctx, left, out, out_row, a, a_row, keys, tile, scales, num
 
 @intrinsic
 def weigh_pairs(typingctx, left, out, out_row, a, a_row, values, value_row, num_pairs, is_fresh):
-    """Integers out[left, 32 columns] (+)= words a x values[2 num_pairs, 32 columns]."""
+    """Integers out[left, 32 columns] (+)= words a x values[2 num_pairs, 32 columns].
+
+    Words behind the last one, up to a multiple of WORD_STEP, must be zero: rows of values there may
+    be read, whatever they hold.
+    """
 
     def codegen(context, builder, signature, args):
         left, out, out_row, a, a_row, values, value_row, num_pairs, is_fresh = args
@@ -142,13 +169,20 @@ def weigh_pairs(typingctx, left, out, out_row, a, a_row, values, value_row, num_
             rows = [builder.sext(_load(builder, p, _BYTES, 1), _WORDS) for p in places]
             return [_shuffle(builder, rows, lanes) for lanes in (_LOW, _HIGH)]
 
+        def load_quads(n, i, is_first):
+            place = builder.add(values, builder.mul(builder.mul(i, _I64(4)), value_row))
+            return load_value_quads(builder, builder.add(place, _I64(LANES * n)), value_row)
+
         def write(num_rows):
-            sums = _sum_pairs(builder, num_rows, a, a_row, num_pairs, load_columns)
+            if current_isa() == NEON_DOTPROD:
+                sums = _sum_quads(builder, num_rows, a, a_row, num_pairs, load_quads)
+            else:
+                pairs = _sum_pairs(builder, num_rows, a, a_row, num_pairs, load_columns)
+                sums = [[_shuffle(builder, pair, lanes) for lanes in _BACK] for pair in pairs]
             for r, n in product(range(num_rows), range(_VECTORS)):
                 place = _at(builder, _at(builder, out, out_row, r), _I64(64), n)
                 before = builder.select(is_fresh, zero, _load(builder, place, _INTEGERS, 4))
-                total = builder.add(_shuffle(builder, sums[r], _BACK[n]), before)
-                _store(builder, total, place)
+                _store(builder, builder.add(sums[r][n], before), place)
 
         by_rows(builder, left, _SIZES, write)
         return context.get_dummy_value()

@@ -43,8 +43,8 @@ def _patch_x86_64(
 def _patch_arm64(
     image: bytearray, base: int, place: int, kind: int, target: int, stub: int
 ) -> None:
-    """Calls reach 128 MiB, so those of functions elsewhere go through a stub: two instructions, then
-    the address, which code that wants the address alone reads as well.
+    """Calls reach 128 MiB, so those of functions elsewhere go through a stub: two instructions,
+    then the address, which code that wants the address alone reads as well.
     """
     absolute, relative, call, jump, stub_page, stub_load = 257, 260, 283, 282, 311, 312
     first_part, last_part = 263, 269  # 16 bits of an address in each of four instructions
