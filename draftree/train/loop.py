@@ -18,6 +18,7 @@ import torch
 from draftree.errors import ModelError
 from draftree.train.corpus import Corpus
 from draftree.train.draft import DraftModule, DraftSpec
+from draftree.train.muon import Muon
 from draftree.train.objective import Batch, block_loss, count_right, make_batch
 from draftree.train.settings import Schedule, TrainConfig
 from draftree.train.teacher import Teacher
@@ -251,10 +252,7 @@ def make_optimizers(draft: DraftModule, schedule: Schedule) -> list[torch.optim.
     groups: list[dict[str, Any]] = [{"params": vectors, "weight_decay": 0.0}]
     optimizers: list[torch.optim.Optimizer] = []
     if schedule.optimizer == "muon":
-        # Updates are scaled like AdamW's, so that both take the same learning rate.
-        optimizers.append(
-            torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-        )
+        optimizers.append(Muon(matrices, lr=rate, weight_decay=decay))
     else:
         groups.append({"params": matrices, "weight_decay": decay})
     is_fused = vectors[0].device.type == "cuda"

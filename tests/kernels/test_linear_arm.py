@@ -1,5 +1,5 @@
 """The arm64 tile where there is no arm64: LLVM accepts it and picks the dot-product instruction,
-and with that instruction spelled out the tile gives the bits of the machine at hand.
+and with its instructions spelled out the tile gives the bits of the machine at hand.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from draftree.kernels.cpu import dot
+from draftree.kernels.cpu import neon
 from draftree.kernels.cpu.floating import emit_float_tile
 from draftree.kernels.cpu.form import ALL_FORMS, Form
 from draftree.kernels.cpu.isa import NEON_DOTPROD
@@ -20,6 +20,7 @@ from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quantize import record_quantize
 from draftree.kernels.cpu.step import Step
 from draftree.kernels.cpu.team import Team
+from draftree.kernels.cpu.tile import emit_integer_tile
 from draftree.kernels.quant.formats import QuantType
 from draftree.kernels.quant.layout import block_layout
 from tests.kernels.raw import random_raw
@@ -39,7 +40,7 @@ def _module(form: Form, tile: int) -> ir.Module:
         sums = emit_float_tile(builder, form, tile, weights, x, x_stride, cols)
     else:
         places = weights, weights, x, x_stride, cols
-        sums = dot.emit_dot_tile(builder, form, NEON_DOTPROD, tile, *places)
+        sums = emit_integer_tile(builder, form, NEON_DOTPROD, tile, *places)
     for i, value in enumerate(sums):
         place = builder.add(out, ir.Constant(word, 4 * value.type.count * i))
         builder.store(value, builder.inttoptr(place, value.type.as_pointer())).align = 4
@@ -74,7 +75,18 @@ def test_float_tiles_use_fused_steps(form: Form) -> None:
 
 
 def _spelled_out(builder, name, result, args):
-    """sdot: to each int32 lane add the products of its four pairs of signed bytes."""
+    """sdot adds the products of a lane's four pairs of signed bytes to it; sli and sri shift bits
+    of the second operand into the first.
+    """
+    if name.startswith("llvm.aarch64.neon.vs"):
+        below, above, amount = args
+        count = amount.constant
+        distance = ir.Constant(result, [count] * 16)
+        if "vsli" in name:
+            shifted, kept = builder.shl(above, distance), (1 << count) - 1
+        else:
+            shifted, kept = builder.lshr(above, distance), -(1 << (8 - count))
+        return builder.or_(shifted, builder.and_(below, ir.Constant(result, [kept] * 16)))
     assert name == "llvm.aarch64.neon.sdot.v4i32.v16i8"
     total, *operands = args
     wide = ir.VectorType(ir.IntType(32), 16)
@@ -98,7 +110,7 @@ def test_tile_has_the_bits_of_this_machine(monkeypatch, qtype: QuantType) -> Non
     record_linear(program, step, rows, pack(raw, qtype), expected)
     program.run()
 
-    monkeypatch.setattr(dot, "call", _spelled_out)
+    monkeypatch.setattr(neon, "call", _spelled_out)
     weight = pack(raw, qtype, isa=NEON_DOTPROD)
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()

@@ -1,11 +1,14 @@
-"""The integer tile: packed weights times int8 activations with the CPU's dot-product instructions.
+"""The integer tile: packed weights times int8 activations with the CPU's dot-product instructions
+(those of arm64: neon.py).
 
 Sums of products are exact integers within a group of columns; groups are then added as float32 in
 the order of the columns. So a token's result depends on nothing but its own row, and all
 instruction sets give the same bits.
 """
 
-# ruff: noqa: ANN001, ANN201, ANN202  (numba's and llvmlite's types)
+# ruff: noqa: ANN001, ANN002, ANN201, ANN202  (numba's and llvmlite's types)
+from functools import partial
+
 from llvmlite import ir
 
 from draftree.kernels.cpu.floating import fused, prefetch, splat
@@ -15,7 +18,7 @@ from draftree.kernels.cpu.form import (
     quant_bytes,
     scale_bytes,
 )
-from draftree.kernels.cpu.isa import AMX, AVX2, AVX512_VNNI, AVX_VNNI, NEON_DOTPROD
+from draftree.kernels.cpu.isa import AMX, AVX2, AVX512_VNNI, AVX_VNNI
 from draftree.kernels.cpu.jit import cgutils
 from draftree.kernels.cpu.quantize import (
     HALF_SUMS_AT,
@@ -32,7 +35,7 @@ _UNITS = 8  # of 4 columns, in a group
 _GROUPS = BLOCK_COLS // GROUP_COLS  # in a nested block
 # Instruction sets that add a dot product to a sum, and up to how many tokens the registers hold
 # two sums of each.
-_TWO_SUMS = {AMX: 8, AVX512_VNNI: 8, AVX_VNNI: 4, NEON_DOTPROD: 4}
+_TWO_SUMS = {AMX: 8, AVX512_VNNI: 8, AVX_VNNI: 4}
 
 
 def wants_signed_bytes(isa) -> bool:
@@ -111,15 +114,9 @@ def prefetch_group(builder, form, lanes, later, group):
     prefetch(builder, offset_by(builder, later, group, size), size)
 
 
-def _broadcast_units(builder, isa, record, units):
-    """For each of these units its 4 activations in every lane."""
-    if isa == NEON_DOTPROD:  # an operand of the instruction may be a lane: four units a load
-        half = load_at(builder, record, 4 * units[0], ir.VectorType(_I8, 16), 4)
-        masks = [[4 * (unit % 4) + i % 4 for i in range(16)] for unit in units]
-        lanes = ir.VectorType(_I32, 16)
-        return [builder.shuffle_vector(half, half, ir.Constant(lanes, mask)) for mask in masks]
-    words = [load_at(builder, record, 4 * unit, _I32, 4) for unit in units]
-    return [splat(builder, word, isa.rows) for word in words]
+def _broadcast_unit(builder, isa, record, unit):
+    """The 4 activations of a unit in every lane."""
+    return splat(builder, load_at(builder, record, 4 * unit, _I32, 4), isa.rows)
 
 
 def _chain_avx2(builder, form, units, activations, start):
@@ -158,15 +155,8 @@ def _chain_portable(builder, form, units, activations, start):
     return total
 
 
-def add_quads(builder, total, a, b):
-    """arm64: to each int32 lane add the products of its four pairs of signed bytes."""
-    return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", total.type, [total, a, b])
-
-
 def _add_unit(builder, isa, total, unit, activation):
     """One dot-product instruction."""
-    if isa == NEON_DOTPROD:
-        return add_quads(builder, total, _bytes_of(builder, unit), activation)
     name = f"llvm.x86.avx512.vpdpbusd.{32 * isa.rows}"
     return call(builder, name, total.type, [total, unit, activation])
 
@@ -180,22 +170,20 @@ def _add_units(builder, isa, form, units, first, records, totals):
     places = range(first, first + len(units))
     if isa not in _TWO_SUMS:
         chain = _chain_avx2 if isa == AVX2 else _chain_portable
-        return [
-            chain(builder, form, units, _broadcast_units(builder, isa, record, places), total)
-            for record, total in zip(records, totals, strict=True)
-        ]
+        found = []
+        for record, total in zip(records, totals, strict=True):
+            activations = [_broadcast_unit(builder, isa, record, place) for place in places]
+            found.append(chain(builder, form, units, activations, total))
+        return found
     zero = ir.Constant(totals[0].type, [0] * isa.rows)
     sums = [totals, [zero] * len(totals)][: 2 if len(totals) <= _TWO_SUMS[isa] else 1]
-    at_once = 4 if isa == NEON_DOTPROD else 1
-    for start in range(0, len(units), at_once):
-        span = places[start : start + at_once]
-        loaded = [_broadcast_units(builder, isa, record, span) for record in records]
-        for i, *activations in zip(span, *loaded, strict=True):
-            sums[i % len(sums)] = [
-                _add_unit(builder, isa, total, units[i - first], activation)
-                for total, activation in zip(sums[i % len(sums)], activations, strict=True)
-            ]
-            builder.fence("acq_rel", "singlethread")
+    for i, unit in zip(places, units, strict=True):
+        activations = [_broadcast_unit(builder, isa, record, i) for record in records]
+        sums[i % len(sums)] = [
+            _add_unit(builder, isa, total, unit, activation)
+            for total, activation in zip(sums[i % len(sums)], activations, strict=True)
+        ]
+        builder.fence("acq_rel", "singlethread")
     return sums[0] if len(sums) == 1 else [builder.add(*pair) for pair in zip(*sums, strict=True)]
 
 
@@ -269,11 +257,11 @@ def _emit_group(builder, form, isa, weights, scales, records, sums):
         add_products(builder, record, scales, parts, cell)
 
 
-def emit_dot_tile(builder, form, isa, tile, weights, later, x, x_stride, cols):
+def for_groups(builder, form, lanes, tile, emit_group, weights, later, x, x_stride, cols):
     """One vector of sums per token; x are the records of quantize.py. later is the address of a
-    strip that will be wanted soon.
+    strip that will be wanted soon. emit_group(address of the integers, scales, records, cells of
+    the sums) adds one group of 32 columns to the sums of all tokens.
     """
-    lanes = isa.rows
     zeros = ir.Constant(ir.VectorType(_F32, lanes), [0.0] * lanes)
     sums = [cgutils.alloca_once_value(builder, zeros) for _ in range(tile)]
     weights, later, x = (to_pointer(builder, address) for address in (weights, later, x))
@@ -286,5 +274,11 @@ def emit_dot_tile(builder, form, isa, tile, weights, later, x, x_stride, cols):
         scales = load_scales(builder, form, lanes, first_scale, loop.index)
         address = offset_by(builder, weights, loop.index, group_bytes)
         records = [offset_by(builder, row, loop.index, RECORD_BYTES) for row in rows]
-        _emit_group(builder, form, isa, address, scales, records, sums)
+        emit_group(address, scales, records, sums)
     return [builder.load(cell) for cell in sums]
+
+
+def emit_dot_tile(builder, form, isa, tile, *places):
+    """The tile of x86-64 and of the portable variant; places as for_groups has them."""
+    emit_group = partial(_emit_group, builder, form, isa)
+    return for_groups(builder, form, isa.rows, tile, emit_group, *places)

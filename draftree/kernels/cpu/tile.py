@@ -2,21 +2,29 @@
 
 Lanes are weight rows; a token's result is a chain of operations over the columns that does not
 depend on the other tokens of the tile. Here the sums end (bias, adding to what is there); the
-products are in floating.py, dot.py and amx.py.
+products are in floating.py, dot.py, neon.py and amx.py.
 """
 
-# ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures; types are numba's)
+# ruff: noqa: ANN001, ANN002, ANN201, ANN202  (numba inspects these signatures; types are numba's)
 from llvmlite import ir
 
 from draftree.kernels.cpu.amx import emit_amx_tile, emit_begin, emit_end
 from draftree.kernels.cpu.dot import emit_dot_tile
 from draftree.kernels.cpu.floating import emit_float_tile
 from draftree.kernels.cpu.form import ALL_FORMS
-from draftree.kernels.cpu.isa import ALL_ISAS, AMX
+from draftree.kernels.cpu.isa import ALL_ISAS, AMX, NEON_DOTPROD
 from draftree.kernels.cpu.jit import cgutils, intrinsic, types
+from draftree.kernels.cpu.neon import emit_neon_tile
 
 _I64 = ir.IntType(64)
 LARGEST_TILE = 8  # more sums than this do not fit the registers
+
+
+def emit_integer_tile(builder, form, isa, tile, *places):
+    """One vector of sums per token; places as for_groups has them."""
+    if isa == NEON_DOTPROD:
+        return emit_neon_tile(builder, form, tile, *places)
+    return emit_dot_tile(builder, form, isa, tile, *places)
 
 
 def _at(builder, address, offset, vector):
@@ -69,8 +77,9 @@ def multiply_tile(
             if kind.is_float:
                 sums = emit_float_tile(builder, kind, num_tokens, strip, x, x_stride, cols)
             else:
-                places = strip, later, x, x_stride, cols
-                sums = emit_dot_tile(builder, kind, variant, num_tokens, *places)
+                sums = emit_integer_tile(
+                    builder, kind, variant, num_tokens, strip, later, x, x_stride, cols
+                )
             _finish(builder, sums, out, out_stride, bias, add)
             builder.branch(done)
         builder.position_at_end(done)

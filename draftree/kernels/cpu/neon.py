@@ -1,0 +1,145 @@
+"""The integer tile on arm64, whose dot products take signed bytes on both sides.
+
+Weights become signed bytes, some of them times a power of two, which the conversion of the sums
+takes back. What takes the time is the number of vector instructions, so a few are saved wherever a
+load or a shift can do the same: all give the integers of dot.py, exactly.
+"""
+
+# ruff: noqa: ANN001, ANN002, ANN201, ANN202  (numba's and llvmlite's types)
+from llvmlite import ir
+
+from draftree.kernels.cpu.dot import add_products, call, for_groups, load_at
+from draftree.kernels.cpu.form import GROUP_COLS
+from draftree.kernels.cpu.isa import NEON_DOTPROD
+from draftree.kernels.cpu.jit import cgutils
+
+_TOKENS = 4  # at once: while the next are multiplied, these are scaled
+_ROWS = NEON_DOTPROD.rows
+_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_BYTES, _SUMS = ir.VectorType(_I8, 4 * _ROWS), ir.VectorType(_I32, _ROWS)
+_FLOATS = ir.VectorType(ir.FloatType(), _ROWS)
+# An integer of at most 22 bits added to these bits is the float32 that is larger by as much.
+_EVEN_BITS, _EVEN = 0x4B400000, 12582912.0
+_EXPONENT = 1 << 23
+
+
+def _all(value):
+    return ir.Constant(_BYTES, [value - 256 if value > 127 else value] * _BYTES.count)
+
+
+def _insert(builder, side, below, above, amount):
+    """Bits of one shifted by amount into the other: sli (left), sri (right)."""
+    args = [below, above, ir.Constant(_I32, amount)]
+    return call(builder, f"llvm.aarch64.neon.vs{side}.v16i8", _BYTES, args)
+
+
+def _shift_left(builder, value, amount):
+    return builder.shl(value, _all(amount)) if amount else value
+
+
+def _scaled_by(form) -> int:
+    """Units are the weights times two to this power."""
+    return {(4, 8): 4, (6, 32): 2}.get((form.bits, form.zero), 0)
+
+
+def _unpack(builder, form, address):
+    """The eight units of a group, signed, the zero subtracted."""
+    words = [load_at(builder, address, 16 * i, _BYTES, 4) for i in range(form.bits)]
+    if form.bits == 8:
+        return words
+    key = form.bits, form.zero
+    if key == (4, 8):  # times 16: the nibble is the upper one
+        words = [builder.xor(word, _all(0x88)) for word in words]
+        lows = [_shift_left(builder, word, 4) for word in words]
+        return lows + [builder.and_(word, _all(0xF0)) for word in words]
+    if key == (6, 32):  # times 4: two bits, and the nibble below them
+        planes = [builder.xor(word, _all(0xAA)) for word in words[4:]]
+        lows = [_shift_left(builder, word, 4) for word in words[:4]]
+        nibbles = lows + [builder.and_(word, _all(0xF0)) for word in words[:4]]
+        tops = [_shift_left(builder, planes[u // 4], 6 - 2 * (u % 4)) for u in range(8)]
+        return [
+            _insert(builder, "ri", top, nibble, 2)
+            for top, nibble in zip(tops, nibbles, strict=True)
+        ]
+    nibbles = words[:4] + [builder.lshr(word, _all(4)) for word in words[:4]]
+    if key == (5, 16):  # a fifth bit of 0 means minus 16: four ones above the nibble
+        missing, units = builder.xor(words[4], _all(0xFF)), []
+        for u, nibble in enumerate(nibbles):
+            bit = builder.and_(missing, _all(1 << u))
+            above = builder.sext(builder.icmp_signed("!=", bit, _all(0)), _BYTES)
+            units.append(_insert(builder, "li", nibble, above, 4))
+        return units
+    units = [builder.and_(word, _all(0x0F)) for word in words[:4]] + nibbles[4:]
+    if form.bits == 5:
+        for u in range(8):
+            shift = builder.shl if u < 4 else builder.lshr
+            high = shift(words[4], _all(abs(4 - u)))
+            units[u] = builder.or_(units[u], builder.and_(high, _all(0x10)))
+    if form.zero:
+        units = [builder.sub(unit, _all(form.zero)) for unit in units]
+    return units
+
+
+def add_quads(builder, total, a, b):
+    """To each int32 lane add the products of its four pairs of signed bytes."""
+    return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", _SUMS, [total, a, b])
+
+
+def _start_cells(builder, form, tile):
+    """Conversion is slow, and what loads is idle while the rest adds: so each token's sum starts
+    from a constant in memory, of which an empty piece of assembler hides that it is one.
+    """
+    bits = _EVEN_BITS - _scaled_by(form) * _EXPONENT
+    cells = cgutils.alloca_once(builder, _SUMS, size=tile)
+    places = [builder.gep(cells, [ir.Constant(_I64, i)]) for i in range(tile)]
+    for place in places:
+        builder.store(ir.Constant(_SUMS, [bits] * _ROWS), place)
+    kind = ir.FunctionType(ir.VoidType(), [cells.type])
+    builder.asm(kind, "", "r,~{memory}", [cells], side_effect=True)
+    return places
+
+
+def _to_floats(builder, form, total):
+    even = ir.Constant(_FLOATS, [_EVEN / (1 << _scaled_by(form))] * _ROWS)
+    return builder.fsub(builder.bitcast(total, _FLOATS), even)
+
+
+def _multiply(builder, units, first, records, totals):
+    """totals + the products of some units; first: the place of units[0] in the group.
+
+    Tokens take turns, since a sum can be added to only when the last has been; fences keep the
+    compiler from undoing it.
+    """
+    for start in range(first, first + len(units), 4):
+        loaded = [load_at(builder, record, 4 * start, _BYTES, 4) for record in records]
+        for i in range(4):  # an operand of the instruction may be a lane
+            lanes = ir.Constant(ir.VectorType(_I32, 16), [4 * i + k % 4 for k in range(16)])
+            factors = [builder.shuffle_vector(some, some, lanes) for some in loaded]
+            unit = units[start - first + i]
+            totals = [
+                add_quads(builder, total, unit, factor)
+                for total, factor in zip(totals, factors, strict=True)
+            ]
+            builder.fence("acq_rel", "singlethread")
+    return totals
+
+
+def emit_neon_tile(builder, form, tile, *places):
+    """As emit_dot_tile."""
+    starts = _start_cells(builder, form, tile)
+    per_part = form.group_len // 4
+
+    def emit_group(address, scales, records, sums):
+        units = _unpack(builder, form, address)
+        for token in range(0, tile, _TOKENS):
+            some = slice(token, token + _TOKENS)
+            parts = []
+            for first in range(0, GROUP_COLS // 4, per_part):
+                totals = [builder.load(cell) for cell in starts[some]]
+                span = units[first : first + per_part]
+                totals = _multiply(builder, span, first, records[some], totals)
+                parts.append([_to_floats(builder, form, total) for total in totals])
+            for record, cell, *products in zip(records[some], sums[some], *parts, strict=True):
+                add_products(builder, record, scales, products, cell)
+
+    return for_groups(builder, form, _ROWS, tile, emit_group, *places)

@@ -1,0 +1,107 @@
+"""Products of 16-bit words with bytes where the CPU multiplies bytes, four at a time (arm64): a
+word is 256 times one signed byte plus another, so two sums of bytes give that of words, exactly.
+
+In: addresses of words, one row of them for each query, and vectors of bytes, four for each lane.
+"""
+
+# ruff: noqa: ANN001, ANN201, ANN202  (numba's and llvmlite's types)
+from llvmlite import ir
+
+from draftree.kernels.cpu.dot import load_at, to_pointer
+from draftree.kernels.cpu.jit import cgutils
+from draftree.kernels.cpu.neon import add_quads
+
+_MOST_ROWS = 3  # more sums do not fit the registers
+_STEP = 16  # words of a row that are split into bytes at once
+_I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_BYTES, _WORDS, _SUMS = ir.VectorType(_I8, 16), ir.VectorType(_I16, 8), ir.VectorType(_I32, 4)
+
+
+def _shuffle(builder, pair, lanes):
+    """Pick some of the lanes of two values."""
+    return builder.shuffle_vector(*pair, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
+
+
+def _zip(builder, kind, a, b):
+    """a0 b0 a1 b1 ...: the lower halves, then the upper ones."""
+    a, b = (builder.bitcast(value, kind) for value in (a, b))
+    count = kind.count
+    zipped = [i // 2 + i % 2 * count for i in range(2 * count)]
+    halves = zipped[:count], zipped[count:]
+    return [builder.bitcast(_shuffle(builder, (a, b), lanes), _BYTES) for lanes in halves]
+
+
+def load_key_quads(builder, place):
+    """Four dimensions of sixteen keys, which lie as two times two dimensions, four keys each."""
+    pairs = [load_at(builder, to_pointer(builder, place), 16 * i, _BYTES, 1) for i in range(4)]
+    zipped = [_zip(builder, _WORDS, pairs[i], pairs[i + 2]) for i in range(2)]
+    return [*zipped[0], *zipped[1]]
+
+
+def load_value_quads(builder, place, row_bytes):
+    """Sixteen columns of four rows, four columns each."""
+    rows = []
+    for _ in range(4):
+        rows.append(load_at(builder, to_pointer(builder, place), 0, _BYTES, 1))
+        place = builder.add(place, row_bytes)
+    first, second = (_zip(builder, _BYTES, *rows[i : i + 2]) for i in (0, 2))
+    zipped = [_zip(builder, _WORDS, *halves) for halves in zip(first, second, strict=True)]
+    return [*zipped[0], *zipped[1]]
+
+
+def _split_words(builder, place):
+    """Sixteen words as signed bytes: high ones, then low ones."""
+    words = [load_at(builder, to_pointer(builder, place), 16 * i, _WORDS, 2) for i in range(2)]
+    rounding = ir.Constant(_WORDS, [128] * 8)  # the low byte counts from -128 to 127
+    raised = [builder.add(value, rounding) for value in words]
+    highs, lows = ([builder.bitcast(v, _BYTES) for v in pair] for pair in (raised, words))
+    return (
+        _shuffle(builder, highs, list(range(1, 32, 2))),
+        _shuffle(builder, lows, list(range(0, 32, 2))),
+    )
+
+
+def sum_words(builder, rows, num_words, load_quads):
+    """For each row the sums of words times bytes in sixteen int32 lanes.
+
+    rows: addresses of 16-bit words within +-32639, whose number is rounded up to a multiple of
+    sixteen. load_quads(i, is_first): the bytes that belong to words 4i ... 4i+3; is_first is said
+    once for each i.
+    """
+    sums = []
+    for start in range(0, len(rows), _MOST_ROWS):
+        some = rows[start : start + _MOST_ROWS]
+        sums += _sum_some(builder, some, num_words, load_quads, start == 0)
+    return sums
+
+
+def _sum_some(builder, rows, num_words, load_quads, is_first):
+    zero = ir.Constant(_SUMS, [0] * 4)
+    cells = [
+        [[cgutils.alloca_once_value(builder, zero) for _ in range(4)] for _ in range(2)]
+        for _ in rows
+    ]
+    rounded = builder.add(num_words, ir.Constant(_I64, _STEP - 1))
+    num_steps = builder.udiv(rounded, ir.Constant(_I64, _STEP))
+    with cgutils.for_range(builder, num_steps, intp=_I64) as loop:
+        offset = builder.mul(loop.index, ir.Constant(_I64, 2 * _STEP))
+        words = [_split_words(builder, builder.add(row, offset)) for row in rows]
+        first = builder.mul(loop.index, ir.Constant(_I64, _STEP // 4))
+        for quad in range(_STEP // 4):
+            columns = load_quads(builder.add(first, ir.Constant(_I64, quad)), is_first)
+            for halves, parts in zip(cells, words, strict=True):
+                for totals, part in zip(halves, parts, strict=True):
+                    factor = _shuffle(builder, (part, part), [4 * quad + i % 4 for i in range(16)])
+                    for cell, column in zip(totals, columns, strict=True):
+                        total = add_quads(builder, builder.load(cell), column, factor)
+                        builder.store(total, cell)
+    return [_join(builder, *halves) for halves in cells]
+
+
+def _join(builder, high_cells, low_cells):
+    eight = ir.Constant(_SUMS, [8] * 4)
+    parts = []
+    for high, low in zip(high_cells, low_cells, strict=True):
+        parts.append(builder.add(builder.shl(builder.load(high), eight), builder.load(low)))
+    halves = [_shuffle(builder, parts[i : i + 2], list(range(8))) for i in (0, 2)]
+    return _shuffle(builder, halves, list(range(16)))
