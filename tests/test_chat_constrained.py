@@ -34,6 +34,7 @@ PERSON = {
     "additionalProperties": False,
 }
 JSON = ResponseFormat(FormatKind.JSON_SCHEMA, PERSON)
+PATTERN = r"[A-Z][a-z]{1,11}( [a-z]{1,11}){2,6}\."  # a sampled word may never end by itself
 ASK = [{"role": "user", "content": "Describe Ann as JSON: name, age and favourite colours."}]
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }} <tool_call><|im_end|>\n{% endif %}"
@@ -51,9 +52,7 @@ SAMPLINGS = {
 WISHES: dict[str, dict[str, Any]] = {
     "schema": {"response_format": JSON},
     "object": {"response_format": ResponseFormat(FormatKind.JSON_OBJECT), "max_tokens": 24},
-    "pattern": {
-        "response_format": ResponseFormat(FormatKind.REGEX, "[A-Z][a-z]+( [a-z]+){2,6}\\.")
-    },
+    "pattern": {"response_format": ResponseFormat(FormatKind.REGEX, PATTERN)},
     "schema, scores": {"response_format": JSON, "logprobs": 3},
     "scores": {"logprobs": 2, "max_tokens": 24},
     "bias": {"logit_bias": {198: -100.0, 28: 3.0}, "max_tokens": 24},
@@ -153,7 +152,7 @@ def check_wish(wish: str, reply: Reply) -> None:
         assert list(value) == ["name", "age", "tags"] and 0 <= value["age"] <= 120
         assert reply.reason is FinishReason.STOP
     if wish == "pattern":
-        assert re.fullmatch("[A-Z][a-z]+( [a-z]+){2,6}\\.", reply.text)
+        assert re.fullmatch(PATTERN, reply.text)
     if wish in ("required", "named") and reply.reason is FinishReason.TOOL_CALLS:
         assert reply.text == "" and reply.calls
         for name, arguments in reply.calls:

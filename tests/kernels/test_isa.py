@@ -1,8 +1,11 @@
 """What the system says of the processor is what the compiler finds."""
 
+from types import SimpleNamespace
+
 import llvmlite.binding as llvm
 import pytest
 
+from draftree.kernels.cpu import isa
 from draftree.kernels.cpu.isa import describe_cpu
 
 WORDS = {
@@ -25,3 +28,26 @@ def test_the_system_and_the_compiler_agree() -> None:
     assert {WORDS[name] for name in known if features[name]} == {
         WORDS[name] for name in known if WORDS[name] in said
     }
+
+
+def test_variants_of_arm64(monkeypatch) -> None:
+    monkeypatch.setattr(isa.platform, "machine", lambda: "aarch64")
+    for words, names in (
+        ("fp asimd asimddp i8mm bf16", ["neon-i8mm", "neon-dotprod", "portable"]),
+        ("fp asimd asimddp", ["neon-dotprod", "portable"]),
+        ("fp asimd", ["portable"]),
+    ):
+        monkeypatch.setattr(isa, "describe_cpu", lambda words=words: words)
+        assert [each.name for each in isa.supported_isas()] == names
+
+
+def test_macos_is_asked_what_its_processor_has(monkeypatch) -> None:
+    def ask(name, value, size, new, new_size):
+        assert size._obj.value == 8 and new is None and new_size == 0
+        value._obj.value = 1
+        return -1 if name.endswith(b"I8MM") else 0
+
+    monkeypatch.setattr(isa.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr(isa.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(isa.ctypes, "CDLL", lambda _: SimpleNamespace(sysctlbyname=ask))
+    assert isa._apple_words() == ["asimddp"]

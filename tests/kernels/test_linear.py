@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree.kernels.cpu.isa import Isa, current_isa, supported_isas
+from draftree.kernels.cpu.isa import PORTABLE, Isa, current_isa, supported_isas
 from draftree.kernels.cpu.linear import _linear_kernel, record_linear
 from draftree.kernels.cpu.pack import Weight, pack
 from draftree.kernels.cpu.program import Program
@@ -62,7 +62,7 @@ def _quantize(team: Team, x: np.ndarray) -> QuantizedRows:
     step = Step(len(x), 1)
     step.control[0] = len(x)
     program = Program(team)
-    rows = record_quantize(program, step, x)
+    rows = record_quantize(program, step, x, isa=PORTABLE)
     program.run()
     return rows
 

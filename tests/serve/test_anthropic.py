@@ -267,7 +267,8 @@ def test_who_asks_is_logged(client, monkeypatch):
         "draftree.serve.app.log_event", lambda name, **fields: found.append(fields.get("user"))
     )
     ask(client, metadata={"user_id": "me"})
-    wait_for(lambda: found == ["me"])
+    wait_for(lambda: "me" in found)  # the request before may be logged as late
+    assert found.count("me") == 1
 
 
 def test_count_tokens(client, engine, monkeypatch):

@@ -7,8 +7,6 @@ instruction sets give the same bits.
 """
 
 # ruff: noqa: ANN001, ANN002, ANN201, ANN202  (numba's and llvmlite's types)
-from functools import partial
-
 from llvmlite import ir
 
 from draftree.kernels.cpu.floating import fused, prefetch, splat
@@ -21,12 +19,12 @@ from draftree.kernels.cpu.form import (
 from draftree.kernels.cpu.isa import AMX, AVX2, AVX512_VNNI, AVX_VNNI
 from draftree.kernels.cpu.jit import cgutils
 from draftree.kernels.cpu.quantize import (
-    HALF_SUMS_AT,
     NEGATED_HALF_SUMS_AT,
     NEGATED_SUM_AT,
     RECORD_BYTES,
     SCALE_AT,
-    SUM_AT,
+    SUMS_AT,
+    wants_pairs,
 )
 
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
@@ -214,22 +212,29 @@ def load_scales(builder, form, lanes, first, group):
     return found
 
 
-def add_products(builder, record, scales, products, cell):
-    """Add scale * products + min * sums to a token's cell; scales and products for each part."""
-    lanes = cell.type.pointee.count
-    x_scale = splat(builder, load_at(builder, record, SCALE_AT, _F32, 4), lanes)
-    total = builder.load(cell)
+def add_scaled(builder, total, x_scale, x_sums, scales, products):
+    """total + scale * products + min * sums; x_sums, scales and products for each part."""
     if len(products) == 1:
         total = fused(builder, products[0], builder.fmul(scales[0][0], x_scale), total)
     else:
         inner = builder.fmul(products[0], scales[0][0])
         inner = fused(builder, products[1], scales[1][0], inner)
         total = fused(builder, inner, x_scale, total)
-    first = SUM_AT if len(products) == 1 else HALF_SUMS_AT
-    for part, (_, least) in enumerate(scales):
+    for x_sum, (_, least) in zip(x_sums, scales, strict=True):
         if least is not None:
-            x_sum = load_at(builder, record, first + 4 * part, _F32, 4)
-            total = fused(builder, least, splat(builder, x_sum, lanes), total)
+            total = fused(builder, least, x_sum, total)
+    return total
+
+
+def add_products(builder, record, scales, products, cell, scale_at=SCALE_AT, sums_at=SUMS_AT):
+    """Add what a record's group gives to a token's cell; sums_at: of all, of the parts."""
+    lanes = cell.type.pointee.count
+    places = sums_at[:1] if len(products) == 1 else sums_at[1:]
+    x_scale, *x_sums = (
+        splat(builder, load_at(builder, record, place, _F32, 4), lanes)
+        for place in (scale_at, *places)
+    )
+    total = add_scaled(builder, builder.load(cell), x_scale, x_sums, scales, products)
     builder.store(total, cell)
 
 
@@ -257,15 +262,19 @@ def _emit_group(builder, form, isa, weights, scales, records, sums):
         add_products(builder, record, scales, parts, cell)
 
 
-def for_groups(builder, form, lanes, tile, emit_group, weights, later, x, x_stride, cols):
-    """One vector of sums per token; x are the records of quantize.py. later is the address of a
-    strip that will be wanted soon. emit_group(address of the integers, scales, records, cells of
-    the sums) adds one group of 32 columns to the sums of all tokens.
-    """
+def new_cells(builder, count, lanes):
     zeros = ir.Constant(ir.VectorType(_F32, lanes), [0.0] * lanes)
-    sums = [cgutils.alloca_once_value(builder, zeros) for _ in range(tile)]
+    return [cgutils.alloca_once_value(builder, zeros) for _ in range(count)]
+
+
+def for_groups(builder, form, isa, tile, emit_group, weights, later, x, x_stride, cols):
+    """emit_group(address of the integers, scales, records) for each group of 32 columns. x are what
+    quantize.py makes, for `tile` tokens. later: a strip that will be wanted soon.
+    """
+    lanes, together = isa.rows, 2 if wants_pairs(isa) else 1
     weights, later, x = (to_pointer(builder, address) for address in (weights, later, x))
-    rows = [offset_by(builder, x, x_stride, i) for i in range(tile)]
+    rows = [offset_by(builder, x, x_stride, i) for i in range(0, tile, together)]
+    record_bytes = RECORD_BYTES * together
     num_groups = builder.udiv(cols, ir.Constant(_I64, GROUP_COLS))
     group_bytes = quant_bytes(form, lanes, GROUP_COLS)
     first_scale = offset_by(builder, weights, num_groups, group_bytes)
@@ -273,12 +282,16 @@ def for_groups(builder, form, lanes, tile, emit_group, weights, later, x, x_stri
         prefetch_group(builder, form, lanes, later, loop.index)
         scales = load_scales(builder, form, lanes, first_scale, loop.index)
         address = offset_by(builder, weights, loop.index, group_bytes)
-        records = [offset_by(builder, row, loop.index, RECORD_BYTES) for row in rows]
-        emit_group(address, scales, records, sums)
-    return [builder.load(cell) for cell in sums]
+        records = [offset_by(builder, row, loop.index, record_bytes) for row in rows]
+        emit_group(address, scales, records)
 
 
 def emit_dot_tile(builder, form, isa, tile, *places):
-    """The tile of x86-64 and of the portable variant; places as for_groups has them."""
-    emit_group = partial(_emit_group, builder, form, isa)
-    return for_groups(builder, form, isa.rows, tile, emit_group, *places)
+    """One vector of sums per token, on x86-64 and portable; places as for_groups has them."""
+    sums = new_cells(builder, tile, isa.rows)
+
+    def emit_group(address, scales, records):
+        _emit_group(builder, form, isa, address, scales, records, sums)
+
+    for_groups(builder, form, isa, tile, emit_group, *places)
+    return [builder.load(cell) for cell in sums]

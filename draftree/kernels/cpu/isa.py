@@ -22,9 +22,11 @@ AMX = Isa("amx", 16)
 AVX512_VNNI = Isa("avx512vnni", 16)
 AVX_VNNI = Isa("avxvnni", 8)
 AVX2 = Isa("avx2", 8)
+NEON_I8MM = Isa("neon-i8mm", 4)
 NEON_DOTPROD = Isa("neon-dotprod", 4)
 PORTABLE = Isa("portable", 8)
-ALL_ISAS = (AMX, AVX512_VNNI, AVX_VNNI, AVX2, NEON_DOTPROD, PORTABLE)
+ALL_ISAS = (AMX, AVX512_VNNI, AVX_VNNI, AVX2, NEON_I8MM, NEON_DOTPROD, PORTABLE)
+NEON = (NEON_I8MM, NEON_DOTPROD)
 _CPU_FIELDS = ("vendor", "model", "cpu family", "cpu implementer", "cpu part", "flags", "features")
 _LINUX_WORDS = {
     "avx512vnni": "avx512_vnni",
@@ -54,7 +56,22 @@ def describe_cpu() -> str:
     import llvmlite.binding as llvm
 
     found = [name for name, is_there in llvm.get_host_cpu_features().items() if is_there]
-    return " ".join((llvm.get_host_cpu_name(), *(_LINUX_WORDS.get(name, name) for name in found)))
+    words = [*(_LINUX_WORDS.get(name, name) for name in found), *_apple_words()]
+    return " ".join((llvm.get_host_cpu_name(), *dict.fromkeys(words)))
+
+
+def _apple_words() -> list[str]:
+    """What macOS says of an arm64 processor, which the compiler does not list."""
+    if platform.system() != "Darwin" or platform.machine() != "arm64":
+        return []
+    ask, value = ctypes.CDLL(None).sysctlbyname, ctypes.c_int64()
+    found = []
+    for word, name in (("asimddp", b"FEAT_DotProd"), ("i8mm", b"FEAT_I8MM")):
+        value.value, size = 0, ctypes.c_size_t(ctypes.sizeof(value))
+        failed = ask(b"hw.optional.arm." + name, ctypes.byref(value), ctypes.byref(size), None, 0)
+        if not failed and value.value:
+            found.append(word)
+    return found
 
 
 def supported_isas() -> tuple[Isa, ...]:
@@ -72,7 +89,7 @@ def supported_isas() -> tuple[Isa, ...]:
         if "avx2" in features:
             found.append(AVX2)
     if machine in ("aarch64", "arm64") and "asimddp" in features:
-        found.append(NEON_DOTPROD)
+        found += [NEON_I8MM, NEON_DOTPROD] if "i8mm" in features else [NEON_DOTPROD]
     return (*found, PORTABLE)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from draftree import env
 from draftree.kernels.cpu.elf import can_link, link
-from draftree.kernels.cpu.isa import current_isa, describe_cpu
+from draftree.kernels.cpu.isa import NEON, NEON_I8MM, current_isa, describe_cpu
 from draftree.kernels.cpu.jit import realize
 from draftree.kernels.cpu.store import is_writable, read_code, write_code
 
@@ -86,6 +86,7 @@ class Compiled:
 
         is_kept = is_writable(code_dir())
         start = time.perf_counter()
+        _name_features()
         with global_compiler_lock, _numba_cache():
             realize(self._function)
             options = {"cache": is_kept and not can_link(), "error_model": "numpy"}
@@ -148,6 +149,17 @@ def kernel(function: Callable[..., None]) -> Kernel:
 def native(signature: str) -> Callable[[Callable[..., Any]], Native]:
     """Decorator: compile on first call."""
     return lambda function: Native(function, signature)
+
+
+def _name_features() -> None:
+    """Of an arm64 processor the compiler knows what belongs to its name; if the name is newer than
+    the compiler, it would refuse instructions that are there. Must come before it is first used.
+    """
+    from numba.core import codegen, config
+
+    if current_isa() in NEON and config.CPU_FEATURES is None:
+        own = ["+dotprod", *(["+i8mm"] if current_isa() == NEON_I8MM else [])]
+        config.CPU_FEATURES = ",".join(filter(None, [codegen.get_host_cpu_features(), *own]))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import Kernel, kernel
 from draftree.kernels.cpu.pack import Weight
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.cpu.quantize import QuantizedRows, record_quantize
+from draftree.kernels.cpu.quantize import QuantizedRows, record_quantize, wants_pairs
 from draftree.kernels.cpu.simd import load_f32, load_i64, store_f32
 from draftree.kernels.cpu.step import NUM_TOKENS, Step
 from draftree.kernels.cpu.tile import (
@@ -137,11 +137,13 @@ def record_linear(
     """
     assert out.dtype == np.float32 and out.flags.c_contiguous and out.shape[1] == weight.rows
     if not weight.form.is_float and isinstance(x, np.ndarray):
-        x = record_quantize(program, step, x, buffer=buffer, rows_word=rows_word)
+        x = record_quantize(program, step, x, isa=weight.isa, buffer=buffer, rows_word=rows_word)
     source = x.source if isinstance(x, QuantizedRows) else x
     assert source.dtype == np.float32 and source.flags.c_contiguous
     assert source.shape[1] == weight.cols, f"x has {source.shape[1]} columns, not {weight.cols}"
     rows = source if weight.form.is_float or isinstance(x, np.ndarray) else x.records
+    if isinstance(x, QuantizedRows):
+        assert x.is_paired == wants_pairs(weight.isa), "quantised for other weights"
     num_strips, strip_bytes = weight.data.shape
     offsets: np.ndarray | int = 0
     if bias is not None:

@@ -1,4 +1,5 @@
-"""The integer tile on arm64, whose dot products take signed bytes on both sides.
+"""The integer tile on arm64, whose dot products take signed bytes on both sides: four columns of
+four rows and a token (dotprod), or eight columns of two rows and two tokens (i8mm).
 
 Weights become signed bytes, some of them times a power of two, which the conversion of the sums
 takes back. What takes the time is the number of vector instructions, so a few are saved wherever a
@@ -8,10 +9,24 @@ load or a shift can do the same: all give the integers of dot.py, exactly.
 # ruff: noqa: ANN001, ANN002, ANN201, ANN202  (numba's and llvmlite's types)
 from llvmlite import ir
 
-from draftree.kernels.cpu.dot import add_products, call, for_groups, load_at
+from draftree.kernels.cpu.dot import (
+    add_products,
+    add_scaled,
+    call,
+    for_groups,
+    load_at,
+    new_cells,
+)
 from draftree.kernels.cpu.form import GROUP_COLS
-from draftree.kernels.cpu.isa import NEON_DOTPROD
+from draftree.kernels.cpu.isa import NEON_DOTPROD, NEON_I8MM
 from draftree.kernels.cpu.jit import cgutils
+from draftree.kernels.cpu.quantize import (
+    PAIRED_SCALE_AT,
+    PAIRED_SUMS_AT,
+    SCALE_AT,
+    SUMS_AT,
+    wants_pairs,
+)
 
 _TOKENS = 4  # at once: while the next are multiplied, these are scaled
 _ROWS = NEON_DOTPROD.rows
@@ -104,15 +119,17 @@ def _to_floats(builder, form, total):
     return builder.fsub(builder.bitcast(total, _FLOATS), even)
 
 
-def _multiply(builder, units, first, records, totals):
+def _multiply(builder, units, first, records, totals, is_paired):
     """totals + the products of some units; first: the place of units[0] in the group.
 
     Tokens take turns, since a sum can be added to only when the last has been; fences keep the
     compiler from undoing it.
     """
-    for start in range(first, first + len(units), 4):
-        loaded = [load_at(builder, record, 4 * start, _BYTES, 4) for record in records]
-        for i in range(4):  # an operand of the instruction may be a lane
+    per_load = 2 if is_paired else 4
+    for start in range(first, first + len(units), per_load):
+        offset = 16 * start // per_load
+        loaded = [load_at(builder, record, offset, _BYTES, 4) for record in records]
+        for i in range(per_load):  # an operand of the instruction may be a lane
             lanes = ir.Constant(ir.VectorType(_I32, 16), [4 * i + k % 4 for k in range(16)])
             factors = [builder.shuffle_vector(some, some, lanes) for some in loaded]
             unit = units[start - first + i]
@@ -124,12 +141,13 @@ def _multiply(builder, units, first, records, totals):
     return totals
 
 
-def emit_neon_tile(builder, form, tile, *places):
-    """As emit_dot_tile."""
-    starts = _start_cells(builder, form, tile)
+def _emit_dots(builder, form, isa, tile, *places):
+    starts, sums = _start_cells(builder, form, tile), new_cells(builder, tile, _ROWS)
     per_part = form.group_len // 4
+    is_paired = wants_pairs(isa)
+    numbers = (PAIRED_SCALE_AT, PAIRED_SUMS_AT) if is_paired else (SCALE_AT, SUMS_AT)
 
-    def emit_group(address, scales, records, sums):
+    def emit_group(address, scales, records):
         units = _unpack(builder, form, address)
         for token in range(0, tile, _TOKENS):
             some = slice(token, token + _TOKENS)
@@ -137,9 +155,73 @@ def emit_neon_tile(builder, form, tile, *places):
             for first in range(0, GROUP_COLS // 4, per_part):
                 totals = [builder.load(cell) for cell in starts[some]]
                 span = units[first : first + per_part]
-                totals = _multiply(builder, span, first, records[some], totals)
+                totals = _multiply(builder, span, first, records[some], totals, is_paired)
                 parts.append([_to_floats(builder, form, total) for total in totals])
             for record, cell, *products in zip(records[some], sums[some], *parts, strict=True):
-                add_products(builder, record, scales, products, cell)
+                add_products(builder, record, scales, products, cell, *numbers)
 
-    return for_groups(builder, form, _ROWS, tile, emit_group, *places)
+    for_groups(builder, form, isa, tile, emit_group, *places)
+    return [builder.load(cell) for cell in sums]
+
+
+def _zip(builder, a, b):
+    """a0 b0 a1 b1 and a2 b2 a3 b3."""
+    masks = [0, 4, 1, 5], [2, 6, 3, 7]
+    return [builder.shuffle_vector(a, b, ir.Constant(_SUMS, mask)) for mask in masks]
+
+
+def _pair_rows(builder, units):
+    """Eight columns of rows 0 and 1, and of rows 2 and 3, for each two units."""
+    words = [builder.bitcast(unit, _SUMS) for unit in units]
+    zipped = [_zip(builder, *words[i : i + 2]) for i in range(0, len(words), 2)]
+    return [[builder.bitcast(pair[half], _BYTES) for pair in zipped] for half in range(2)]
+
+
+def _emit_matrices(builder, form, isa, tile, *places):
+    """Two rows times two tokens at once, 8 columns each. Lanes of a sum: first row and first token,
+    first row and second token, then those of the second row.
+    """
+    num_pairs, per_part = -(-tile // 2), form.group_len // 8
+    starts, sums = _start_cells(builder, form, 2), new_cells(builder, 2 * num_pairs, _ROWS)
+
+    def multiply(half, rows, columns):
+        totals = []
+        for first in range(0, GROUP_COLS // 8, per_part):
+            total = builder.load(starts[half])
+            for chunk in range(first, first + per_part):
+                args = [total, rows[chunk], columns[chunk]]
+                total = call(builder, "llvm.aarch64.neon.smmla.v4i32.v16i8", _SUMS, args)
+            totals.append(_to_floats(builder, form, total))
+        return totals
+
+    def emit_group(address, scales, records):
+        blocks = _pair_rows(builder, _unpack(builder, form, address))
+        doubled = [[n if n is None else _zip(builder, n, n) for n in pair] for pair in scales]
+        for pair, record in enumerate(records):
+            columns = [load_at(builder, record, 16 * i, _BYTES, 4) for i in range(4)]
+            sums_at = PAIRED_SUMS_AT[:1] if len(scales) == 1 else PAIRED_SUMS_AT[1:]
+            x_scale, *x_sums = (
+                load_at(builder, record, place, _FLOATS, 4) for place in (PAIRED_SCALE_AT, *sums_at)
+            )
+            for half in range(2):
+                numbers = [[n if n is None else n[half] for n in part] for part in doubled]
+                products = multiply(half, blocks[half], columns)
+                cell = sums[2 * pair + half]
+                total = builder.load(cell)
+                total = add_scaled(builder, total, x_scale, x_sums, numbers, products)
+                builder.store(total, cell)
+            builder.fence("acq_rel", "singlethread")
+
+    for_groups(builder, form, isa, tile, emit_group, *places)
+    found = []
+    for token in range(tile):
+        lower, upper = (builder.load(cell) for cell in sums[token // 2 * 2 : token // 2 * 2 + 2])
+        lanes = ir.Constant(_SUMS, [token % 2 + 2 * i for i in range(4)])
+        found.append(builder.shuffle_vector(lower, upper, lanes))
+    return found
+
+
+def emit_neon_tile(builder, form, isa, tile, *places):
+    """As emit_dot_tile; two tokens or more in matrices of 2 x 2 where there is an instruction."""
+    emit = _emit_matrices if isa == NEON_I8MM and tile > 1 else _emit_dots
+    return emit(builder, form, isa, tile, *places)

@@ -13,7 +13,7 @@ from llvmlite import ir
 from draftree.kernels.cpu.block import by_rows
 from draftree.kernels.cpu.dot import call
 from draftree.kernels.cpu.floating import prefetch, splat
-from draftree.kernels.cpu.isa import AMX, AVX2, AVX512_VNNI, AVX_VNNI, NEON_DOTPROD, current_isa
+from draftree.kernels.cpu.isa import AMX, AVX2, AVX512_VNNI, AVX_VNNI, NEON, current_isa
 from draftree.kernels.cpu.jit import cgutils, intrinsic, types
 from draftree.kernels.cpu.quads import load_key_quads, load_value_quads, sum_words
 from draftree.kernels.cpu.simd import LANES, f32x16
@@ -133,7 +133,7 @@ def score_pairs(typingctx, left, out, out_row, a, a_row, keys, tile, scales, num
             return load_key_quads(builder, builder.add(keys, offset))
 
         def write(num_rows):
-            if current_isa() == NEON_DOTPROD:
+            if current_isa() in NEON:
                 sums = _sum_quads(builder, num_rows, a, a_row, num_pairs, load_quads)
             else:
                 sums = _sum_pairs(builder, num_rows, a, a_row, num_pairs, load_columns)
@@ -174,7 +174,7 @@ def weigh_pairs(typingctx, left, out, out_row, a, a_row, values, value_row, num_
             return load_value_quads(builder, builder.add(place, _I64(LANES * n)), value_row)
 
         def write(num_rows):
-            if current_isa() == NEON_DOTPROD:
+            if current_isa() in NEON:
                 sums = _sum_quads(builder, num_rows, a, a_row, num_pairs, load_quads)
             else:
                 pairs = _sum_pairs(builder, num_rows, a, a_row, num_pairs, load_columns)

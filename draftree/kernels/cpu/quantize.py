@@ -1,7 +1,8 @@
 """Activations as int8 with one scale per 32 columns, ready for the dot-product instructions.
 
 A row becomes one 64-byte record per 32 columns: the integers, the scale, and the sums that weights
-with a min or a zero point need. Each row depends on itself alone.
+with a min or a zero point need. Each row depends on itself alone. Where an instruction multiplies
+two rows at once, two rows share records of twice the size.
 """
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures; types are numba's)
@@ -13,6 +14,7 @@ from llvmlite import ir
 
 from draftree.kernels.cpu.floating import splat
 from draftree.kernels.cpu.form import GROUP_COLS, LINE_BYTES
+from draftree.kernels.cpu.isa import NEON_I8MM, Isa, current_isa
 from draftree.kernels.cpu.jit import cgutils, intrinsic, types
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.program import Program
@@ -23,10 +25,13 @@ RECORD_BYTES = 64
 _SPARE_ROWS = 15  # after the last row: matrix registers read whole tiles
 # Where things are in a record, after the 32 integers.
 SCALE_AT = 32  # float32
-SUM_AT = 36  # scale * sum of the integers, float32
-HALF_SUMS_AT = 40  # the same for the first and the last 16 columns
+SUMS_AT = (36, 40, 44)  # scale * sum of the integers, float32: all, the first 16, the last 16
 NEGATED_SUM_AT = 48  # minus the sum of the integers, int32
 NEGATED_HALF_SUMS_AT = 52
+# In the record of two rows: 8 integers of the first, 8 of the second, four times; then numbers as
+# four float32: first, second, first, second.
+PAIRED_SCALE_AT = 64
+PAIRED_SUMS_AT = (80, 96, 112)
 
 _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _WIDE, _WIDE_I32 = ir.VectorType(_F32, GROUP_COLS), ir.VectorType(_I32, GROUP_COLS)
@@ -47,46 +52,82 @@ def _clamp(builder, values, limit):
     return builder.select(builder.fcmp_ordered(">", values, low), values, low)
 
 
+def _round_group(builder, x):
+    """32 float32 at x: their integers, int8; the scale; sums of the integers (all, the first and
+    the last 16). If one is not finite, nor is the scale, and so no result.
+    """
+    values = builder.load(builder.inttoptr(x, _WIDE.as_pointer()))
+    values.align = 4
+    # As integers the magnitudes keep their order, and what is not a number is the largest.
+    bits = builder.bitcast(values, _WIDE_I32)
+    bits = builder.and_(bits, ir.Constant(_WIDE_I32, [0x7FFFFFFF] * GROUP_COLS))
+    largest = builder.bitcast(_reduce(builder, "smax", bits), _F32)
+    limit = ir.Constant(_F32, 127.0)
+    scale = builder.fdiv(largest, limit)
+    is_zero = builder.fcmp_ordered("==", largest, ir.Constant(_F32, 0.0))
+    inverse = builder.select(is_zero, ir.Constant(_F32, 0.0), builder.fdiv(limit, largest))
+    scaled = builder.fmul(values, splat(builder, inverse, GROUP_COLS))
+    rounder = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(_WIDE, [_WIDE]), f"llvm.rint.v{GROUP_COLS}f32"
+    )
+    rounded = builder.call(rounder, [_clamp(builder, scaled, 127.0)])
+    integers = builder.fptosi(rounded, _WIDE_I32)
+    halves = [
+        _reduce(builder, "add", _pick(builder, integers, range(16 * half, 16 * half + 16)))
+        for half in range(2)
+    ]
+    narrow = builder.trunc(integers, ir.VectorType(_I8, GROUP_COLS))
+    return narrow, scale, [builder.add(*halves), *halves]
+
+
+def _pick(builder, vector, lanes):
+    undefined = ir.Constant(vector.type, ir.Undefined)
+    wanted = ir.Constant(ir.VectorType(_I32, len(lanes)), list(lanes))
+    return builder.shuffle_vector(vector, undefined, wanted)
+
+
+def _put(builder, value, record, offset):
+    address = builder.add(record, ir.Constant(_I64, offset))
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 4
+
+
 @intrinsic
 def _quantize_group(typingctx, x, record):
-    """32 float32 at x to a record. If one is not finite, nor is the scale, and so no result."""
+    """32 float32 at x to a record."""
 
     def codegen(context, builder, signature, args):
-        def put(value, offset):
-            address = builder.add(args[1], ir.Constant(_I64, offset))
-            builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 4
-
-        values = builder.load(builder.inttoptr(args[0], _WIDE.as_pointer()))
-        values.align = 4
-        # As integers the magnitudes keep their order, and what is not a number is the largest.
-        bits = builder.bitcast(values, _WIDE_I32)
-        bits = builder.and_(bits, ir.Constant(_WIDE_I32, [0x7FFFFFFF] * GROUP_COLS))
-        largest = builder.bitcast(_reduce(builder, "smax", bits), _F32)
-        limit = ir.Constant(_F32, 127.0)
-        scale = builder.fdiv(largest, limit)
-        is_zero = builder.fcmp_ordered("==", largest, ir.Constant(_F32, 0.0))
-        inverse = builder.select(is_zero, ir.Constant(_F32, 0.0), builder.fdiv(limit, largest))
-        scaled = builder.fmul(values, splat(builder, inverse, GROUP_COLS))
-        rounder = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(_WIDE, [_WIDE]), f"llvm.rint.v{GROUP_COLS}f32"
-        )
-        rounded = builder.call(rounder, [_clamp(builder, scaled, 127.0)])
-        integers = builder.fptosi(rounded, _WIDE_I32)
-        put(builder.trunc(integers, ir.VectorType(_I8, GROUP_COLS)), 0)
-        put(scale, SCALE_AT)
-        undefined = ir.Constant(_WIDE_I32, ir.Undefined)
-        halves = []
-        for half in range(2):
-            lanes = ir.Constant(ir.VectorType(_I32, 16), list(range(16 * half, 16 * half + 16)))
-            part = builder.shuffle_vector(integers, undefined, lanes)
-            halves.append(_reduce(builder, "add", part))
-        sums = [builder.add(*halves), *halves]
+        x, record = args
+        integers, scale, sums = _round_group(builder, x)
+        _put(builder, integers, record, 0)
+        _put(builder, scale, record, SCALE_AT)
         for i, total in enumerate(sums):
-            put(builder.fmul(scale, builder.sitofp(total, _F32)), SUM_AT + 4 * i)
-            put(builder.neg(total), NEGATED_SUM_AT + 4 * i)
+            scaled = builder.fmul(scale, builder.sitofp(total, _F32))
+            _put(builder, scaled, record, SUMS_AT[i])
+            _put(builder, builder.neg(total), record, NEGATED_SUM_AT + 4 * i)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def _quantize_half(typingctx, x, record, which):
+    """32 float32 at x to a record of two rows, of which this is the first (0) or the second (1)."""
+
+    def codegen(context, builder, signature, args):
+        x, record, which = args
+        integers, scale, sums = _round_group(builder, x)
+        place = builder.add(record, builder.mul(which, ir.Constant(_I64, 8)))
+        for i in range(0, GROUP_COLS, 8):
+            _put(builder, _pick(builder, integers, range(i, i + 8)), place, 2 * i)
+        place = builder.add(record, builder.mul(which, ir.Constant(_I64, 4)))
+        scaled = [builder.fmul(scale, builder.sitofp(total, _F32)) for total in sums]
+        offsets = (PAIRED_SCALE_AT, *PAIRED_SUMS_AT)
+        for number, offset in zip((scale, *scaled), offsets, strict=True):
+            for again in (0, 8):
+                _put(builder, number, place, offset + again)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
 
 
 @kernel
@@ -97,12 +138,29 @@ def _quantize(args, ticket, thread, num_threads):
         _quantize_group(args[1] + i * 4 * GROUP_COLS, args[3] + i * RECORD_BYTES)
 
 
+@kernel
+def _quantize_pairs(args, ticket, thread, num_threads):
+    """The same to records of two rows."""
+    total, num_groups = load_i64(args[0]) * args[2], args[2]
+    for i in range(total * thread // num_threads, total * (thread + 1) // num_threads):
+        row, group = i // num_groups, i % num_groups
+        place = args[3] + (row // 2 * num_groups + group) * 2 * RECORD_BYTES
+        _quantize_half(args[1] + i * 4 * GROUP_COLS, place, row % 2)
+
+
 @dataclass(frozen=True, slots=True)
 class QuantizedRows:
-    """Rows of source (which float weights read) as uint8 [max_tokens, cols / 32, RECORD_BYTES]."""
+    """Rows of source (which float weights read) as uint8 [max_tokens, cols / 32, RECORD_BYTES]; of
+    pairs, two rows in the place of each two.
+    """
 
     source: np.ndarray
     records: np.ndarray
+    is_paired: bool
+
+
+def wants_pairs(isa: Isa) -> bool:
+    return isa == NEON_I8MM
 
 
 def quantized_bytes(max_tokens: int, cols: int) -> int:
@@ -117,8 +175,10 @@ def record_quantize(
     *,
     buffer: np.ndarray | None = None,
     rows_word: int = NUM_TOKENS,
+    isa: Isa | None = None,
 ) -> QuantizedRows:
-    """Quantise the rows of x, float32 [max_tokens, cols], that a control word counts.
+    """Quantise the rows of x, float32 [max_tokens, cols], that a control word counts, as weights of
+    an instruction set want them.
 
     buffer: uint8, at least quantized_bytes(max_tokens, cols); a new one if not given.
     """
@@ -133,5 +193,6 @@ def record_quantize(
     shape = (max_tokens, cols // GROUP_COLS, RECORD_BYTES)
     records = buffer[start : start + math.prod(shape)].reshape(shape)
     words = (step.control[rows_word:], x, cols // GROUP_COLS, records)
-    program.add(_quantize, *words, reads=(x,), writes=(records,))
-    return QuantizedRows(x, records)
+    is_paired = wants_pairs(isa or current_isa())
+    program.add(_quantize_pairs if is_paired else _quantize, *words, reads=(x,), writes=(records,))
+    return QuantizedRows(x, records, is_paired)

@@ -12,7 +12,7 @@ from draftree.kernels.cpu.amx import emit_amx_tile, emit_begin, emit_end
 from draftree.kernels.cpu.dot import emit_dot_tile
 from draftree.kernels.cpu.floating import emit_float_tile
 from draftree.kernels.cpu.form import ALL_FORMS
-from draftree.kernels.cpu.isa import ALL_ISAS, AMX, NEON_DOTPROD
+from draftree.kernels.cpu.isa import ALL_ISAS, AMX, NEON
 from draftree.kernels.cpu.jit import cgutils, intrinsic, types
 from draftree.kernels.cpu.neon import emit_neon_tile
 
@@ -22,8 +22,8 @@ LARGEST_TILE = 8  # more sums than this do not fit the registers
 
 def emit_integer_tile(builder, form, isa, tile, *places):
     """One vector of sums per token; places as for_groups has them."""
-    if isa == NEON_DOTPROD:
-        return emit_neon_tile(builder, form, tile, *places)
+    if isa in NEON:
+        return emit_neon_tile(builder, form, isa, tile, *places)
     return emit_dot_tile(builder, form, isa, tile, *places)
 
 
