@@ -212,29 +212,30 @@ def load_scales(builder, form, lanes, first, group):
     return found
 
 
-def add_scaled(builder, total, x_scale, x_sums, scales, products):
-    """total + scale * products + min * sums; x_sums, scales and products for each part."""
+def add_scaled(builder, total, x_scale, load_sum, scales, products):
+    """total + scale * products + min * sums; scales, products and load_sum(i) for each part."""
     if len(products) == 1:
         total = fused(builder, products[0], builder.fmul(scales[0][0], x_scale), total)
     else:
         inner = builder.fmul(products[0], scales[0][0])
         inner = fused(builder, products[1], scales[1][0], inner)
         total = fused(builder, inner, x_scale, total)
-    for x_sum, (_, least) in zip(x_sums, scales, strict=True):
+    for part, (_, least) in enumerate(scales):
         if least is not None:
-            total = fused(builder, least, x_sum, total)
+            total = fused(builder, least, load_sum(part), total)
     return total
 
 
 def add_products(builder, record, scales, products, cell, scale_at=SCALE_AT, sums_at=SUMS_AT):
-    """Add what a record's group gives to a token's cell; sums_at: of all, of the parts."""
+    """Add what a record's group gives to a token's cell. sums_at: of all, then of the parts."""
     lanes = cell.type.pointee.count
     places = sums_at[:1] if len(products) == 1 else sums_at[1:]
-    x_scale, *x_sums = (
-        splat(builder, load_at(builder, record, place, _F32, 4), lanes)
-        for place in (scale_at, *places)
-    )
-    total = add_scaled(builder, builder.load(cell), x_scale, x_sums, scales, products)
+
+    def load_number(place):
+        return splat(builder, load_at(builder, record, place, _F32, 4), lanes)
+
+    x_scale, total = load_number(scale_at), builder.load(cell)
+    total = add_scaled(builder, total, x_scale, lambda i: load_number(places[i]), scales, products)
     builder.store(total, cell)
 
 

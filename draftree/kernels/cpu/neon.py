@@ -203,13 +203,11 @@ def _emit_matrices(builder, form, isa, tile, *places):
             x_scale, *x_sums = (
                 load_at(builder, record, place, _FLOATS, 4) for place in (PAIRED_SCALE_AT, *sums_at)
             )
-            for half in range(2):
+            for half, cell in enumerate(sums[2 * pair : 2 * pair + 2]):
                 numbers = [[n if n is None else n[half] for n in part] for part in doubled]
-                products = multiply(half, blocks[half], columns)
-                cell = sums[2 * pair + half]
-                total = builder.load(cell)
-                total = add_scaled(builder, total, x_scale, x_sums, numbers, products)
-                builder.store(total, cell)
+                total, products = builder.load(cell), multiply(half, blocks[half], columns)
+                scaled = x_scale, x_sums.__getitem__, numbers, products
+                builder.store(add_scaled(builder, total, *scaled), cell)
             builder.fence("acq_rel", "singlethread")
 
     for_groups(builder, form, isa, tile, emit_group, *places)

@@ -55,10 +55,17 @@ def _split_words(builder, place):
     rounding = ir.Constant(_WORDS, [128] * 8)  # the low byte counts from -128 to 127
     raised = [builder.add(value, rounding) for value in words]
     highs, lows = ([builder.bitcast(v, _BYTES) for v in pair] for pair in (raised, words))
-    return (
+    halves = [
         _shuffle(builder, highs, list(range(1, 32, 2))),
         _shuffle(builder, lows, list(range(0, 32, 2))),
-    )
+    ]
+    return [_hide(builder, half) for half in halves]
+
+
+def _hide(builder, value):
+    """As four int32, from a compiler that would pick bytes of the words one by one instead."""
+    kind = ir.FunctionType(_SUMS, [_SUMS])
+    return builder.asm(kind, "", "=w,0", [builder.bitcast(value, _SUMS)], side_effect=False)
 
 
 def sum_words(builder, rows, num_words, load_quads):
@@ -91,7 +98,7 @@ def _sum_some(builder, rows, num_words, load_quads, is_first):
             columns = load_quads(builder.add(first, ir.Constant(_I64, quad)), is_first)
             for halves, parts in zip(cells, words, strict=True):
                 for totals, part in zip(halves, parts, strict=True):
-                    factor = _shuffle(builder, (part, part), [4 * quad + i % 4 for i in range(16)])
+                    factor = builder.bitcast(_shuffle(builder, (part, part), [quad] * 4), _BYTES)
                     for cell, column in zip(totals, columns, strict=True):
                         total = add_quads(builder, builder.load(cell), column, factor)
                         builder.store(total, cell)
