@@ -48,14 +48,15 @@ def atomic_store(typingctx, address, value):
 
 @intrinsic
 def pause(typingctx):
-    """Tell the core that this is a spin loop."""
+    """Tell the core that this is a spin loop, and let some 30 nanoseconds pass."""
 
     def codegen(context, builder, signature, args):
         machine = platform.machine().lower()
         if machine in ("x86_64", "amd64"):
             name, operands = "llvm.x86.sse2.pause", []
         elif machine in ("aarch64", "arm64"):
-            name, operands = "llvm.aarch64.hint", [ir.Constant(ir.IntType(32), 1)]
+            # Its hint for spin loops does nothing; a barrier for instructions takes as long.
+            name, operands = "llvm.aarch64.isb", [ir.Constant(ir.IntType(32), 15)]
         else:
             return context.get_dummy_value()
         function_type = ir.FunctionType(ir.VoidType(), [o.type for o in operands])
