@@ -1,6 +1,7 @@
 """Object files that are linked here, and those that are left to the compiler."""
 
 import ctypes
+import math
 
 import llvmlite.binding as llvm
 import pytest
@@ -46,6 +47,29 @@ def test_constants_calls_and_functions_elsewhere() -> None:
     exp = ctypes.CDLL("libm.so.6").exp
     exp.restype, exp.argtypes = ctypes.c_double, (ctypes.c_double,)
     assert [entry(i) for i in range(4)] == [exp(i + 0.5) for i in range(4)]
+
+
+POINTERS = """
+declare double @exp(double)
+declare double @log(double)
+define double @entry(i64 %i) {
+  %is_zero = icmp eq i64 %i, 0
+  %function = select i1 %is_zero, ptr @exp, ptr @log
+  %value = call double %function(double 2.0)
+  ret double %value
+}
+"""
+
+
+def test_addresses_of_functions_elsewhere() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_default_triple()
+    machine = target.create_target_machine(codemodel="large", reloc="static")
+    address = link(machine.emit_object(llvm.parse_assembly(POINTERS)), "entry")
+    assert address is not None
+    entry = ctypes.CFUNCTYPE(ctypes.c_double, ctypes.c_int64)(address)
+    assert [entry(0), entry(1)] == [math.exp(2.0), math.log(2.0)]
 
 
 @pytest.mark.parametrize(

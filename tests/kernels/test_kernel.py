@@ -18,7 +18,7 @@ from draftree.kernels.cpu.elementwise import _elementwise_kernel, record_silu_mu
 from draftree.kernels.cpu.elf import can_link
 from draftree.kernels.cpu.embed import _embed_kernel
 from draftree.kernels.cpu.form import ALL_FORMS
-from draftree.kernels.cpu.isa import ALL_ISAS
+from draftree.kernels.cpu.isa import ALL_ISAS, AVX2, NEON_DOTPROD, NEON_I8MM
 from draftree.kernels.cpu.jit import realize
 from draftree.kernels.cpu.kernel import Compiled, Kernel, native
 from draftree.kernels.cpu.linear import _linear_kernel
@@ -230,3 +230,17 @@ def test_another_array_ends_the_process(array: str) -> None:
     source = "\n".join(lines)
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
     assert done.stdout == "ready\n" and (done.returncode < 0) == can_link()
+
+
+@pytest.mark.parametrize("isa", [AVX2, NEON_DOTPROD, NEON_I8MM], ids=lambda isa: isa.name)
+def test_the_compiler_is_told_what_an_arm64_processor_has(monkeypatch, isa) -> None:
+    from numba.core import config
+
+    monkeypatch.setattr(config, "CPU_FEATURES", None)
+    monkeypatch.setattr(kernel_module, "current_isa", lambda: isa)
+    kernel_module._name_features()
+    told = (config.CPU_FEATURES or "").split(",")
+    assert ("+dotprod" in told, "+i8mm" in told) == (isa != AVX2, isa == NEON_I8MM)
+    monkeypatch.setattr(config, "CPU_FEATURES", "+neon")  # somebody's wish
+    kernel_module._name_features()
+    assert config.CPU_FEATURES == "+neon"

@@ -182,6 +182,8 @@ def _make_executable(address: int, size: int) -> None:
     if mprotect(address, size, mmap.PROT_READ | mmap.PROT_EXEC) != 0:
         raise OSError("compiled code may not be made executable")
     if platform.machine() == "aarch64":  # caches of instructions and of data are two there
-        clear_cache = ctypes.CDLL("libgcc_s.so.1").__clear_cache
+        clear_cache = getattr(ctypes.CDLL("libgcc_s.so.1"), "__clear_cache", None)
+        if clear_cache is None:
+            raise OSError("new code cannot be announced")
         clear_cache.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         clear_cache(address, address + size)
