@@ -6,7 +6,8 @@ import pytest
 from draftree.kernels.cpu import pairs
 from draftree.kernels.cpu.isa import ALL_ISAS, supported_isas
 from draftree.kernels.cpu.kernel import kernel
-from draftree.kernels.cpu.pairs import PAIR_ROWS, WORD_STEP, WORD_TOP, score_pairs, weigh_pairs
+from draftree.kernels.cpu.pairs import PAIR_ROWS, score_pairs, weigh_pairs
+from draftree.kernels.cpu.quads import WORD_STEP, WORD_TOP
 
 DIM, COLS = 48, 32
 

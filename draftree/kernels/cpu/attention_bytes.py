@@ -14,7 +14,6 @@ from draftree.kernels.cpu.block import BLOCK_COLS
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.pairs import (
     PAIR_ROWS,
-    WORD_TOP,
     load_integers,
     load_word,
     score_pairs,
@@ -22,6 +21,7 @@ from draftree.kernels.cpu.pairs import (
     store_words,
     weigh_pairs,
 )
+from draftree.kernels.cpu.quads import WORD_TOP
 from draftree.kernels.cpu.simd import (
     LANES,
     absolute,

@@ -23,8 +23,8 @@ from draftree.kernels.cpu.block import (
 from draftree.kernels.cpu.elementwise import head_strides, row_count
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
-from draftree.kernels.cpu.pairs import WORD_STEP
 from draftree.kernels.cpu.program import Program
+from draftree.kernels.cpu.quads import WORD_STEP
 from draftree.kernels.cpu.simd import (
     LANES,
     absolute,

@@ -164,16 +164,19 @@ def _emit_dots(builder, form, isa, tile, *places):
     return [builder.load(cell) for cell in sums]
 
 
-def _zip(builder, a, b):
-    """a0 b0 a1 b1 and a2 b2 a3 b3."""
-    masks = [0, 4, 1, 5], [2, 6, 3, 7]
-    return [builder.shuffle_vector(a, b, ir.Constant(_SUMS, mask)) for mask in masks]
+def zip_lanes(builder, a, b):
+    """a0 b0 a1 b1 ...: the lower halves, then the upper ones."""
+    count = a.type.count
+    zipped = [i // 2 + i % 2 * count for i in range(2 * count)]
+    kind = ir.VectorType(_I32, count)
+    masks = (ir.Constant(kind, lanes) for lanes in (zipped[:count], zipped[count:]))
+    return [builder.shuffle_vector(a, b, mask) for mask in masks]
 
 
 def _pair_rows(builder, units):
     """Eight columns of rows 0 and 1, and of rows 2 and 3, for each two units."""
     words = [builder.bitcast(unit, _SUMS) for unit in units]
-    zipped = [_zip(builder, *words[i : i + 2]) for i in range(0, len(words), 2)]
+    zipped = [zip_lanes(builder, *words[i : i + 2]) for i in range(0, len(words), 2)]
     return [[builder.bitcast(pair[half], _BYTES) for pair in zipped] for half in range(2)]
 
 
@@ -196,7 +199,7 @@ def _emit_matrices(builder, form, isa, tile, *places):
 
     def emit_group(address, scales, records):
         blocks = _pair_rows(builder, _unpack(builder, form, address))
-        doubled = [[n if n is None else _zip(builder, n, n) for n in pair] for pair in scales]
+        doubled = [[n if n is None else zip_lanes(builder, n, n) for n in pair] for pair in scales]
         for pair, record in enumerate(records):
             columns = [load_at(builder, record, 16 * i, _BYTES, 4) for i in range(4)]
             sums_at = PAIRED_SUMS_AT[:1] if len(scales) == 1 else PAIRED_SUMS_AT[1:]

@@ -15,13 +15,11 @@ from draftree.kernels.cpu.dot import call
 from draftree.kernels.cpu.floating import prefetch, splat
 from draftree.kernels.cpu.isa import AMX, AVX2, AVX512_VNNI, AVX_VNNI, NEON, current_isa
 from draftree.kernels.cpu.jit import cgutils, intrinsic, types
-from draftree.kernels.cpu.quads import load_key_quads, load_value_quads, sum_words
+from draftree.kernels.cpu.quads import load_key_quads, load_value_quads, shuffle, sum_words
 from draftree.kernels.cpu.simd import LANES, f32x16
 
 _SIZES = (8, 6, 4, 3, 1)  # rows of a block; a few behind those that are left may be overwritten
 PAIR_ROWS = _SIZES[0]
-WORD_TOP = 32639  # the largest word: 127 * 256 + 127
-WORD_STEP = 16  # words that may be taken at once
 _VECTORS = 2
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _FLOATS, _INTEGERS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_I32, LANES)
@@ -31,11 +29,6 @@ _BYTES, _WORDS = ir.VectorType(_I8, 2 * LANES), ir.VectorType(_I16, 2 * LANES)
 _LOW = [i // 8 * 8 + i % 8 // 2 + i % 2 * 32 for i in range(32)]
 _HIGH = [i + 4 for i in _LOW]
 _BACK = [[start + i // 8 * 4 + i % 4 + i // 4 % 2 * 16 for i in range(16)] for start in (0, 8)]
-
-
-def _shuffle(builder, pair, lanes):
-    """Pick some of the lanes of two values, or of one given twice."""
-    return builder.shuffle_vector(*pair, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
 
 
 def _at(builder, base, stride, index):
@@ -61,7 +54,7 @@ def _add_pairs(builder, total, words, pairs):
         halves = []
         for lanes in (list(range(8)), list(range(8, 16))):
             part, a, b = (
-                _shuffle(builder, (value, value), lanes) for value in (total, words, pairs)
+                shuffle(builder, (value, value), lanes) for value in (total, words, pairs)
             )
             if isa == AVX_VNNI:
                 name = "llvm.x86.avx512.vpdpwssd.256"
@@ -71,11 +64,11 @@ def _add_pairs(builder, total, words, pairs):
                 args = [builder.bitcast(value, short) for value in (a, b)]
                 product = call(builder, "llvm.x86.avx2.pmadd.wd", part.type, args)
                 halves.append(builder.add(part, product))
-        return _shuffle(builder, halves, list(range(16)))
+        return shuffle(builder, halves, list(range(16)))
     a, b = (builder.bitcast(value, _WORDS) for value in (words, pairs))
     for first in range(2):
         lanes = list(range(first, 2 * LANES, 2))
-        factors = [builder.sext(_shuffle(builder, (v, v), lanes), _INTEGERS) for v in (a, b)]
+        factors = [builder.sext(shuffle(builder, (v, v), lanes), _INTEGERS) for v in (a, b)]
         total = builder.add(total, builder.mul(*factors))
     return total
 
@@ -154,8 +147,8 @@ def score_pairs(typingctx, left, out, out_row, a, a_row, keys, tile, scales, num
 def weigh_pairs(typingctx, left, out, out_row, a, a_row, values, value_row, num_pairs, is_fresh):
     """Integers out[left, 32 columns] (+)= words a x values[2 num_pairs, 32 columns].
 
-    Words behind the last one, up to a multiple of WORD_STEP, must be zero: rows of values there may
-    be read, whatever they hold.
+    Words behind the last one, up to a multiple of WORD_STEP (quads.py), must be zero: rows of
+    values there may be read, whatever they hold.
     """
 
     def codegen(context, builder, signature, args):
@@ -167,7 +160,7 @@ def weigh_pairs(typingctx, left, out, out_row, a, a_row, values, value_row, num_
             place = builder.add(values, builder.mul(builder.mul(i, _I64(2)), value_row))
             places = place, builder.add(place, value_row)
             rows = [builder.sext(_load(builder, p, _BYTES, 1), _WORDS) for p in places]
-            return [_shuffle(builder, rows, lanes) for lanes in (_LOW, _HIGH)]
+            return [shuffle(builder, rows, lanes) for lanes in (_LOW, _HIGH)]
 
         def load_quads(n, i, is_first):
             place = builder.add(values, builder.mul(builder.mul(i, _I64(4)), value_row))
@@ -178,7 +171,7 @@ def weigh_pairs(typingctx, left, out, out_row, a, a_row, values, value_row, num_
                 sums = _sum_quads(builder, num_rows, a, a_row, num_pairs, load_quads)
             else:
                 pairs = _sum_pairs(builder, num_rows, a, a_row, num_pairs, load_columns)
-                sums = [[_shuffle(builder, pair, lanes) for lanes in _BACK] for pair in pairs]
+                sums = [[shuffle(builder, pair, lanes) for lanes in _BACK] for pair in pairs]
             for r, n in product(range(num_rows), range(_VECTORS)):
                 place = _at(builder, _at(builder, out, out_row, r), _I64(64), n)
                 before = builder.select(is_fresh, zero, _load(builder, place, _INTEGERS, 4))

@@ -9,26 +9,23 @@ from llvmlite import ir
 
 from draftree.kernels.cpu.dot import load_at, to_pointer
 from draftree.kernels.cpu.jit import cgutils
-from draftree.kernels.cpu.neon import add_quads
+from draftree.kernels.cpu.neon import add_quads, zip_lanes
 
+WORD_TOP = 32639  # the largest word: 127 * 256 + 127
+WORD_STEP = 16  # words of a row that are split into bytes at once
 _MOST_ROWS = 3  # more sums do not fit the registers
-_STEP = 16  # words of a row that are split into bytes at once
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _BYTES, _WORDS, _SUMS = ir.VectorType(_I8, 16), ir.VectorType(_I16, 8), ir.VectorType(_I32, 4)
 
 
-def _shuffle(builder, pair, lanes):
-    """Pick some of the lanes of two values."""
+def shuffle(builder, pair, lanes):
+    """Pick some of the lanes of two values, or of one given twice."""
     return builder.shuffle_vector(*pair, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
 
 
 def _zip(builder, kind, a, b):
-    """a0 b0 a1 b1 ...: the lower halves, then the upper ones."""
-    a, b = (builder.bitcast(value, kind) for value in (a, b))
-    count = kind.count
-    zipped = [i // 2 + i % 2 * count for i in range(2 * count)]
-    halves = zipped[:count], zipped[count:]
-    return [builder.bitcast(_shuffle(builder, (a, b), lanes), _BYTES) for lanes in halves]
+    zipped = zip_lanes(builder, *(builder.bitcast(value, kind) for value in (a, b)))
+    return [builder.bitcast(value, _BYTES) for value in zipped]
 
 
 def load_key_quads(builder, place):
@@ -56,8 +53,8 @@ def _split_words(builder, place):
     raised = [builder.add(value, rounding) for value in words]
     highs, lows = ([builder.bitcast(v, _BYTES) for v in pair] for pair in (raised, words))
     halves = [
-        _shuffle(builder, highs, list(range(1, 32, 2))),
-        _shuffle(builder, lows, list(range(0, 32, 2))),
+        shuffle(builder, highs, list(range(1, 32, 2))),
+        shuffle(builder, lows, list(range(0, 32, 2))),
     ]
     return [_hide(builder, half) for half in halves]
 
@@ -71,7 +68,7 @@ def _hide(builder, value):
 def sum_words(builder, rows, num_words, load_quads):
     """For each row the sums of words times bytes in sixteen int32 lanes.
 
-    rows: addresses of 16-bit words within +-32639, whose number is rounded up to a multiple of
+    rows: addresses of 16-bit words within +-WORD_TOP, whose number is rounded up to a multiple of
     sixteen. load_quads(i, is_first): the bytes that belong to words 4i ... 4i+3; is_first is said
     once for each i.
     """
@@ -88,17 +85,17 @@ def _sum_some(builder, rows, num_words, load_quads, is_first):
         [[cgutils.alloca_once_value(builder, zero) for _ in range(4)] for _ in range(2)]
         for _ in rows
     ]
-    rounded = builder.add(num_words, ir.Constant(_I64, _STEP - 1))
-    num_steps = builder.udiv(rounded, ir.Constant(_I64, _STEP))
+    rounded = builder.add(num_words, ir.Constant(_I64, WORD_STEP - 1))
+    num_steps = builder.udiv(rounded, ir.Constant(_I64, WORD_STEP))
     with cgutils.for_range(builder, num_steps, intp=_I64) as loop:
-        offset = builder.mul(loop.index, ir.Constant(_I64, 2 * _STEP))
+        offset = builder.mul(loop.index, ir.Constant(_I64, 2 * WORD_STEP))
         words = [_split_words(builder, builder.add(row, offset)) for row in rows]
-        first = builder.mul(loop.index, ir.Constant(_I64, _STEP // 4))
-        for quad in range(_STEP // 4):
+        first = builder.mul(loop.index, ir.Constant(_I64, WORD_STEP // 4))
+        for quad in range(WORD_STEP // 4):
             columns = load_quads(builder.add(first, ir.Constant(_I64, quad)), is_first)
             for halves, parts in zip(cells, words, strict=True):
                 for totals, part in zip(halves, parts, strict=True):
-                    factor = builder.bitcast(_shuffle(builder, (part, part), [quad] * 4), _BYTES)
+                    factor = builder.bitcast(shuffle(builder, (part, part), [quad] * 4), _BYTES)
                     for cell, column in zip(totals, columns, strict=True):
                         total = add_quads(builder, builder.load(cell), column, factor)
                         builder.store(total, cell)
@@ -110,5 +107,5 @@ def _join(builder, high_cells, low_cells):
     parts = []
     for high, low in zip(high_cells, low_cells, strict=True):
         parts.append(builder.add(builder.shl(builder.load(high), eight), builder.load(low)))
-    halves = [_shuffle(builder, parts[i : i + 2], list(range(8))) for i in (0, 2)]
-    return _shuffle(builder, halves, list(range(16)))
+    halves = [shuffle(builder, parts[i : i + 2], list(range(8))) for i in (0, 2)]
+    return shuffle(builder, halves, list(range(16)))
