@@ -16,9 +16,9 @@ DRAFT_FEATURE_LAYERS = (0, 1, 3)
 
 
 @cache
-def make_draft(qtype: str = "F16") -> Path:
-    """A random DFlash draft for the tiny hybrid model, with one sliding layer of two. qtype: of its
-    matrices.
+def make_draft(qtype: str = "F16", feature_layers: tuple[int, ...] = DRAFT_FEATURE_LAYERS) -> Path:
+    """A random DFlash draft for the tiny hybrid model, or another of its widths, with one sliding
+    layer of two. qtype: of its matrices.
 
     It knows nothing of the text. At a high temperature it agrees with its target often, because
     both draw the same noise.
@@ -40,7 +40,7 @@ def make_draft(qtype: str = "F16") -> Path:
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1e7)
     writer.add_uint32("dflash.block_size", 16)
-    writer.add_array("dflash.target_layers", [layer + 1 for layer in DRAFT_FEATURE_LAYERS])
+    writer.add_array("dflash.target_layers", [layer + 1 for layer in feature_layers])
     writer.add_uint32("dflash.attention.sliding_window", 24)
     writer.add_array("dflash.attention.sliding_window_pattern", [True, False])
     writer.add_uint32("tokenizer.ggml.mask_token_id", 511)
@@ -54,7 +54,7 @@ def make_draft(qtype: str = "F16") -> Path:
         values = 1.0 + 0.2 * rng.standard_normal(length)
         writer.add_tensor(f"{name}.weight", values.astype(np.float32))
 
-    matrix("fc", hidden, len(DRAFT_FEATURE_LAYERS) * hidden)
+    matrix("fc", hidden, len(feature_layers) * hidden)
     norm("enc.output_norm", hidden)
     norm("output_norm", hidden)
     for prefix in ("blk.0", "blk.1"):

@@ -7,7 +7,7 @@ were marked with a copy of its recurrent state, others to any. Knows neither mod
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -81,16 +81,17 @@ class PrefixStore:
         """The longest prefix of the tokens that can be restored."""
         path = list(self._walk(np.asarray(tokens, np.int32)))
         shared = path[-1][1]
+        # A node's span ends where the walk leaves it: behind a fork lies another text.
+        spans = tuple(replace(node.span, end=end) for node, end in path[1:])
         if not self._is_recurrent:
             self._use(path[-1][0])
-            return Match(shared, tuple(node.span for node, _ in path[1:]), (), shared)
+            return Match(shared, spans, (), shared)
         for i in range(len(path) - 1, 0, -1):
             node, end = path[i]
             position = max((at for at in node.marks if at <= end), default=0)
             if position:
                 self._marks.move_to_end((node, position))
-                spans = tuple(node.span for node, _ in path[1 : i + 1])
-                return Match(position, spans, node.marks[position], shared)
+                return Match(position, spans[:i], node.marks[position], shared)
         return Match(shared=shared)
 
     def insert(

@@ -21,7 +21,7 @@ def count_bytes(parts: Parts) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A copy of positions start … end-1."""
+    """A copy of positions start … end-1; parts may hold more, of a text that has forked at end."""
 
     start: int
     end: int
@@ -41,13 +41,16 @@ class KvLayers:
         return tuple(self._ops.snapshot(store, start, end) for store in self._stores)
 
     def put(self, spans: Sequence[Span], shared: int, length: int) -> None:
-        """Fill positions shared … length-1 from spans in order; those before are there already."""
-        filled = shared
+        """Fill positions shared … length-1 from spans that follow each other from position 0; those
+        before are there already.
+        """
+        end = 0
         for span in spans:
-            if span.end <= shared or span.start >= length:
-                continue
-            assert span.start <= filled, "the spans leave a gap"
-            filled = min(span.end, length)
-            for store, arrays in zip(self._stores, span.parts, strict=True):
-                self._ops.restore(store, arrays, span.start, filled)
-        assert filled >= length, "the spans end too early"
+            if end >= length:
+                break
+            assert span.start == end, "spans must follow each other"
+            end = min(span.end, length)
+            if end > shared:
+                for store, arrays in zip(self._stores, span.parts, strict=True):
+                    self._ops.restore(store, arrays, span.start, end)
+        assert max(end, shared) >= length, "the spans end too early"

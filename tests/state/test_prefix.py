@@ -45,9 +45,10 @@ def _check_match(match: Match, tokens: list[int], *, is_recurrent: bool) -> None
     """The spans hold the tokens up to the length, and the state is the one at that length."""
     known: list[int] = []
     for span in match.spans:
-        assert span.start <= len(known) and span.end > span.start
-        known[span.start :] = span.parts[0][0].tolist()
-    assert known[: match.length] == tokens[: match.length]
+        assert span.start == len(known) and span.end > span.start
+        known += span.parts[0][0][: span.end - span.start].tolist()
+    assert known == tokens[: len(known)], "a span reaches behind a fork"
+    assert len(known) >= match.length
     assert match.length <= match.shared <= len(tokens)
     if is_recurrent and match.length:
         assert np.array_equal(match.recurrent[0][0], _fixed_state(tokens[: match.length]))

@@ -1,0 +1,55 @@
+"""Whatever several clients do in whatever order, a reply is the one a fresh engine gives."""
+
+import pytest
+
+from tests.engine.conversations import Setting, Walk
+from tests.made import make_draft
+from tests.tiny import tiny_path
+
+LARGE = 1 << 30
+SMALL = 200_000  # a few turns
+KINDS = {
+    "dense": ("llama", None, "auto"),
+    "dense, drafted": ("llama", (0, 1, 2), "auto"),
+    "dense in eight bits": ("llama", (0, 1, 2), "q8"),
+    "hybrid": ("qwen35-mtp", None, "auto"),
+    "hybrid, drafted": ("qwen35-mtp", (0, 1, 3), "auto"),
+}
+STEPS, LONG_STEPS = 150, 10_000
+
+
+def _setting(kind: str, **options: object) -> Setting:
+    model, layers, kv_type = KINDS[kind]
+    draft = make_draft("F16", layers) if layers else None
+    return Setting(tiny_path(model), draft, kv_type=kv_type, **options)  # type: ignore[arg-type]
+
+
+def _walk(setting: Setting, seed: int, num_steps: int) -> None:
+    walk = Walk(setting, seed)
+    walk.run(num_steps)
+    assert walk.num_cached > 5 * num_steps, "hardly anything was found in the cache"
+    assert len(walk.counts) == 9, walk.counts
+    walk.close()
+
+
+@pytest.mark.parametrize("prefix_bytes, span_len", [(SMALL, 7), (SMALL, 512), (LARGE, 512)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_conversations(kind: str, prefix_bytes: int, span_len: int) -> None:
+    _walk(_setting(kind, prefix_bytes=prefix_bytes, span_len=span_len), span_len, STEPS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_conversations(kind: str) -> None:
+    for seed in range(4):
+        prefix_bytes, span_len = (SMALL, LARGE)[seed % 2], (7, 40, 512, 512)[seed]
+        setting = _setting(kind, prefix_bytes=prefix_bytes, span_len=span_len)
+        _walk(setting, 100 + seed, LONG_STEPS // 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("prefix_bytes", [SMALL, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("kind", ["dense", "dense, drafted", "hybrid", "hybrid, drafted"])
+def test_conversations_on_a_gpu(kind: str, prefix_bytes: int) -> None:
+    setting = _setting(kind, prefix_bytes=prefix_bytes, span_len=40, device="cuda")
+    _walk(setting, 7, 1000)
