@@ -7,6 +7,7 @@ not fit is refused here, with the numbers.
 
 import os
 from dataclasses import dataclass
+from math import inf
 
 from draftree.core import DraftSize, ModelFacts
 from draftree.errors import CapacityError
@@ -33,6 +34,11 @@ class Card:
     memory_bytes: int
 
 
+def _is_count(value: object, least: int = 0, most: float = inf) -> bool:
+    """A whole number in the range; True is not one."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Options of an engine. 0 or "auto" leaves the choice to the plan."""
@@ -51,24 +57,34 @@ class EngineConfig:
     prefix_bytes: int | str = "auto"  # main memory for earlier conversations; 0: none
 
     def __post_init__(self) -> None:
-        budget = self.budget
         checks = (
             (self.device in ("auto", "cpu", "cuda"), "device must be auto, cpu or cuda"),
             (self.math in ("auto", "exact"), "math must be auto or exact"),
-            (self.gpu_memory >= 0.0, "gpu memory must be positive, or 0 for all of it"),
+            (0.0 <= self.gpu_memory < inf, "gpu memory must be positive, or 0 for all of it"),
             (self.kv_type in ("auto", *KV_BYTES), f"kv type must be auto or {', '.join(KV_BYTES)}"),
             (self.ngram in ("auto", "on", "off"), "ngram must be auto, on or off"),
             (
-                budget == "auto" or (isinstance(budget, int) and 0 <= budget <= 1024),
+                self.budget == "auto" or _is_count(self.budget, 0, 1024),
                 "budget must be auto or a number of nodes from 0 to 1024",
             ),
-            (0 <= self.block <= 64, "block must be between 2 and 64, or 0 for the trained one"),
-            (self.max_ctx >= 0, "max ctx must be positive, or 0 for the default"),
-            (0 <= self.threads <= 512, "threads must be between 1 and 512, or 0 for all cores"),
-            (0 <= self.chunk <= 4096, "chunk must be between 1 and 4096, or 0 for the default"),
             (
-                self.prefix_bytes == "auto"
-                or (isinstance(self.prefix_bytes, int) and self.prefix_bytes >= 0),
+                _is_count(self.block, 0, 64),
+                "block must be between 2 and 64, or 0 for the trained one",
+            ),
+            (
+                _is_count(self.max_ctx) and self.max_ctx != 1,
+                "max ctx must be at least 2, a prompt and a reply, or 0 for the default",
+            ),
+            (
+                _is_count(self.threads, 0, 512),
+                "threads must be between 1 and 512, or 0 for all cores",
+            ),
+            (
+                _is_count(self.chunk, 0, 4096),
+                "chunk must be between 1 and 4096, or 0 for the default",
+            ),
+            (
+                self.prefix_bytes == "auto" or _is_count(self.prefix_bytes),
                 "prefix bytes must be auto or a number of bytes, 0 for none",
             ),
         )

@@ -32,6 +32,10 @@ class DeviceError(DraftreeError):
     """A GPU that was asked for and cannot be used."""
 
 
+class EngineError(DraftreeError):
+    """An engine that is closed, or busy with another reply of the same thread."""
+
+
 class GrammarError(DraftreeError):
     """A schema, pattern or grammar that cannot be used, or a reply that cannot go on under one."""
 

@@ -4,11 +4,10 @@ Opens a checkpoint and its draft as the plan says, prefills what is new of a pro
 Knows no text.
 """
 
-import gc
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
+from math import isfinite
 from pathlib import Path
 
 from draftree.config import EngineConfig, Plan, resolve
@@ -24,6 +23,7 @@ from draftree.decode.turns import PRIOR_SAMPLED_GAIN, Turns
 from draftree.engine.card import find_card
 from draftree.engine.device import Device, open_device
 from draftree.engine.prefix import PrefixCache
+from draftree.engine.turnstile import Turnstile
 from draftree.errors import CapacityError
 from draftree.models.dflash import check_fit, load_draft, read_draft_facts, read_draft_size
 from draftree.models.facts import read_facts
@@ -80,7 +80,7 @@ class TokenEngine:
             config, self.facts, card=find_card(config.device), draft=draft_size
         )
         self.watch: Callable[[Round], None] | None = None
-        self._lock = threading.Lock()
+        self._turnstile = Turnstile()
         self._device: Device = open_device(self.plan)
         ops = self._device.new_ops()
         model = load_model(checkpoint, ops)
@@ -135,10 +135,14 @@ class TokenEngine:
         return self._device.new_rounds(*parts, budget)
 
     def close(self) -> None:
-        self._device.close()
+        """Ends after the pass that is being computed; an unfinished reply raises when read on."""
+        if not self._turnstile.is_closed:
+            self._turnstile.is_closed = True
+            self._device.close()
 
     def generate(self, request: Request) -> TokenStream:
-        """Continue the prompt. One request at a time: another one waits."""
+        """Continue the prompt. One request at a time: those of other threads wait."""
+        self._turnstile.check_open()
         self._check(request)
         stream = TokenStream(iter(()), Usage(prompt_tokens=len(request.prompt_ids)))
         stream._events = self._run(request, stream)
@@ -148,14 +152,13 @@ class TokenEngine:
         """Copy what the last request left behind now, if nothing else is to be done: later ones
         that begin like it need not wait for it to be saved, or read it again.
         """
-        if self._lock.acquire(blocking=False):
-            try:
-                self._prefix.save()
-            except BaseException:
-                self._prefix.forget()
-                raise
-            finally:
-                self._lock.release()
+        with self._turnstile.try_hold() as is_free:
+            if is_free:
+                try:
+                    self._prefix.save()
+                except BaseException:
+                    self._prefix.forget()
+                    raise
 
     @property
     def kept_bytes(self) -> int:
@@ -164,7 +167,7 @@ class TokenEngine:
 
     def forget(self) -> None:
         """Begin the next request with nothing, as a new engine would."""
-        with self._lock:
+        with self._turnstile.hold():
             self._prefix.forget()
             self._prefix.store.clear()
 
@@ -174,6 +177,8 @@ class TokenEngine:
             raise ValueError("the prompt is empty")
         if request.max_tokens < 1:
             raise ValueError("max_tokens must be at least 1")
+        if not all(isfinite(value) for _, value in request.logit_bias):
+            raise ValueError("logit_bias must be finite numbers")
         if length >= max_ctx:
             raise CapacityError(
                 f"The prompt has {length} tokens, but the context was planned for {max_ctx}; "
@@ -186,18 +191,16 @@ class TokenEngine:
             raise ValueError(f"token {bad} is not in the vocabulary of {self.facts.vocab_size}")
 
     def _run(self, request: Request, stream: TokenStream) -> Iterator[TokenEvent]:
-        if not self._lock.acquire(blocking=False):
-            gc.collect()  # a stream that was dropped half way holds the lock until it is collected
-            self._lock.acquire()
-        try:
-            yield from self._events(request, stream)
-        except GeneratorExit:  # closed between two tokens: state and draft are in step
-            raise
-        except BaseException:  # broken off inside a pass: nobody knows what the state holds
-            self._prefix.forget()
-            raise
-        finally:
-            self._lock.release()
+        with self._turnstile.hold():
+            try:
+                yield from self._events(request, stream)
+            except GeneratorExit:  # closed between two tokens: state and draft are in step
+                raise
+            except BaseException as error:  # inside a pass: nobody knows what the state holds
+                self._prefix.forget()
+                if isinstance(error, RuntimeError):
+                    self._turnstile.check_open()
+                raise
 
     def _events(self, request: Request, stream: TokenStream) -> Iterator[TokenEvent]:
         usage = stream.usage
@@ -219,6 +222,7 @@ class TokenEngine:
         position = len(request.prompt_ids)
         end = min(position + request.max_tokens, self.plan.max_ctx)
         while position < end and not stream.is_cancelled:
+            self._turnstile.enter()
             for emitted in decoder.step(end - position):
                 usage.decode_ms = (time.perf_counter() - decode_start) * 1000
                 if usage.completion_tokens == 0:

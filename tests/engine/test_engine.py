@@ -183,6 +183,9 @@ def test_bad_requests_are_refused_before_anything_runs(engine: TokenEngine) -> N
         engine.generate(Request((), 4))
     with pytest.raises(ValueError, match="max_tokens"):
         engine.generate(Request((1,), 0))
+    for value in (float("nan"), float("inf"), -float("inf")):
+        with pytest.raises(ValueError, match="logit_bias must be finite"):
+            engine.generate(Request((1,), 4, logit_bias=((3, value),)))
     for token in (-1, 512):
         with pytest.raises(ValueError, match=f"token {token} is not in the vocabulary of 512"):
             engine.generate(Request((1, token, 2), 4))

@@ -119,6 +119,8 @@ class Team:
     def run(self, program: int, num_ops: int, tickets: int, num_tickets: int) -> None:
         """Addresses of records [num_ops, RECORD_WORDS] and of `new_tickets`, set to zero here."""
         with self._lock:
+            if _get_word(self._address + _STOP):
+                raise RuntimeError("the threads have ended")
             if _publish(self._address, program, num_ops, tickets, num_tickets, self.num_threads):
                 for thread in range(1, self.num_threads):
                     if _get_word(self._address + _ASLEEP + thread * LINE_BYTES):
