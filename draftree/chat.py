@@ -17,8 +17,9 @@ from draftree.core import (
     TokenSource,
     Usage,
 )
-from draftree.engine.engine import Round, TokenEngine, TokenStream
+from draftree.engine.engine import Round, TokenEngine
 from draftree.engine.locate import locate
+from draftree.engine.stream import TokenStream
 from draftree.text.detokenize import Detokenizer
 from draftree.text.grammar import FormatKind, ResponseFormat
 from draftree.text.reply import DeltaKind, ReplyPiece, ReplyReader

@@ -175,6 +175,8 @@ class DraftSize:
     weight_bytes: int
     kv_width: int  # floats of keys and values, per token and all layers
     feature_width: int  # floats of the target's features, per token
+    block_len: int  # positions that it was trained to fill, with the anchor
+    feature_layers: tuple[int, ...]  # the target's hidden state after each of these layers
 
 
 @dataclass(frozen=True, slots=True)

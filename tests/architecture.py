@@ -33,10 +33,11 @@ ALLOWED_IMPORTS = {
     "state": ("kernels", "core", "errors"),
     "layers": ("kernels", "state"),
     "models": ("layers", "state", "weights", "kernels", "core", "errors"),
-    "decode": ("models", "state", "kernels", "core"),
-    "prefill": ("models", "state", "kernels", "core"),
+    "drafts": ("models", "layers", "state", "weights", "kernels", "core", "errors"),
+    "decode": ("drafts", "models", "state", "kernels", "core"),
+    "prefill": ("drafts", "models", "state", "kernels", "core"),
     "engine": (
-        *("decode", "prefill", "models", "state", "weights", "kernels", "config", "core"),
+        *("decode", "prefill", "drafts", "models", "state", "weights", "kernels", "config", "core"),
         "errors",
     ),
     "chat": ("engine", "text", "config", "core", "errors"),
@@ -45,12 +46,21 @@ ALLOWED_IMPORTS = {
     "bench": ("chat", "engine", "decode", "prefill", "kernels", "config", "core"),
     "cli": (
         *("", "errors", "env", "core", "kernels", "weights", "text", "config", "state", "layers"),
-        *("models", "decode", "prefill", "engine", "chat", "serve", "train", "bench"),
+        *("models", "drafts", "decode", "prefill", "engine", "chat", "serve", "train", "bench"),
     ),
 }
 
 TORCH_PLACES = ("draftree/kernels/reference/", "draftree/kernels/cuda/", "draftree/train/")
-NAME_PLACES = ("models", "weights", "cli", "bench", "text", "kernels/quant", "kernels/cuda")
+NAME_PLACES = (
+    "models",
+    "drafts",
+    "weights",
+    "cli",
+    "bench",
+    "text",
+    "kernels/quant",
+    "kernels/cuda",
+)
 FAMILY_NAMES = re.compile(
     r"llama(?!\.cpp|-quantize)|qwen|smollm|gemma|mistral|mixtral|deepseek|falcon|chatglm"
     r"|(?<![a-z0-9])(i?q[2-8]_[0-9k]|tq[1-3]_0|mxfp4|nvfp4|iq[1-4]_[a-z]+)(?![a-z0-9])"

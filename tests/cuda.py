@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from draftree.decode.draft import BlockDrafter
+from draftree.drafts.dflash import BlockDrafter
+from draftree.drafts.dflash_model import load_draft
 from draftree.kernels.cuda.compile import Gpu
 from draftree.kernels.cuda.ops import CudaOps
 from draftree.kernels.cuda.store import WeightStore
-from draftree.models.dflash import load_draft
 from draftree.models.load import load_model
 from draftree.models.target import Target
 from draftree.weights.checkpoint import open_checkpoint

@@ -16,7 +16,7 @@ from draftree.bench.fault import BenchError
 from draftree.bench.sample import Report, Samples, summarize
 from draftree.config import EngineConfig
 from draftree.core import Request, SamplingParams
-from draftree.decode.graph import GraphDecoder
+from draftree.decode.device_decoder import DeviceDecoder
 from draftree.engine.engine import TokenEngine
 from draftree.prefill.chunked import prefill
 
@@ -90,8 +90,8 @@ class Subject:
         engine.forget()
         self.finish()
         start = time.perf_counter()
-        prefill(engine.target, tokens, engine.plan.chunk, drafter.observe)
-        drafter.catch_up()
+        prefill(engine.target, tokens, engine.plan.chunk, drafter.extend_context)
+        drafter.flush_context()
         self.finish()
         return time.perf_counter() - start
 
@@ -103,10 +103,9 @@ class Subject:
         engine = self.engine
         rounds, drafter = engine.rounds_of(budget), engine.drafter if budget else None
         assert rounds is not None
-        decoder = GraphDecoder(
+        decoder = DeviceDecoder(
             *(engine.target, drafter, rounds, Request(prompt, count, sampling)),
             use_draft=budget > 0,
-            is_auto=False,
         )
         decoder.start(prompt[-1])
         tokens: list[int] = []

@@ -20,7 +20,6 @@ _SMALL_CHUNK: Final = 256  # tokens of a prefill pass where memory is short
 _CONTEXTS: Final = (2048, 8192, 32768, 131072)
 _KV_TYPES: Final = ("q8", "f16", "f32")  # as config.py names them, smallest first
 _NO_LIMIT: Final = 2**63
-_DRAFT_ARCHITECTURE: Final = "dflash"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ def inspect(
     """Show what a model file holds, and where it fits."""
     from rich.console import Console
 
-    from draftree.models.dflash import read_draft_size
+    from draftree.drafts.registry import is_draft, read_draft_size
     from draftree.models.facts import read_facts
     from draftree.weights import hub
     from draftree.weights.checkpoint import open_checkpoint
@@ -54,7 +53,7 @@ def inspect(
     console.print()
     console.print(tensor_table(checkpoint))
     console.print()
-    if checkpoint.architecture == _DRAFT_ARCHITECTURE:
+    if is_draft(checkpoint):
         console.print("This is a draft; its memory is planned together with its target's.")
         return
     try:

@@ -10,17 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heappop, heappush, heapreplace
 
-import numpy as np
-
 from draftree.core import DraftTree, TokenSource
-
-
-@dataclass(frozen=True, slots=True)
-class DraftBlock:
-    """What a draft proposes after the anchor. Row d holds the candidates at depth d + 1."""
-
-    tokens: np.ndarray  # int64 [num_positions, num_candidates]
-    log_probs: np.ndarray  # float [num_positions, num_candidates], falling along a row
+from draftree.drafts.drafter import Proposal
 
 
 class NodeKind(IntEnum):
@@ -114,7 +105,7 @@ class _Growth:
 
 def build_tree(
     anchor: int,
-    block: DraftBlock | None,
+    block: Proposal | None,
     budget: int,
     *,
     seed_chain: bool = True,
@@ -143,7 +134,7 @@ def build_tree(
     return growth.finish()
 
 
-def _grow(growth: _Growth, block: DraftBlock, budget: int, *, seed_chain: bool) -> None:
+def _grow(growth: _Growth, block: Proposal, budget: int, *, seed_chain: bool) -> None:
     tokens, log_probs = block.tokens.tolist(), block.log_probs.tolist()
     num_positions, num_candidates = len(tokens), min(budget, len(tokens[0]) if tokens else 0)
     children = growth.children

@@ -5,8 +5,8 @@ from typing import Protocol
 import numpy as np
 
 from draftree.config import Plan
-from draftree.decode.draft import BlockDrafter
-from draftree.decode.graph import DeviceRounds
+from draftree.decode.device_decoder import DeviceRounds
+from draftree.drafts.drafter import Drafter
 from draftree.kernels.ops import Ops
 from draftree.models.target import Target
 
@@ -24,7 +24,7 @@ class Device(Protocol):
         self,
         target: Target,
         ops: Ops,
-        drafter: BlockDrafter | None,
+        drafter: Drafter | None,
         draft_ops: Ops | None,
         budget: int,
     ) -> DeviceRounds | None:
@@ -69,7 +69,7 @@ class CpuDevice:
         self,
         target: Target,
         ops: Ops,
-        drafter: BlockDrafter | None,
+        drafter: Drafter | None,
         draft_ops: Ops | None,
         budget: int,
     ) -> None:
@@ -114,13 +114,13 @@ class CudaDevice:
         self,
         target: Target,
         ops: Ops,
-        drafter: BlockDrafter | None,
+        drafter: Drafter | None,
         draft_ops: Ops | None,
         budget: int,
     ) -> DeviceRounds:
-        from draftree.engine.rounds import GraphRounds
+        from draftree.decode.device_round import GpuRounds
 
-        return GraphRounds(target, ops, drafter, draft_ops, budget)
+        return GpuRounds(target, ops, drafter, draft_ops, budget)
 
     def finish_loading(self) -> None:
         """Nothing is left over."""

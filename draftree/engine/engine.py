@@ -1,67 +1,25 @@
 """Token ids in, TokenEvents out: one model, one sequence at a time, on one device.
 
-Opens a checkpoint and its draft as the plan says, prefills what is new of a prompt, and decodes.
-Knows no text.
+Prefills what is new of a prompt, and decodes. Knows no text, nor how models are read.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from math import isfinite
 from pathlib import Path
 
-from draftree.config import EngineConfig, Plan, resolve
-from draftree.core import FinishReason, ModelFacts, Request, TokenEvent, Usage
-from draftree.decode.budget import Calibration, CostModel
-from draftree.decode.draft import BlockDrafter
-from draftree.decode.graph import DeviceRounds, GraphDecoder, Pace
-from draftree.decode.plain import PlainDecoder
-from draftree.decode.sample import Sampler
-from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
-from draftree.decode.step import Decoder
-from draftree.decode.turns import PRIOR_SAMPLED_GAIN, Turns
-from draftree.engine.card import find_card
-from draftree.engine.device import Device, open_device
+from draftree.config import EngineConfig
+from draftree.core import FinishReason, Request, TokenEvent, Usage
+from draftree.decode.decoder import Decoder, Round
+from draftree.decode.device_decoder import DeviceRounds
+from draftree.engine.decoders import Decoders
+from draftree.engine.parts import open_parts
 from draftree.engine.prefix import PrefixCache
+from draftree.engine.stream import TokenStream
 from draftree.engine.turnstile import Turnstile
 from draftree.errors import CapacityError
-from draftree.models.dflash import check_fit, load_draft, read_draft_facts, read_draft_size
-from draftree.models.facts import read_facts
-from draftree.models.load import load_model
-from draftree.models.target import Target
 from draftree.prefill.chunked import prefill
 from draftree.weights.checkpoint import Checkpoint, open_checkpoint
-
-_log = logging.getLogger("draftree")
-
-
-class TokenStream:
-    """The events of one request. Closing it (or leaving the loop) cancels; then usage and
-    finish_reason are set. Only `cancel` may be called from another thread.
-    """
-
-    def __init__(self, events: Iterator[TokenEvent], usage: Usage) -> None:
-        self._events = events
-        self.usage = usage
-        self.finish_reason: FinishReason | None = None
-        self.is_cancelled = False
-        self.on_round: Callable[[], None] = lambda: None  # called when a round's events are read
-        self.watch: Callable[[Round], None] | None = None  # instead of the engine's, if set in time
-
-    def __iter__(self) -> "TokenStream":
-        return self
-
-    def __next__(self) -> TokenEvent:
-        return next(self._events)
-
-    def cancel(self) -> None:
-        """End after the round, or the chunk of the prompt, that is being computed."""
-        self.is_cancelled = True
-
-    def close(self) -> None:
-        self._events.close()  # type: ignore[attr-defined]
-        if self.finish_reason is None:
-            self.finish_reason = FinishReason.CANCELLED
 
 
 class TokenEngine:
@@ -71,51 +29,17 @@ class TokenEngine:
         config: EngineConfig,
         draft_checkpoint: Checkpoint | None = None,
     ) -> None:
-        self.facts: ModelFacts = read_facts(checkpoint)
         self.config = config
-        if config.budget == 0:
-            draft_checkpoint = None  # nobody would ask it
-        draft_size = read_draft_size(draft_checkpoint) if draft_checkpoint else None
-        self.plan: Plan = resolve(
-            config, self.facts, card=find_card(config.device), draft=draft_size
-        )
+        self._parts = open_parts(checkpoint, config, draft_checkpoint)
+        self.facts, self.plan = self._parts.facts, self._parts.plan
+        self.target, self.drafter = self._parts.target, self._parts.drafter
         self.watch: Callable[[Round], None] | None = None
         self._turnstile = Turnstile()
-        self._device: Device = open_device(self.plan)
-        ops = self._device.new_ops()
-        model = load_model(checkpoint, ops)
-        feature_layers: tuple[int, ...] = ()
-        if draft_checkpoint is not None:
-            draft_facts = read_draft_facts(draft_checkpoint)
-            check_fit(draft_facts, str(draft_checkpoint.path), model, self.facts.name)
-            if config.block == 1 or config.block > draft_facts.block_size:
-                raise ValueError(
-                    f"block must be between 2 and the {draft_facts.block_size} trained"
-                )
-            feature_layers = draft_facts.feature_layers
-        self.target = Target(model, ops, self.plan.max_ctx, feature_layers)
-        self.drafter: BlockDrafter | None = None
-        draft_ops = None
-        if draft_checkpoint is not None:
-            draft_ops = self._device.new_draft_ops(config.block or draft_facts.block_size)
-            self.drafter = BlockDrafter(
-                load_draft(draft_checkpoint, draft_ops),
-                model,
-                draft_ops,
-                block_len=config.block,
-                use_head_tokens=self.plan.card is None,
-            )
-        self._ops, self._draft_ops = ops, draft_ops
-        self._rounds = self.rounds_of(self.plan.max_nodes - 1)
         self._prefix = PrefixCache(self.target.state, self.drafter, self.plan.prefix_bytes)
-        self._cost = CostModel()
-        # Greedy and sampled requests are judged apart.
-        self._calibrations = Calibration(), Calibration()
-        self._turns = Turns(), Turns(PRIOR_SAMPLED_GAIN)
-        self._pace = Pace()
+        self._decoders = Decoders(self._parts, config)
         self.target.state.commit_program()
         checkpoint.release()
-        self._device.finish_loading()
+        self._parts.device.finish_loading()
 
     @classmethod
     def open(
@@ -130,15 +54,13 @@ class TokenEngine:
         """Rounds of at most so many nodes besides the root, where the device runs them itself;
         0: without the draft.
         """
-        drafter = self.drafter if budget else None
-        parts = self.target, self._ops, drafter, self._draft_ops
-        return self._device.new_rounds(*parts, budget)
+        return self._parts.new_rounds(budget)
 
     def close(self) -> None:
         """Ends after the pass that is being computed; an unfinished reply raises when read on."""
         if not self._turnstile.is_closed:
             self._turnstile.is_closed = True
-            self._device.close()
+            self._parts.device.close()
 
     def generate(self, request: Request) -> TokenStream:
         """Continue the prompt. One request at a time: those of other threads wait."""
@@ -206,7 +128,7 @@ class TokenEngine:
         usage = stream.usage
         start = time.perf_counter()
         usage.cached_tokens = self._prefill(request, stream)
-        decoder = self._decoder(request, stream.watch or self.watch)
+        decoder = self._decoders.new(request, stream.watch or self.watch)
         usage.rounds = decoder.stats
         decoder.start(request.prompt_ids[-1])
         usage.prefill_ms = (time.perf_counter() - start) * 1000
@@ -246,44 +168,10 @@ class TokenEngine:
         state, body = self.target.state, request.prompt_ids[:-1]
         stops = self._prefix.resume(body, request.cache_points)
         cached = state.committed
-        observe = self.drafter.observe if self.drafter else None
+        extend = self.drafter.extend_context if self.drafter else None
         for stop in (*stops, len(body)):
             rest = body[state.committed : stop]
-            prefill(self.target, rest, self.plan.chunk, observe, lambda: stream.is_cancelled)
+            prefill(self.target, rest, self.plan.chunk, extend, lambda: stream.is_cancelled)
             if state.committed in stops:
                 self._prefix.mark()
         return cached
-
-    def _decoder(self, request: Request, watch: Callable[[Round], None] | None) -> Decoder:
-        budget = self.plan.max_nodes - 1
-        is_auto = self.config.budget == "auto"
-        rounds = self._rounds
-        if rounds is not None and rounds.can_serve(request) and self.config.ngram != "on":
-            use_draft = self.drafter is not None and budget > 0
-            reason = "the budget is 0" if budget == 0 else "there is no draft for this model"
-            return GraphDecoder(
-                *(self.target, self.drafter, rounds, request),
-                use_draft=use_draft,
-                is_auto=is_auto,
-                pace=self._pace,
-                off_reason=None if use_draft else reason,
-                watch=watch,
-            )
-        sampler = Sampler.for_request(request, self.facts.vocab_size)
-        use_ngram = self.config.ngram == "on" or (self.config.ngram == "auto" and is_auto)
-        if budget == 0:
-            return PlainDecoder(self.target, sampler, "the budget is 0")
-        if self.drafter is None and not use_ngram and request.grammar is None:
-            return PlainDecoder(self.target, sampler, "there is no draft for this model")
-        options = SpeculationOptions(budget, is_auto, use_ngram, request.stop_ids)
-        is_sampled = request.sampling.temperature > 0.0
-        return SpeculativeDecoder(
-            self.target,
-            sampler,
-            self.drafter,
-            options,
-            cost=self._cost,
-            calibration=self._calibrations[is_sampled],
-            turns=self._turns[is_sampled],
-            watch=watch,
-        )

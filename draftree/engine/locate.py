@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from draftree.drafts.registry import is_draft
 from draftree.errors import ModelError
 from draftree.weights.checkpoint import Checkpoint, open_checkpoint
 from draftree.weights.hub import draft_for, resolve
@@ -18,7 +19,7 @@ def locate(model: str, draft: str) -> Located:
     if downloaded.
     """
     checkpoint = open_checkpoint(resolve(model))
-    if checkpoint.architecture == "dflash":
+    if is_draft(checkpoint):
         raise ModelError(
             f"{checkpoint.path} is a draft; give its target as the model and this as --draft."
         )

@@ -8,7 +8,7 @@ positions that were marked while they were passed. Knows token ids, no text.
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from draftree.decode.draft import BlockDrafter
+from draftree.drafts.drafter import Drafter
 from draftree.state.prefix import PrefixStore
 from draftree.state.sequence import SequenceState, Snapshot, common_len
 from draftree.state.span import Parts, Span, count_bytes
@@ -22,7 +22,7 @@ _NUM_MARKS = 4  # of the sequence at hand
 class PrefixCache:
     """Copies are made only of what is about to be lost, or when there is time (`save`)."""
 
-    def __init__(self, state: SequenceState, drafter: BlockDrafter | None, max_bytes: int) -> None:
+    def __init__(self, state: SequenceState, drafter: Drafter | None, max_bytes: int) -> None:
         self.store = PrefixStore(max_bytes, is_recurrent=state.is_recurrent)
         self._state, self._drafter = state, drafter
 

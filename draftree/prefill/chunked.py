@@ -11,11 +11,11 @@ def prefill(
     target: Target,
     tokens: Sequence[int],
     chunk_len: int,
-    observe: Callable[[Array], None] | None = None,
+    extend_context: Callable[[Array], None] | None = None,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run the tokens and keep them. observe gets each chunk's features, where the target captures
-    any. Nothing more is run once it is cancelled.
+    """Run the tokens and keep them. extend_context gets each chunk's features, where the target
+    captures any. Nothing more is run once it is cancelled.
     """
     for start in range(0, len(tokens), chunk_len):
         if is_cancelled():
@@ -24,5 +24,5 @@ def prefill(
         target.state.begin(chunk, certain=True)
         features = target.forward(rows=()).features
         target.state.commit(range(chunk.num_nodes))
-        if observe is not None and features is not None:
-            observe(features[: chunk.num_nodes])
+        if extend_context is not None and features is not None:
+            extend_context(features[: chunk.num_nodes])

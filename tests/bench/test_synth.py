@@ -6,9 +6,9 @@ import pytest
 from draftree.bench.synth import SHAPES, write_pair
 from draftree.config import EngineConfig
 from draftree.core import Request
+from draftree.drafts.dflash_model import read_draft_facts
 from draftree.engine.engine import TokenEngine
 from draftree.kernels.quant.formats import dequantize
-from draftree.models.dflash import read_draft_facts
 from draftree.models.facts import read_facts
 from draftree.weights.checkpoint import open_checkpoint
 

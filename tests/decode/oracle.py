@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from draftree.core import SamplingParams, TokenScores, TokenSource
-from draftree.decode.budget import CostModel
-from draftree.decode.draft import Drafter
+from draftree.decode.controller import SpeculationController
+from draftree.decode.cost import CostModel
+from draftree.decode.decoder import Round
+from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
 from draftree.decode.plain import PlainDecoder
-from draftree.decode.sample import Sampler
-from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
-from draftree.decode.tree import DraftBlock
+from draftree.decode.sampling import Sampler
+from draftree.drafts.drafter import Proposal, Proposer
 from draftree.models.target import Target
 from draftree.prefill.chunked import prefill
 from draftree.state.sequence import SequenceState, Snapshot
@@ -95,11 +96,11 @@ class OracleDrafter:
         self._sure, self._is_perfect = (1.0, True) if is_perfect else (sure, False)
 
     def reset(self) -> None: ...
-    def observe(self, features: np.ndarray) -> None: ...
+    def extend_context(self, features: np.ndarray) -> None: ...
 
     def propose(
         self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
-    ) -> DraftBlock:
+    ) -> Proposal:
         rng, position = self._rng, self._state.committed
         assert self._text[position] == anchor
         width = min(num_candidates, self._vocab_size - 1)
@@ -117,7 +118,7 @@ class OracleDrafter:
                 rank = 0 if rng.random() < self._sure else int(rng.integers(1, 4))
                 rows[i, min(rank, width - 1)] = truth[i]
         probs = -np.sort(-rng.dirichlet(np.full(width, 0.4), NUM_POSITIONS), axis=1)
-        return DraftBlock(rows, np.log(probs + 1e-9))
+        return Proposal(rows, np.log(probs + 1e-9))
 
 
 class RandomDrafter:
@@ -128,11 +129,11 @@ class RandomDrafter:
         self._rng = np.random.default_rng(seed)
 
     def reset(self) -> None: ...
-    def observe(self, features: np.ndarray) -> None: ...
+    def extend_context(self, features: np.ndarray) -> None: ...
 
     def propose(
         self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
-    ) -> DraftBlock:
+    ) -> Proposal:
         logits = self._rng.standard_normal((NUM_POSITIONS, self._vocab_size), dtype=np.float32) * 3
         return sampler.rank(logits, self._state.committed + 1, num_candidates)
 
@@ -140,7 +141,7 @@ class RandomDrafter:
 class RecordingDrafter:
     """Passes everything on, and keeps the features that it was told."""
 
-    def __init__(self, inner: Drafter) -> None:
+    def __init__(self, inner: Proposer) -> None:
         self._inner = inner
         self._rows: list[np.ndarray] = []
 
@@ -148,13 +149,13 @@ class RecordingDrafter:
         self._rows.clear()
         self._inner.reset()
 
-    def observe(self, features: np.ndarray) -> None:
+    def extend_context(self, features: np.ndarray) -> None:
         self._rows.append(features.copy())
-        self._inner.observe(features)
+        self._inner.extend_context(features)
 
     def propose(
         self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
-    ) -> DraftBlock:
+    ) -> Proposal:
         return self._inner.propose(anchor, sampler, num_candidates, num_positions)
 
     def features(self) -> np.ndarray:
@@ -165,7 +166,7 @@ class RecordingDrafter:
 def check_lossless(
     target: Target,
     plain: PlainRun,
-    drafter: Drafter | None,
+    drafter: Proposer | None,
     options: SpeculationOptions,
     *,
     cost: CostModel | None = None,
@@ -181,9 +182,10 @@ def check_lossless(
     if recorder is not None:
         recorder.reset()
         if plain.features is not None:
-            recorder.observe(plain.features[: len(plain.prompt) - 1])
+            recorder.extend_context(plain.features[: len(plain.prompt) - 1])
     sampler = new_sampler(plain.sampling, target.model.vocab_size, plain.prompt)
-    decoder = SpeculativeDecoder(target, sampler, recorder, options, cost, rounds.append)
+    controller = SpeculationController(cost=cost)
+    decoder = SpeculativeDecoder(target, sampler, recorder, options, controller, rounds.append)
     decoder.start(plain.prompt[-1])
     found: list[int] = []
     while len(found) < len(plain.tokens):

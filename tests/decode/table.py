@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from draftree.decode.sample import Sampler
-from draftree.decode.tree import DraftBlock
+from draftree.decode.sampling import Sampler
+from draftree.drafts.drafter import Proposal
 from draftree.kernels.cpu.step import NUM_TOKENS, Step
 from draftree.models.target import Verified
 from draftree.state.sequence import SequenceState
@@ -92,12 +92,12 @@ class TableDrafter:
     def reset(self) -> None:
         self.observed.clear()
 
-    def observe(self, features: np.ndarray) -> None:
+    def extend_context(self, features: np.ndarray) -> None:
         self.observed.append(features.copy())
 
     def propose(
         self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
-    ) -> DraftBlock:
+    ) -> Proposal:
         self.num_proposals += 1
         if self._clock is not None:
             self._clock.now_ms += self._draft_ms
@@ -108,4 +108,4 @@ class TableDrafter:
             tokens.append(ranked.tokens[0])
             scores.append(ranked.log_probs[0])
             last = int(ranked.tokens[0, 0])
-        return DraftBlock(np.array(tokens), np.array(scores))
+        return Proposal(np.array(tokens), np.array(scores))

@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.core import SamplingParams
-from draftree.decode.speculative import SpeculationOptions
+from draftree.decode.host_round import SpeculationOptions
 from draftree.kernels.cuda.compile import Gpu
 from tests.cuda import CudaPlace
 from tests.decode.oracle import OracleDrafter, check_lossless, count_kinds, run_plain
@@ -25,6 +25,6 @@ def test_an_oracle_changes_nothing(name: str, sampling: SamplingParams, any_gpu:
     plain, kinds = run_plain(target, (5, 9, 200, 31), sampling, count), Counter[str]()
     for budget in BUDGETS if any_gpu.is_real else (22,):
         oracle = OracleDrafter(target.state, plain.text, target.model.vocab_size, budget)
-        options = SpeculationOptions(budget, is_auto=False, use_ngram=False)
+        options = SpeculationOptions(budget, is_auto=False, use_lookup=False)
         kinds += count_kinds(check_lossless(target, plain, oracle, options))
     assert kinds["partial"] > 0 or kinds["whole"] > 0, kinds

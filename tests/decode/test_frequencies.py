@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from draftree.core import SamplingParams
+from draftree.decode.decoder import Decoder
+from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
 from draftree.decode.plain import PlainDecoder
-from draftree.decode.sample import Sampler
-from draftree.decode.speculative import SpeculationOptions, SpeculativeDecoder
-from draftree.decode.step import Decoder
+from draftree.decode.sampling import Sampler
 from tests.decode.table import TableDrafter, TableTarget
 
 NUM_RUNS = 20_000
@@ -109,7 +109,7 @@ def sample(
 
 def speculative(target: TableTarget, sampler: Sampler) -> SpeculativeDecoder:
     drafter = TableDrafter(DRAFT_TABLE, target.state, num_positions=2)
-    options = SpeculationOptions(4, is_auto=False, use_ngram=False)
+    options = SpeculationOptions(4, is_auto=False, use_lookup=False)
     return SpeculativeDecoder(target, sampler, drafter, options)
 
 

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from draftree.core import SamplingParams, TokenSource
-from draftree.decode import speculative
-from draftree.decode.budget import CostModel
-from draftree.decode.draft import BlockDrafter, Drafter
-from draftree.decode.ngram import NgramIndex
-from draftree.decode.sample import Sampler
-from draftree.decode.speculative import SpeculationOptions, SpeculativeDecoder
+from draftree.decode import host_round
+from draftree.decode.cost import CostModel
+from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
+from draftree.decode.sampling import Sampler
+from draftree.drafts.dflash import BlockDrafter
+from draftree.drafts.dflash_model import load_draft
+from draftree.drafts.drafter import Proposer
+from draftree.drafts.lookup import LookupIndex
 from draftree.kernels.cpu.attention_chunk import CHUNK
-from draftree.models.dflash import load_draft
 from draftree.models.target import Target
 from draftree.weights.checkpoint import open_checkpoint
 from tests.decode.oracle import (
@@ -49,7 +50,7 @@ KINDS = ("zero", "partial", "whole", "deep", "sibling", "after a sibling", "move
 
 
 def fixed(budget: int) -> SpeculationOptions:
-    return SpeculationOptions(budget, is_auto=False, use_ngram=False)
+    return SpeculationOptions(budget, is_auto=False, use_lookup=False)
 
 
 @cache
@@ -172,11 +173,11 @@ def test_looked_up_drafts_alone_and_merged(
     name: str, is_auto: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, kinds = one_thread(name), Counter()
-    options = SpeculationOptions(22, is_auto=is_auto, use_ngram=True)
+    options = SpeculationOptions(22, is_auto=is_auto, use_lookup=True)
     for sampling in ("greedy", "penalised"):
         plain = plain_run(name, sampling, 1)
         oracle = OracleDrafter(target.state, plain.text, target.model.vocab_size, 5)
-        monkeypatch.setattr(speculative, "NgramIndex", lambda p=plain: _KnowingIndex(p.text))
+        monkeypatch.setattr(host_round, "LookupIndex", lambda p=plain: _KnowingIndex(p.text))
         for drafter in (None, oracle):
             rounds = check_lossless(target, plain, drafter, options, cost=_cost())
             kinds += count_kinds(rounds)
@@ -185,7 +186,7 @@ def test_looked_up_drafts_alone_and_merged(
     assert all(kinds[kind] > 0 for kind in wanted), kinds
 
 
-class _KnowingIndex(NgramIndex):
+class _KnowingIndex(LookupIndex):
     """Looks up a few true tokens, then wrong ones."""
 
     def __init__(self, text: tuple[int, ...]) -> None:
@@ -203,7 +204,7 @@ def test_looked_up_drafts_of_a_text_that_repeats(name: str) -> None:
     target = one_thread(name)
     loop = run_plain(target, (7, 8, 9), SamplingParams(), 12).text
     plain = run_plain(target, (*loop, 7, 8, 9), SamplingParams(), NUM_TOKENS)
-    options = SpeculationOptions(22, is_auto=False, use_ngram=True)
+    options = SpeculationOptions(22, is_auto=False, use_lookup=True)
     rounds = check_lossless(target, plain, None, options)
     assert any(TokenSource.NGRAM in one.tree.sources for one in rounds)
 
@@ -213,7 +214,7 @@ def _cost(node_ms: float = 0.01) -> CostModel:
     for num_nodes in (1, 64):
         cost.observe_verify(num_nodes, 10.0 + node_ms * num_nodes)
     while not cost.is_measured:
-        cost.observe_plain(10.0 + node_ms)
+        cost.observe_plain(10.0 + node_ms, 100)
     return cost
 
 
@@ -223,7 +224,7 @@ def test_automatic_budget(name: str) -> None:
     for seed, node_ms in ((1, 0.01), (2, 1.0), (3, 10.0)):
         plain = plain_run(name, "warm", seed)
         oracle = OracleDrafter(target.state, plain.text, target.model.vocab_size, seed)
-        options = SpeculationOptions(64, is_auto=True, use_ngram=True)
+        options = SpeculationOptions(64, is_auto=True, use_lookup=True)
         rounds = check_lossless(target, plain, oracle, options, cost=_cost(node_ms))
         sizes |= {one.tree.num_nodes for one in rounds}
     assert len(sizes) > 1
@@ -266,7 +267,7 @@ class _Decoding:
         self,
         target: Target,
         plain: PlainRun,
-        drafter: Drafter,
+        drafter: Proposer,
         budget: int,
         stop_ids: frozenset[int] = frozenset(),
     ) -> None:

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from draftree.core import SamplingParams
-from draftree.decode import speculative
+from draftree.decode import host_round
 from draftree.decode.accept import Accepted, accept
+from draftree.decode.host_round import SpeculativeDecoder
 from draftree.decode.plain import PlainDecoder
-from draftree.decode.sample import Sampler
-from draftree.decode.speculative import SpeculativeDecoder
-from draftree.decode.tree import DraftBlock
+from draftree.decode.sampling import Sampler
+from draftree.drafts.drafter import Proposal
 from draftree.kernels.cpu import conv, gated_delta
 from draftree.kernels.cpu.conv import ConvState
 from draftree.kernels.cpu.gated_delta import DeltaState
@@ -26,9 +26,9 @@ from draftree.kernels.cpu.kv_cache import KvCache
 from draftree.kernels.cpu.ops import CpuOps
 from draftree.kernels.cpu.step import Step
 from tests.decode import test_frequencies as frequencies
+from tests.decode import test_host_round as rounds
+from tests.decode import test_host_round_constrained as constrained
 from tests.decode import test_lossless as lossless
-from tests.decode import test_speculative as rounds
-from tests.decode import test_speculative_constrained as constrained
 from tests.decode.oracle import OracleDrafter, RandomDrafter, check_lossless, run_plain
 from tests.decode.table import TableTarget
 from tests.made import DRAFT_FEATURE_LAYERS
@@ -146,7 +146,7 @@ def _features_of_the_first_nodes(patch: Patch) -> None:
     def mutated(self: SpeculativeDecoder, tree: Any, accepted: Accepted, verified: Any) -> None:
         self._target.state.commit(accepted.path)
         if self._drafter is not None and verified.features is not None:
-            self._drafter.observe(verified.features[: len(accepted.path)])
+            self._drafter.extend_context(verified.features[: len(accepted.path)])
 
     patch.setattr(SpeculativeDecoder, "_commit", mutated)
 
@@ -169,7 +169,7 @@ def _noise_by_depth(patch: Patch) -> None:
     def mutated(tree: Any, logits: Any, sampler: Any, position: int, *rest: Any) -> Accepted:
         return accept(tree, logits, sampler, 0, *rest)
 
-    patch.setattr(speculative, "accept", mutated)
+    patch.setattr(host_round, "accept", mutated)
 
 
 def _noise_without_position(patch: Patch) -> None:
@@ -180,7 +180,7 @@ def _noise_without_position(patch: Patch) -> None:
 def _other_noise_for_the_draft(patch: Patch) -> None:
     rank = Sampler.rank
 
-    def mutated(self: Sampler, logits: np.ndarray, position: int, count: int) -> DraftBlock:
+    def mutated(self: Sampler, logits: np.ndarray, position: int, count: int) -> Proposal:
         return rank(self, logits, position + 1, count)
 
     patch.setattr(Sampler, "rank", mutated)
@@ -196,7 +196,7 @@ def _penalties_after_the_round(patch: Patch) -> None:
             sampler.accept(token)
         return accepted
 
-    patch.setattr(speculative, "accept", mutated)
+    patch.setattr(host_round, "accept", mutated)
 
 
 def _a_sibling_instead(patch: Patch) -> None:
@@ -207,7 +207,7 @@ def _a_sibling_instead(patch: Patch) -> None:
         children = [n for n, parent in enumerate(tree.parents) if parent == found.path[-1]]
         return Accepted((*found.path, children[0]), found.bonus) if children else found
 
-    patch.setattr(speculative, "accept", mutated)
+    patch.setattr(host_round, "accept", mutated)
 
 
 def _scores_of_the_root(patch: Patch) -> None:
@@ -215,7 +215,7 @@ def _scores_of_the_root(patch: Patch) -> None:
         found = accept(*args)
         return replace(found, scores=found.scores[:1] * len(found.scores))
 
-    patch.setattr(speculative, "accept", mutated)
+    patch.setattr(host_round, "accept", mutated)
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class Mutation:
     caught_by: str
 
 
-_CONSTRAINED = "tests/decode/test_speculative_constrained.py::test_lossless"
+_CONSTRAINED = "tests/decode/test_host_round_constrained.py::test_lossless"
 _LOSSLESS = "tests/decode/test_lossless.py::test_oracle_drafts"
 MUTATIONS = {
     "ancestor mask ignores parents": Mutation(
@@ -255,7 +255,7 @@ MUTATIONS = {
     "features of the first nodes": Mutation(
         _features_of_the_first_nodes,
         _features,
-        "tests/decode/test_speculative.py::test_the_draft_is_told_the_features_of_the_path",
+        "tests/decode/test_host_round.py::test_the_draft_is_told_the_features_of_the_path",
     ),
     "features of the first nodes, real target": Mutation(
         _features_of_the_first_nodes, lambda: _oracle_drafts("qwen35-mtp"), _LOSSLESS
@@ -274,7 +274,7 @@ MUTATIONS = {
     "other noise for the draft": Mutation(
         _other_noise_for_the_draft,
         rounds.check_coupling,
-        "tests/decode/test_speculative.py::test_draft_and_target_draw_the_same_noise",
+        "tests/decode/test_host_round.py::test_draft_and_target_draw_the_same_noise",
     ),
     "penalties after the round": Mutation(
         _penalties_after_the_round,

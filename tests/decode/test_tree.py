@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 
 from draftree.core import TokenSource
-from draftree.decode.tree import DraftBlock, build_tree
+from draftree.decode.tree import build_tree
+from draftree.drafts.drafter import Proposal
 from tests.golden import golden
 
 CASES = range(120)
 
 
-def _block(log_probs: np.ndarray, tokens: np.ndarray, budget: int) -> tuple[DraftBlock, np.ndarray]:
+def _block(log_probs: np.ndarray, tokens: np.ndarray, budget: int) -> tuple[Proposal, np.ndarray]:
     """The budget best columns of each position, best first, and which columns they are."""
     order = np.argsort(-log_probs, axis=1, kind="stable")[:, :budget]
     return (
-        DraftBlock(
+        Proposal(
             np.take_along_axis(tokens, order, axis=1),
             np.take_along_axis(log_probs, order, axis=1),
         ),
@@ -59,12 +60,12 @@ def test_reference_walk(case: int) -> None:
     assert choices[path[-1]] == arrays[f"{name}.next_column"]
 
 
-def _flat_block() -> DraftBlock:
+def _flat_block() -> Proposal:
     """First position very sure of one token, later ones nearly flat: best-first alone stays
     shallow.
     """
     log_probs = np.log(np.array([[0.9, 0.05, 0.05]] + [[0.34, 0.33, 0.33]] * 5))
-    return DraftBlock(np.arange(18).reshape(6, 3), log_probs)
+    return Proposal(np.arange(18).reshape(6, 3), log_probs)
 
 
 def test_the_whole_chain_is_seeded() -> None:

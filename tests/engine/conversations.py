@@ -13,7 +13,7 @@ import numpy as np
 
 from draftree.config import EngineConfig
 from draftree.core import Request, SamplingParams
-from draftree.decode.speculative import Round
+from draftree.decode.decoder import Round
 from draftree.engine.engine import TokenEngine
 from draftree.state.sequence import Snapshot
 from draftree.state.span import Span

@@ -10,7 +10,7 @@ import pytest
 
 from draftree.config import EngineConfig
 from draftree.core import FinishReason, Request, RoundStats, SamplingParams, TokenSource
-from draftree.decode.speculative import Round
+from draftree.decode.decoder import Round
 from draftree.engine.engine import TokenEngine
 from draftree.errors import CapacityError
 from draftree.models.target import Target

@@ -13,7 +13,7 @@ import pytest
 from draftree.chat import Engine
 from draftree.config import EngineConfig
 from draftree.core import FinishReason, Request, SamplingParams
-from draftree.decode.speculative import Round
+from draftree.decode.decoder import Round
 from draftree.engine.engine import TokenEngine
 from draftree.models.target import Target
 from tests.made import make_draft

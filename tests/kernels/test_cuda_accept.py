@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.core import DraftTree, SamplingParams  # noqa: E402
 from draftree.decode.accept import accept as accept_on_host  # noqa: E402
-from draftree.decode.sample import Sampler  # noqa: E402
+from draftree.decode.sampling import Sampler  # noqa: E402
 from draftree.kernels.cpu.sampling import Filters  # noqa: E402
 from draftree.kernels.cuda.accept import RoundRecord, RoundRing, accept  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402

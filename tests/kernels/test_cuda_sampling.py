@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.core import SamplingParams  # noqa: E402
-from draftree.decode import sample  # noqa: E402
-from draftree.decode.sample import Sampler  # noqa: E402
+from draftree.decode import sampling  # noqa: E402
+from draftree.decode.sampling import Sampler  # noqa: E402
 from draftree.kernels.cpu.sampling import Filters, gumbel  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.request import (  # noqa: E402
@@ -34,7 +34,7 @@ COMMITTED = 117
 @pytest.fixture(autouse=True)
 def exact_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU's sampler does not look for what would need much noise; the GPU's does."""
-    monkeypatch.setattr(sample, "_NOISE_REACH", math.inf)
+    monkeypatch.setattr(sampling, "_NOISE_REACH", math.inf)
 
 
 def on(gpu: Gpu, array: np.ndarray) -> torch.Tensor:

@@ -6,8 +6,9 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.core import TokenSource  # noqa: E402
-from draftree.decode.tree import DraftBlock, RankedTree  # noqa: E402
+from draftree.decode.tree import RankedTree  # noqa: E402
 from draftree.decode.tree import build_tree as build_on_host  # noqa: E402
+from draftree.drafts.drafter import Proposal  # noqa: E402
 from draftree.kernels.cpu.sampling import Filters  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.request import RequestWords  # noqa: E402
@@ -42,19 +43,19 @@ def request(
 
 def made_block(
     rng: np.random.Generator, num_positions: int, num_candidates: int, steps: int = 0
-) -> DraftBlock:
+) -> Proposal:
     """steps: log-probabilities are multiples of 1 / steps, so that many paths cost the same."""
     rows = [rng.choice(VOCAB, num_candidates, replace=False) for _ in range(num_positions)]
     logits = rng.standard_normal((num_positions, num_candidates)) * rng.uniform(0.5, 5)
     log_probs = -np.sort(np.logaddexp(0, -logits), axis=1)
     if steps:
         log_probs = np.round(log_probs * steps) / steps
-    return DraftBlock(np.stack(rows), log_probs.astype(np.float32))
+    return Proposal(np.stack(rows), log_probs.astype(np.float32))
 
 
 def build_on(
     gpu: Gpu,
-    block: DraftBlock,
+    block: Proposal,
     words: RequestWords,
     committed: int = 0,
     step: CudaStep | None = None,
@@ -93,7 +94,7 @@ def test_trees_are_those_of_the_host(any_gpu: Gpu, steps: int) -> None:
         block = made_block(rng, num_positions, num_candidates, steps)
         words, committed = request(any_gpu, budget), int(rng.integers(0, 500))
         build_on(any_gpu, block, words, committed, step)
-        room = DraftBlock(block.tokens[:budget], block.log_probs[:budget])
+        room = Proposal(block.tokens[:budget], block.log_probs[:budget])
         same_tree(any_gpu, step, build_on_host(ANCHOR, room, budget), committed)
 
 
@@ -113,7 +114,7 @@ def test_depth_ends_with_the_request_and_the_context(
     block = made_block(np.random.default_rng(2), 12, 8)
     words = request(any_gpu, 22, tokens_left, max_ctx=1000)
     step = build_on(any_gpu, block, words, committed)
-    room = DraftBlock(block.tokens[:num_positions], block.log_probs[:num_positions])
+    room = Proposal(block.tokens[:num_positions], block.log_probs[:num_positions])
     ranked = build_on_host(ANCHOR, room if num_positions else None, 22)
     same_tree(any_gpu, step, ranked, committed)
 
@@ -121,7 +122,7 @@ def test_depth_ends_with_the_request_and_the_context(
 def test_a_tree_is_not_larger_than_the_step(any_gpu: Gpu) -> None:
     block = made_block(np.random.default_rng(3), 12, 8)
     step = build_on(any_gpu, block, request(any_gpu, 63), step=CudaStep(8, 8, any_gpu))
-    tree = build_on_host(ANCHOR, DraftBlock(block.tokens[:7], block.log_probs[:7]), 7).tree
+    tree = build_on_host(ANCHOR, Proposal(block.tokens[:7], block.log_probs[:7]), 7).tree
     assert step.tokens.tolist() == list(tree.tokens)
     assert step.parents.tolist() == list(tree.parents)
 

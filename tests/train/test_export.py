@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.decode.draft import BlockDrafter
+from draftree.drafts.dflash import BlockDrafter
+from draftree.drafts.dflash_model import load_draft, read_draft_facts
 from draftree.errors import ModelError
 from draftree.kernels.quant.formats import QuantType, dequantize
-from draftree.models.dflash import load_draft, read_draft_facts
 from draftree.train.draft import DraftModule, DraftSpec, resolve_shape
 from draftree.train.export import export_folder, export_gguf
 from draftree.train.settings import DraftShape
@@ -46,7 +46,7 @@ def _engine_logits(path, ids, anchor):
 
     target.state.begin(DraftTree.chain(tuple(ids[:anchor])), certain=True)
     features = target.forward(range(anchor)).features
-    drafter.observe(features[:anchor])
+    drafter.extend_context(features[:anchor])
     return drafter.block_logits(int(ids[anchor])).copy()
 
 

@@ -55,6 +55,20 @@ def new_sampling_workspace(max_rows: int, vocab_size: int, gpu: Gpu) -> Sampling
     )
 
 
+def new_choices(max_rows: int, gpu: Gpu) -> torch.Tensor:
+    """int32 [max_rows]: what `choose` chose."""
+    return torch.zeros(max_rows, dtype=torch.int32, device=gpu.place)
+
+
+def new_candidates(
+    num_positions: int, num_candidates: int, gpu: Gpu
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """int32 and float32 [num_positions, num_candidates]: what `rank` found, and its scores."""
+    shape = (num_positions, num_candidates)
+    ids = torch.zeros(shape, dtype=torch.int32, device=gpu.place)
+    return ids, torch.zeros(shape, device=gpu.place)
+
+
 def sampling_source(name: str) -> KernelSource:
     file = {"choose_kernel": "choose", "rank_kernel": "rank"}.get(name, "border")
     return KernelSource(name, (*_FILES, file), WORD_MACROS)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from draftree.decode.device_round import GpuRounds
 from draftree.engine.engine import TokenEngine
-from draftree.engine.rounds import GraphRounds
-from draftree.kernels.cuda.round import CudaRounds, TargetParts
 from draftree.kernels.cuda.step import COMMITTED
 from draftree.kernels.cuda.tree import build_tree
 
@@ -17,10 +16,12 @@ NUM_POSITIONS, NUM_CANDIDATES = 15, 6
 _RANKS = (0, 0, 0, 0, 0, 1, 2, 3)  # of the true token; the last: it is not among the candidates
 
 
-class ScriptedRounds(CudaRounds):
-    def __init__(self, target: TargetParts, budget: int, text: Sequence[int], seed: int) -> None:
-        super().__init__(target, None, budget)
-        place, rng = target.ops.gpu.place, np.random.default_rng(seed)
+class ScriptedRounds(GpuRounds):
+    """What the engine's decoder runs, with a draft that knows the text."""
+
+    def __init__(self, engine: TokenEngine, budget: int, text: Sequence[int], seed: int) -> None:
+        super().__init__(engine.target, engine._parts.ops, None, None, budget)
+        place, rng = self._gpu.place, np.random.default_rng(seed)
         padded = [*text, *[0] * (NUM_POSITIONS + 1)]
         self._text = torch.tensor(padded, device=place)
         self._ranks = torch.tensor(rng.choice(_RANKS, len(padded)), device=place)
@@ -41,16 +42,8 @@ class ScriptedRounds(CudaRounds):
         return True
 
     def _propose(self) -> None:
-        step, vocab_size = self._target.ops.step, self._target.logits.shape[1]
+        step, vocab_size = self._ops.step, self._target.logits.shape[1]
         at = (step.control[COMMITTED] + self._depths).clamp(max=len(self._text) - 1)
         ids = (self._text[at][:, None] + self._offsets[self._ranks[at]]) % vocab_size
         self._ids.copy_(ids)
         build_tree(self._ids, self._log_probs, self._words, step, self._gpu)
-
-
-class ScriptedGraphRounds(GraphRounds):
-    """What the engine's decoder runs, with a draft that knows the text."""
-
-    def __init__(self, engine: TokenEngine, budget: int, text: Sequence[int], seed: int) -> None:
-        parts = TargetParts(engine._ops, *engine.target.programs())
-        self._rounds = ScriptedRounds(parts, budget, text, seed)

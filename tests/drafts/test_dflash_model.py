@@ -10,13 +10,14 @@ import pytest
 
 from draftree.config import EngineConfig
 from draftree.core import SamplingParams
-from draftree.decode.draft import BlockDrafter
-from draftree.decode.sample import Sampler
-from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
-from draftree.decode.tree import DraftBlock
+from draftree.decode.decoder import Round
+from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
+from draftree.decode.sampling import Sampler
+from draftree.drafts.dflash import BlockDrafter
+from draftree.drafts.dflash_model import Draft, check_fit, load_draft, read_draft_facts
+from draftree.drafts.drafter import Proposal
 from draftree.engine.engine import TokenEngine
 from draftree.errors import ModelError
-from draftree.models.dflash import Draft, check_fit, load_draft, read_draft_facts
 from draftree.models.target import Target
 from draftree.prefill.chunked import prefill
 from draftree.weights.checkpoint import open_checkpoint
@@ -75,7 +76,7 @@ def test_a_block_after_a_context(
     anchor, *masks = arrays[f"{expected}.noise_ids"].tolist()
     assert set(masks) == {draft.facts.mask_token} and len(masks) == 15
     drafter.reset()
-    drafter.observe(arrays["target_features"][:context_len])
+    drafter.extend_context(arrays["target_features"][:context_len])
     logits = drafter.block_logits(anchor)
     assert _error(logits, arrays[f"{expected}.logits"][1:]) < TOLERANCE
     assert _error(_final_hidden(draft, drafter), arrays[f"{expected}.hidden"]) < TOLERANCE
@@ -89,7 +90,7 @@ def test_two_blocks_share_the_cached_context(
     draft, drafter = _open(paths[tag])
     drafter.reset()
     for block, (start, end) in {"block1": (0, 40), "block2": (40, 45)}.items():
-        drafter.observe(arrays["target_features"][start:end])
+        drafter.extend_context(arrays["target_features"][start:end])
         expected = f"{tag}.two.{block}"
         logits = drafter.block_logits(int(arrays[f"{expected}.noise_ids"][0]))
         assert _error(logits, arrays[f"{expected}.logits"][1:]) < TOLERANCE
@@ -144,7 +145,7 @@ def test_files_of_the_same_draft_agree_to_the_bit(
     for kind in ("full", "zlab"):
         drafter = _open(paths[kind], exact=exact)[1]
         drafter.reset()
-        drafter.observe(arrays["target_features"][:40])
+        drafter.extend_context(arrays["target_features"][:40])
         logits.append(drafter.block_logits(int(arrays["target_ids"][40])).copy())
     assert np.array_equal(*logits)
 
@@ -155,12 +156,12 @@ def test_how_features_arrive_does_not_matter(chunk_lens: tuple[int, ...]) -> Non
     drafter, features = _made_drafter(), np.random.default_rng(1).standard_normal((40, 384))
     features = features.astype(np.float32)
     drafter.reset()
-    drafter.observe(features)
+    drafter.extend_context(features)
     expected = drafter.block_logits(9).copy()
     drafter.reset()
     start = 0
     for count in chunk_lens:
-        drafter.observe(features[start : start + count])
+        drafter.extend_context(features[start : start + count])
         start += count
         if count % 2:
             drafter.block_logits(5)
@@ -184,11 +185,11 @@ class _FirstChoice:
 
     def __init__(self, inner: BlockDrafter) -> None:
         self._inner = inner
-        self.reset, self.observe = inner.reset, inner.observe
+        self.reset, self.extend_context = inner.reset, inner.extend_context
 
     def propose(
         self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
-    ) -> DraftBlock:
+    ) -> Proposal:
         return self._inner.propose(anchor, sampler, 1, num_positions)
 
 
@@ -204,13 +205,13 @@ def test_whole_greedy_runs(
     }
     target.state.reset()
     drafter.reset()
-    prefill(target, run["prompt"][:-1], 64, drafter.observe)
+    prefill(target, run["prompt"][:-1], 64, drafter.extend_context)
     rounds: list[Round] = []
     decoder = SpeculativeDecoder(
         target,
         Sampler(SamplingParams(), target.model.vocab_size, run["prompt"]),
         _FirstChoice(drafter),
-        SpeculationOptions(15, is_auto=False, use_ngram=False),
+        SpeculationOptions(15, is_auto=False, use_lookup=False),
         watch=rounds.append,
     )
     decoder.start(run["prompt"][-1])
@@ -237,7 +238,7 @@ def test_a_draft_for_another_target_is_refused() -> None:
         "layers [1, 4], the target has 4": replace(draft, feature_layers=(1, 4)),
         "mask token 512 is outside": replace(draft, mask_token=512),
         "vocabulary of 2000, the target has 512": replace(draft, vocab_size=2000),
-        "tokens outside the target's vocabulary of 512": replace(draft, head_tokens=(1, 512)),
+        "tokens outside the target's vocabulary of 512": replace(draft, draft_vocab=(1, 512)),
     }
     for reason, facts in misfits.items():
         with pytest.raises(ModelError) as refusal:
@@ -250,5 +251,5 @@ def test_the_engine_refuses_a_draft_that_does_not_fit() -> None:
     path, config = make_qwen2(), EngineConfig(max_ctx=64, threads=1)
     with pytest.raises(ModelError, match=r"made-dflash.*does not fit the target.*hidden size 128"):
         TokenEngine.open(path, config, make_draft())
-    with pytest.raises(ModelError, match="not a DFlash draft"):
+    with pytest.raises(ModelError, match="not a draft"):
         TokenEngine.open(path, config, path)

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from draftree.core import DraftTree, Request, SamplingParams, TokenSource
-from draftree.decode.graph import DeviceRecord, GraphDecoder, Pace
-from draftree.decode.speculative import Round
+from draftree.decode.controller import DEVICE_SCHEDULE, SpeculationController
+from draftree.decode.decoder import Round
+from draftree.decode.device_decoder import DeviceDecoder, DeviceRecord
 
 PLAIN_MS = 5.0
 REQUEST = Request(prompt_ids=(1,), max_tokens=1, sampling=SamplingParams())
@@ -46,14 +47,16 @@ class State:
         self.committed += len(tokens)
 
 
+def new_controller() -> SpeculationController:
+    return SpeculationController(DEVICE_SCHEDULE)
+
+
 def write(
-    rounds: Rounds, pace: Pace | None, count: int, *, committed: int = 100, is_auto: bool = True
+    rounds: Rounds, controller: SpeculationController | None, count: int, *, committed: int = 100
 ) -> list[bool]:
     """Which rounds drafted, of a request of so many tokens."""
     target = cast("Any", SimpleNamespace(state=State(committed)))
-    decoder = GraphDecoder(
-        *(target, None, rounds, REQUEST), use_draft=True, is_auto=is_auto, pace=pace
-    )
+    decoder = DeviceDecoder(*(target, None, rounds, REQUEST), use_draft=True, controller=controller)
     decoder.start(1)
     first, num_tokens = len(rounds.kinds), 0
     while num_tokens < count:
@@ -65,43 +68,43 @@ def write(
 
 
 def test_a_fixed_budget_drafts_every_round() -> None:
-    assert all(write(Rounds(1, 50.0), Pace(), 100, is_auto=False))
+    assert all(write(Rounds(1, 50.0), None, 100))
 
 
 def test_only_the_first_request_needs_plain_rounds_to_compare_with() -> None:
-    rounds, pace = Rounds(4, 8.0), Pace()
-    first = write(rounds, pace, 200)
-    assert 2 <= first.count(False) <= 5 and pace.ms == PLAIN_MS
+    rounds, controller = Rounds(4, 8.0), new_controller()
+    first = write(rounds, controller, 200)
+    assert 2 <= first.count(False) <= 5 and controller.cost.plain_ms == PLAIN_MS
     for _ in range(3):
-        assert all(write(rounds, pace, 200))
+        assert all(write(rounds, controller, 200))
 
 
 def test_plain_rounds_are_timed_again_after_a_while_and_where_contexts_differ() -> None:
-    rounds, pace = Rounds(4, 8.0), Pace()
-    kinds = write(rounds, pace, 4000)
+    rounds, controller = Rounds(4, 8.0), new_controller()
+    kinds = write(rounds, controller, 4000)
     assert 4 <= kinds.count(False) <= 10 and not all(kinds[-600:])
-    assert not all(write(rounds, pace, 100, committed=60_000))
-    assert all(write(rounds, pace, 100, committed=60_000))
-    assert not all(write(rounds, pace, 100))
+    assert not all(write(rounds, controller, 100, committed=60_000))
+    assert all(write(rounds, controller, 100, committed=60_000))
+    assert not all(write(rounds, controller, 100))
 
 
 def test_a_draft_that_does_not_pay_is_tried_more_and_more_rarely() -> None:
-    rounds, pace = Rounds(1, 8.0), Pace()
-    kinds = write(rounds, pace, 600)
+    rounds, controller = Rounds(1, 8.0), new_controller()
+    kinds = write(rounds, controller, 600)
     assert sum(kinds[:100]) < 40 and sum(kinds[300:]) < 20
-    assert sum(write(rounds, pace, 300)) < 40
+    assert sum(write(rounds, controller, 300)) < 40
 
 
 def test_a_draft_that_becomes_good_is_used_again() -> None:
-    rounds, pace = Rounds(1, 8.0), Pace()
-    write(rounds, pace, 100)
+    rounds, controller = Rounds(1, 8.0), new_controller()
+    write(rounds, controller, 100)
     rounds.length = 4
-    kinds = write(rounds, pace, 1000)
+    kinds = write(rounds, controller, 1000)
     assert all(kinds[-100:])
 
 
 def test_a_pause_of_the_device_is_no_news() -> None:
-    pace = Pace()
+    controller = new_controller()
     for ms in (5.0, 5.0, 500.0, 5.0):
-        pace.observe(ms, 100)
-    assert 4.9 < pace.ms < 5.6
+        controller.observe_plain(ms, ms, 100)
+    assert 4.9 < controller.cost.plain_ms < 5.6

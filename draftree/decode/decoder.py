@@ -1,8 +1,9 @@
 """What plain and speculative decoding have in common: one step of one sequence."""
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from draftree.core import RoundStats, TokenScores, TokenSource
+from draftree.core import DraftTree, RoundStats, TokenScores, TokenSource
 
 
 class Emitted(NamedTuple):
@@ -12,6 +13,16 @@ class Emitted(NamedTuple):
     source: TokenSource
     scores: TokenScores | None = None
     is_last: bool = False  # the grammar is complete
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One finished round, for whoever wants to watch."""
+
+    tree: DraftTree
+    path: tuple[int, ...]
+    bonus: int
+    path_log_probs: tuple[float, ...] = ()  # the draft's, of every node but the root, if known
 
 
 class Decoder(Protocol):

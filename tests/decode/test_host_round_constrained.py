@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from draftree.core import SamplingParams, TokenSource
-from draftree.decode.sample import Sampler
-from draftree.decode.speculative import SpeculationOptions, SpeculativeDecoder
+from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
+from draftree.decode.sampling import Sampler
 from draftree.models.target import Target
 from tests.decode.oracle import (
     NewSampler,
@@ -35,7 +35,7 @@ TABLE = 2 * np.random.default_rng(21).standard_normal((64, 64))
 
 
 def fixed(budget: int) -> SpeculationOptions:
-    return SpeculationOptions(budget, is_auto=False, use_ngram=False)
+    return SpeculationOptions(budget, is_auto=False, use_lookup=False)
 
 
 def new_sampler(
@@ -138,12 +138,12 @@ def test_what_the_grammar_forbids_is_not_verified() -> None:
     assert any(one.tree.num_nodes > 1 for one in rounds)
 
 
-@pytest.mark.parametrize("use_ngram", [False, True])
-def test_forced_tokens_are_verified_even_while_drafting_pauses(use_ngram: bool) -> None:
+@pytest.mark.parametrize("use_lookup", [False, True])
+def test_forced_tokens_are_verified_even_while_drafting_pauses(use_lookup: bool) -> None:
     target, grammar = TableTarget(TABLE), RuleGrammar(64, seed=6)
     make = new_sampler(grammar)
     plain = run_plain(target, (1, 2, 3), SamplingParams(temperature=1.0), 80, make)
-    options = SpeculationOptions(22, is_auto=True, use_ngram=use_ngram)
+    options = SpeculationOptions(22, is_auto=True, use_lookup=use_lookup)
     rounds = check_lossless(target, plain, None, options, new_sampler=make)
     accepted = [one.tree.sources[node] for one in rounds for node in one.path[1:]]
     assert accepted.count(TokenSource.GRAMMAR) > 5 and len(rounds) < 80

@@ -11,7 +11,7 @@ from typing import Final, Self
 import numpy as np
 
 from draftree.core import Request, SamplingParams, TokenMatcher, TokenScores
-from draftree.decode.tree import DraftBlock
+from draftree.drafts.drafter import Proposal
 from draftree.kernels.cpu.sampling import Filters, SamplingScratch, choose
 from draftree.kernels.cpu.select import choose_greedy, forbid, penalize, rank_rows
 
@@ -47,10 +47,12 @@ class Sampler:
         )
         self._has_penalties = self._filters.has_penalties
         self._scratch = SamplingScratch(vocab_size)
-        self._shaping: _Shaping | None = None
+        self._processor: _LogitsProcessor | None = None
         if logit_bias or num_logprobs is not None or matcher is not None:
-            self._shaping = _Shaping(self._filters, vocab_size, logit_bias, num_logprobs, matcher)
-        is_free = not self._has_penalties and self._shaping is None
+            self._processor = _LogitsProcessor(
+                self._filters, vocab_size, logit_bias, num_logprobs, matcher
+            )
+        is_free = not self._has_penalties and self._processor is None
         self._is_bare = is_free and params.is_greedy  # only the largest logit counts
         self._next_position = len(prompt_ids)
         self._slots: dict[int, int] = {}  # token -> place in the two arrays
@@ -81,10 +83,10 @@ class Sampler:
         if self._is_bare:
             return int(choose_greedy(logits))
         count = len(self._slots)
-        if self._shaping is not None:
+        if self._processor is not None:
             seen = self._seen_ids[:count], self._seen_counts[:count]
             noise = self._seed, position, self._scratch
-            token, self.scores = self._shaping.choose(logits, seen, noise)
+            token, self.scores = self._processor.choose(logits, seen, noise)
             return token
         return choose(
             logits,
@@ -111,26 +113,26 @@ class Sampler:
         position: int,
         num_candidates: int,
         tokens: np.ndarray | None = None,
-    ) -> DraftBlock:
+    ) -> Proposal:
         """Candidates for consecutive positions from `position` on: logits float32 [num_positions,
         vocab_size], or a column for each of the tokens, which rise.
 
         Scores are the draft's log-probabilities, or with a temperature those of log-probability / T
         + noise, so that what the noise favours comes first, as it will in the target's own choice.
         """
-        if self._shaping is not None:
+        if self._processor is not None:
             if tokens is not None:  # bias and grammar go by token
                 every = np.full((len(logits), self._vocab_size), -np.inf, dtype=np.float32)
                 every[:, tokens] = logits
                 logits, tokens = every, None
-            logits = self._shaping.shape_draft(logits, position == self._next_position)
+            logits = self._processor.process_draft(logits, position == self._next_position)
         temperature, count = self._filters.temperature, min(num_candidates, logits.shape[1])
         scores, ids, log_probs = rank_rows(
             *(logits, _ALL_TOKENS if tokens is None else tokens),
             *(temperature, self._seed, position, _NOISE_REACH, count),
         )
         is_impossible = None
-        if self._shaping is not None:  # a grammar may allow nothing that the draft knows
+        if self._processor is not None:  # a grammar may allow nothing that the draft knows
             is_impossible = scores[:, 0] == -np.inf
             scores[is_impossible] = 0.0
         if temperature > 0.0:
@@ -138,7 +140,7 @@ class Sampler:
             log_probs = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
         if is_impossible is not None:
             log_probs[is_impossible] = _IMPOSSIBLE
-        return DraftBlock(ids, log_probs)
+        return Proposal(ids, log_probs)
 
     def _slot(self, token: int) -> int:
         slot = self._slots.setdefault(token, len(self._slots))
@@ -150,7 +152,7 @@ class Sampler:
         return slot
 
 
-class _Shaping:
+class _LogitsProcessor:
     """Logits as the request wants them: bias, penalties, grammar; then the choice, scored."""
 
     def __init__(
@@ -192,7 +194,7 @@ class _Shaping:
             token = choose(row, self._filters, *noise)
         return token, None if self._num_logprobs is None else self._score(token)
 
-    def shape_draft(self, logits: np.ndarray, is_next: bool) -> np.ndarray:
+    def process_draft(self, logits: np.ndarray, is_next: bool) -> np.ndarray:
         """A draft's logits with the bias and, in the first row if it is the next position, the
         grammar.
         """

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree.decode.draft import BlockDrafter
-from draftree.models.dflash import load_draft
+from draftree.drafts.dflash import BlockDrafter
+from draftree.drafts.dflash_model import load_draft
 from draftree.state.span import Span
 from draftree.weights.checkpoint import open_checkpoint
 from tests.made import make_draft
@@ -30,7 +30,7 @@ def _expected(length: int) -> np.ndarray:
     """The block after so many tokens, by a draft that has seen nothing else."""
     drafter = _drafter()
     drafter.reset()
-    drafter.observe(FEATURES[:length])
+    drafter.extend_context(FEATURES[:length])
     return drafter.block_logits(9).copy()
 
 
@@ -49,19 +49,19 @@ def test_context_comes_back(seen: int, copied: int, shared: int, length: int, mo
     expected = _expected(length), _expected(end)
     drafter = _drafter()
     drafter.reset()
-    drafter.observe(FEATURES[:seen])
+    drafter.extend_context(FEATURES[:seen])
     spans = [
         Span(start, stop, drafter.copy(start, stop))
         for start, stop in ((0, copied), (copied, seen))
         if stop > start
     ]
     drafter.reset()
-    drafter.observe(FEATURES[:shared])
-    drafter.observe(OTHERS)
+    drafter.extend_context(FEATURES[:shared])
+    drafter.extend_context(OTHERS)
     drafter.restore(spans, min(shared, length), length)
     assert drafter.position == length
     assert np.array_equal(drafter.block_logits(9), expected[0])
-    drafter.observe(FEATURES[length:end])
+    drafter.extend_context(FEATURES[length:end])
     assert drafter.position == end
     assert np.array_equal(drafter.block_logits(9), expected[1])
 
@@ -70,8 +70,8 @@ def test_going_back_into_features_that_were_not_read_yet() -> None:
     drafter = _drafter()
     expected = _expected(30)
     drafter.reset()
-    drafter.observe(FEATURES[:20])
+    drafter.extend_context(FEATURES[:20])
     drafter.block_logits(9)
-    drafter.observe(FEATURES[20:40])
+    drafter.extend_context(FEATURES[20:40])
     drafter.restore((), 30, 30)
     assert np.array_equal(drafter.block_logits(9), expected)

@@ -30,7 +30,7 @@ class DraftFacts:
     feature_layers: tuple[int, ...]  # the target's hidden state after each of these layers
     mask_token: int
     vocab_size: int | None  # where the file carries the target's vocabulary
-    head_tokens: tuple[int, ...] = ()  # the only ones worth proposing, rising; none: all
+    draft_vocab: tuple[int, ...] = ()  # the only ones worth proposing, rising; none: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def read_draft_facts(checkpoint: Checkpoint) -> DraftFacts:
         feature_layers=tuple(i - 1 for i in layers),  # the file counts inputs of the next layer
         mask_token=mask,
         vocab_size=len(tokens) if isinstance(tokens, Sequence) else None,
-        head_tokens=tuple(likely),
+        draft_vocab=tuple(likely),
     )
 
 
@@ -100,6 +100,8 @@ def read_draft_size(checkpoint: Checkpoint) -> DraftSize:
         weight_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
         kv_width=metadata.count("block_count") * per_layer,
         feature_width=len(facts.feature_layers) * facts.hidden_size,
+        block_len=facts.block_size,
+        feature_layers=facts.feature_layers,
     )
 
 
@@ -118,7 +120,7 @@ def check_fit(facts: DraftFacts, draft_name: str, target: Model, target_name: st
         reason = (
             f"it was trained on a vocabulary of {facts.vocab_size}, the target has {vocab_size}"
         )
-    elif facts.head_tokens and not 0 <= facts.head_tokens[0] <= facts.head_tokens[-1] < vocab_size:
+    elif facts.draft_vocab and not 0 <= facts.draft_vocab[0] <= facts.draft_vocab[-1] < vocab_size:
         reason = f"it proposes tokens outside the target's vocabulary of {vocab_size}"
     if reason:
         raise ModelError(f"The draft {draft_name} does not fit the target {target_name}: {reason}.")

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 from draftree.core import SamplingParams, TokenSource, Usage
-from draftree.decode import plain, speculative
+from draftree.decode import host_round, plain
 from draftree.decode.accept import accept
-from draftree.decode.budget import CostModel
-from draftree.decode.draft import Drafter
+from draftree.decode.controller import SpeculationController
+from draftree.decode.cost import CostModel
+from draftree.decode.decoder import Emitted, Round
+from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
 from draftree.decode.plain import PlainDecoder
-from draftree.decode.sample import Sampler
-from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
-from draftree.decode.step import Emitted
-from draftree.decode.tree import DraftBlock, build_tree
+from draftree.decode.sampling import Sampler
+from draftree.decode.tree import build_tree
+from draftree.drafts.drafter import Proposal, Proposer
 from draftree.kernels.cpu.step import Step
 from tests.decode.oracle import OracleDrafter, run_plain
 from tests.decode.table import Clock, TableDrafter, TableTarget
@@ -28,8 +29,8 @@ NOISE = np.random.default_rng(22).standard_normal((VOCAB, VOCAB)).astype(np.floa
 WARM = SamplingParams(temperature=1.0, seed=8)
 
 
-def fixed(budget: int, *, use_ngram: bool = False) -> SpeculationOptions:
-    return SpeculationOptions(budget, is_auto=False, use_ngram=use_ngram)
+def fixed(budget: int, *, use_lookup: bool = False) -> SpeculationOptions:
+    return SpeculationOptions(budget, is_auto=False, use_lookup=use_lookup)
 
 
 @dataclass
@@ -53,14 +54,15 @@ class Run:
 
 def start(
     target: TableTarget,
-    drafter: Drafter | None,
+    drafter: Proposer | None,
     options: SpeculationOptions,
     sampling: SamplingParams = WARM,
     cost: CostModel | None = None,
 ) -> Run:
     rounds: list[Round] = []
     sampler = Sampler(sampling, target.model.vocab_size, (1,))
-    decoder = SpeculativeDecoder(target, sampler, drafter, options, cost, rounds.append)
+    controller = SpeculationController(cost=cost)
+    decoder = SpeculativeDecoder(target, sampler, drafter, options, controller, rounds.append)
     decoder.start(1)
     return Run(target, decoder, rounds)
 
@@ -147,7 +149,7 @@ def test_the_example_in_the_docs() -> None:
     """docs/decoding.md shows the tree that this block really makes."""
     words = ["the", "mat", "rug", "and", ".", "slept", "purred"]
     proposed = [{"mat": 0.6, "rug": 0.3}, {"and": 0.5, ".": 0.4}, {"slept": 0.6, "purred": 0.2}]
-    block = DraftBlock(
+    block = Proposal(
         np.array([[words.index(word) for word in row] for row in proposed]),
         np.log([list(row.values()) for row in proposed]),
     )
@@ -181,7 +183,7 @@ def check_features(run: Run, drafter: TableDrafter) -> None:
 def test_the_draft_is_told_the_features_of_the_path(is_auto: bool) -> None:
     target = TableTarget(TABLE, has_features=True)
     drafter = half_right(target)
-    options = SpeculationOptions(22, is_auto=is_auto, use_ngram=False)
+    options = SpeculationOptions(22, is_auto=is_auto, use_lookup=False)
     run = start(target, drafter, options).until(100)
     check_features(run, drafter)
     assert any(one.path != tuple(range(len(one.path))) for one in run.rounds) or is_auto
@@ -205,7 +207,7 @@ def test_draft_and_target_draw_the_same_noise() -> None:
 def test_budget_0_never_drafts() -> None:
     target = TableTarget(TABLE)
     drafter = half_right(target)
-    for options in (fixed(0, use_ngram=True), SpeculationOptions(0, True, True)):
+    for options in (fixed(0, use_lookup=True), SpeculationOptions(0, True, True)):
         target.state.reset()
         run = start(target, drafter, options).until(30)
         assert run.tokens == plain_tokens(WARM, 30)
@@ -227,7 +229,7 @@ def test_a_text_that_repeats_is_looked_up() -> None:
     cycle = np.full((7, 7), -9.0, dtype=np.float32)
     cycle[np.arange(7), (np.arange(7) + 1) % 7] = 9.0
     target = TableTarget(cycle)
-    run = start(target, None, fixed(15, use_ngram=True), SamplingParams()).until(100)
+    run = start(target, None, fixed(15, use_lookup=True), SamplingParams()).until(100)
     assert run.tokens == plain_tokens(SamplingParams(), 100, cycle)
     sources = [e.source for e in run.emitted]
     assert set(sources[:7]) == {TokenSource.PLAIN}
@@ -238,14 +240,14 @@ def test_a_round_that_was_looked_up_ends_a_run_of_plain_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    for module in (plain, speculative):
+    for module in (plain, host_round):
         monkeypatch.setattr(module, "time", clock)
     cycle = np.full((7, 7), -9.0, dtype=np.float32)
     cycle[np.arange(7), (np.arange(7) + 1) % 7] = 9.0
     target = TableTarget(cycle, clock=clock, pass_ms=lambda num_nodes: 10.0 + 0.1 * num_nodes)
-    options = SpeculationOptions(15, is_auto=True, use_ngram=True)
+    options = SpeculationOptions(15, is_auto=True, use_lookup=True)
     run = start(target, None, options, SamplingParams()).until(100)
-    assert run.rounds[-1].tree.num_nodes > 1 and run.decoder._turns._plain_run == 0
+    assert run.rounds[-1].tree.num_nodes > 1 and run.decoder._controller._plain_run == 0
 
 
 def test_a_trial_that_finds_nothing_to_look_up_is_forgiven_once(
@@ -253,12 +255,12 @@ def test_a_trial_that_finds_nothing_to_look_up_is_forgiven_once(
 ) -> None:
     """What was learnt counts for less at the start of a trial, not again in each of its rounds."""
     forgiven: list[int] = []
-    options = SpeculationOptions(15, is_auto=True, use_ngram=True)
+    options = SpeculationOptions(15, is_auto=True, use_lookup=True)
     run = start(TableTarget(TABLE), None, options, WARM)
-    monkeypatch.setattr(run.decoder._calibration, "forgive", lambda: forgiven.append(1))
+    monkeypatch.setattr(run.decoder._controller._calibration, "forgive", lambda: forgiven.append(1))
     run.until(20)  # plain steps are known now
-    run.decoder._turns.observe_gain(-100.0)
-    monkeypatch.setattr(run.decoder._ngram, "propose", lambda _: ((), 0))
+    run.decoder._controller._observe_gain(-100.0)
+    monkeypatch.setattr(run.decoder._lookup, "propose", lambda _: ((), 0))
     run.until(120)
     assert len(forgiven) == 1
 
@@ -283,14 +285,14 @@ class Timed:
         new_drafter: type[TableDrafter] = TableDrafter,
     ) -> tuple[Run, TableDrafter, float]:
         """The last value: time over that of plain decoding."""
-        for module in (plain, speculative):
+        for module in (plain, host_round):
             self.monkeypatch.setattr(module, "time", self.clock)
         target = TableTarget(TABLE, clock=self.clock, pass_ms=self.pass_ms)
         drafter = new_drafter(table, target.state, clock=self.clock, draft_ms=draft_ms)
         cost = CostModel()
         for num_nodes in (1, 64):
             cost.observe_verify(num_nodes, self.pass_ms(num_nodes))
-        options = SpeculationOptions(64, is_auto=True, use_ngram=False)
+        options = SpeculationOptions(64, is_auto=True, use_lookup=False)
         before = self.clock.now_ms
         run = start(target, drafter, options, sampling, cost).until(count)
         assert run.tokens == plain_tokens(sampling, count)
@@ -333,7 +335,7 @@ class _LateDrafter(TableDrafter):
 
     def propose(
         self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
-    ) -> DraftBlock:
+    ) -> Proposal:
         self._table = TABLE * (3 if self._state.committed >= 200 else -4)
         return super().propose(anchor, sampler, num_candidates, num_positions)
 

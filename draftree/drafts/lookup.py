@@ -9,7 +9,7 @@ from collections.abc import Iterable
 _MIN_MATCH, _MAX_MATCH = 3, 6
 
 
-class NgramIndex:
+class LookupIndex:
     """The text so far, and the newest position after each run of 3 to 6 tokens."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Decoding where a whole round runs on the device: launched ahead, read one round behind.
 
-The device drafts, builds the tree, verifies, accepts and commits by itself (kernels/cuda/round.py);
+The device drafts, builds the tree, verifies, accepts and commits by itself (device_round.py);
 here rounds are started, their records read, and the host's picture of the sequence kept in step.
 With an automatic budget, rounds without a draft take over where drafting does not pay.
 """
@@ -11,16 +11,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from draftree.core import Request, RoundStats, TokenSource
-from draftree.decode.draft import BlockDrafter
-from draftree.decode.speculative import Round
-from draftree.decode.step import Emitted
+from draftree.decode.controller import SpeculationController
+from draftree.decode.decoder import Emitted, Round
+from draftree.drafts.drafter import Drafter
 from draftree.models.target import Target
-
-_TRIAL = 8  # drafted rounds before they are judged
-_COMPARED = 3  # plain rounds, where it is not known what they take
-_MAX_RUN, _MAX_PAUSE = 512, 256  # drafted rounds without plain ones to compare with; plain ones
-_NEAR = 2048  # positions that make no difference to what a round takes
-_MIN_GAIN, _FADE = 1.02, 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,46 +49,26 @@ class DeviceRounds(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Pace:
-    """What a plain round takes, kept over requests: what drafted ones are compared with."""
-
-    ms: float = 0.0  # 0: not known
-    position: int = 0  # of the sequence when it was timed
-    num_since: int = 0  # drafted rounds since
-
-    def observe(self, ms: float, position: int) -> None:
-        """Slow rounds count little: something may have come between."""
-        if self.ms:
-            ms = self.ms + (0.5 if ms < self.ms else 0.1) * (min(ms, 2.0 * self.ms) - self.ms)
-        self.ms, self.position, self.num_since = ms, position, 0
-
-    def is_known_at(self, position: int) -> bool:
-        """Passes take longer as the context grows, which is forgiven up to a point."""
-        is_near = abs(position - self.position) <= _NEAR + min(position, self.position)
-        return self.ms > 0.0 and self.num_since < _MAX_RUN and is_near
-
-
-class GraphDecoder:
+class DeviceDecoder:
     def __init__(
         self,
         target: Target,
-        drafter: BlockDrafter | None,
+        drafter: Drafter | None,
         rounds: DeviceRounds,
         request: Request,
         *,
         use_draft: bool,
-        is_auto: bool,
-        pace: Pace | None = None,
+        controller: SpeculationController | None = None,
         off_reason: str | None = None,
         watch: Callable[[Round], None] | None = None,
     ) -> None:
-        """pace: what is known of plain rounds, and learnt here."""
+        """controller: says which rounds draft; without one all do, if use_draft."""
         self.stats = RoundStats(off_reason=off_reason)
         self._target, self._drafter, self._rounds = target, drafter, rounds
         self._request, self._watch = request, watch
-        is_auto = is_auto and use_draft
-        self._choice = _Choice(pace or Pace(), is_auto=is_auto, use_draft=use_draft)
+        self._use_draft, self._controller = use_draft, controller if use_draft else None
+        if self._controller is not None:
+            self._controller.begin_request()
         self._under_way: deque[bool] = deque()  # whether each round drafts
         self._anchor = -1
         self._is_begun = self._is_done = False
@@ -114,9 +88,11 @@ class GraphDecoder:
         """Let the rounds under way end, and note what they committed."""
         while self._under_way:
             self._read()
+        if self._controller is not None:
+            self._controller.end_request()
 
     def _begin(self, max_tokens: int) -> None:
-        drafted = self._drafter.catch_up() if self._drafter is not None else 0
+        drafted = self._drafter.flush_context() if self._drafter is not None else 0
         committed = self._target.state.committed
         self._rounds.begin(self._request, self._anchor, max_tokens, committed, drafted)
         self._is_begun = True
@@ -124,7 +100,9 @@ class GraphDecoder:
 
     def _launch(self) -> None:
         if not self._is_done:
-            use_draft = self._choice.next(self._target.state.committed)
+            use_draft, controller = self._use_draft, self._controller
+            if controller is not None:
+                use_draft = controller.is_draft_next(self._target.state.committed)
             self._rounds.launch(use_draft=use_draft)
             self._under_way.append(use_draft)
 
@@ -137,9 +115,9 @@ class GraphDecoder:
         tree, path, bonus = record.round.tree, record.round.path, record.round.bonus
         self._target.state.note([tree.tokens[node] for node in path])
         if self._drafter is not None:
-            self._drafter.note(len(path))
+            self._drafter.record_context(len(path))
         self._anchor = bonus
-        self._choice.observe(was_drafted, len(path), record.ms, self._target.state.committed)
+        self._observe(was_drafted, len(path), record.ms)
         self.stats.count(tree.num_nodes, max(tree.depths), len(path) - 1)
         self.stats.verify_ms += record.ms
         self.round_ms.append(record.ms)
@@ -149,45 +127,10 @@ class GraphDecoder:
         last = TokenSource.BONUS if tree.num_nodes > 1 else TokenSource.PLAIN
         return [*emitted, Emitted(bonus, last)]
 
-
-class _Choice:
-    """Whether the next round drafts: the kind that gave more tokens a millisecond, with trials."""
-
-    def __init__(self, pace: Pace, *, is_auto: bool, use_draft: bool) -> None:
-        self._pace = pace
-        self._is_auto, self._use_draft = is_auto, use_draft
-        self._tokens = self._ms = 0.0  # of drafted rounds; older ones fade
-        self._left = _TRIAL  # rounds before the next decision
-        self._pause = _TRIAL
-
-    def next(self, position: int) -> bool:
-        if self._is_auto:
-            self._left -= 1
-            if self._left < 0:
-                self._decide(position)
-        return self._use_draft
-
-    def observe(self, was_drafted: bool, count: int, ms: float, position: int) -> None:
-        if ms <= 0.0:  # a device without a clock
+    def _observe(self, was_drafted: bool, num_tokens: int, ms: float) -> None:
+        if self._controller is None or ms <= 0.0:  # a device without a clock
             return
-        if not was_drafted:
-            self._pace.observe(ms, position)
-            return
-        self._pace.num_since += 1
-        self._tokens = _FADE * self._tokens + count
-        self._ms = _FADE * self._ms + ms
-
-    def _decide(self, position: int) -> None:
-        """Draft while it pays. A few plain rounds where theirs is not known; more of them, and then
-        a trial, each time a draft did not pay.
-        """
-        if not self._use_draft:
-            self._use_draft, self._left = True, _TRIAL // 2
-        elif not self._pace.is_known_at(position):
-            self._use_draft, self._left = False, _COMPARED
-        elif self._tokens * self._pace.ms < _MIN_GAIN * self._ms:
-            self._use_draft, self._left = False, self._pause
-            self._pause = min(4 * self._pause, _MAX_PAUSE)
-            self._tokens, self._ms = self._tokens / 4, self._ms / 4  # the trial decides
+        if was_drafted:
+            self._controller.observe_device_draft(num_tokens, ms)
         else:
-            self._pause = _TRIAL
+            self._controller.observe_plain(ms, ms, self._target.state.committed)

@@ -1,44 +1,48 @@
-"""The draft at work: keeps its context in step with the target and proposes a block after the
+"""A block draft at work: keeps its context in step with the target and proposes a block after the
 anchor.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from draftree.decode.sample import Sampler
-from draftree.decode.tree import DraftBlock
-from draftree.kernels.ops import Array, Ops, Runnable
-from draftree.models.dflash import Draft
+from draftree.core import DraftSize
+from draftree.drafts.dflash_model import (
+    Draft,
+    check_fit,
+    load_draft,
+    read_draft_facts,
+    read_draft_size,
+)
+from draftree.drafts.drafter import Drafter, DraftPrograms, Proposal, Ranking
+from draftree.kernels.ops import Array, Ops
 from draftree.models.model import Model
 from draftree.state.span import KvLayers, Parts, Span
+from draftree.weights.checkpoint import Checkpoint
 
 
-class Drafter(Protocol):
-    """Observes features of committed tokens; proposes candidates for the positions after the
-    anchor.
-    """
+class DFlashKind:
+    """How DFlash files become drafters."""
 
-    def reset(self) -> None: ...
-    def observe(self, features: Array) -> None: ...
-    def propose(
-        self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
-    ) -> DraftBlock:
-        """At most num_positions of what the draft can fill."""
-        ...
+    def read_size(self, checkpoint: Checkpoint) -> DraftSize:
+        return read_draft_size(checkpoint)
 
+    def check_fit(self, checkpoint: Checkpoint, target: Model, target_name: str) -> None:
+        check_fit(read_draft_facts(checkpoint), str(checkpoint.path), target, target_name)
 
-class DraftPrograms(NamedTuple):
-    """What a block is made of, and where its inputs and results are."""
-
-    context: Runnable
-    block: Runnable
-    head: Runnable
-    features: Array
-    logits: Array
-    mask_token: int
-    block_len: int
+    def load(
+        self,
+        checkpoint: Checkpoint,
+        target: Model,
+        ops: Ops,
+        *,
+        block_len: int,
+        use_draft_vocab: bool,
+    ) -> Drafter:
+        draft = load_draft(checkpoint, ops)
+        return BlockDrafter(
+            draft, target, ops, block_len=block_len, use_draft_vocab=use_draft_vocab
+        )
 
 
 class BlockDrafter:
@@ -51,14 +55,14 @@ class BlockDrafter:
         ops: Ops,
         *,
         block_len: int = 0,
-        use_head_tokens: bool = True,
+        use_draft_vocab: bool = True,
     ) -> None:
-        """use_head_tokens: propose only the tokens that the draft lists, if it does."""
+        """use_draft_vocab: propose only the tokens that the draft lists, if it does."""
         self.block_len = block_len or draft.facts.block_size
         self._mask = draft.facts.mask_token
         head, self._tokens = target.head, None
-        if use_head_tokens and draft.facts.head_tokens:
-            self._tokens = np.asarray(draft.facts.head_tokens, dtype=np.int64)
+        if use_draft_vocab and draft.facts.draft_vocab:
+            self._tokens = np.asarray(draft.facts.draft_vocab, dtype=np.int64)
             head = ops.pack(target.head_rows.raw[self._tokens], target.head_rows.qtype)
         self._ops = ops
         self._context_len = 0  # positions whose keys and values are cached
@@ -93,7 +97,7 @@ class BlockDrafter:
 
     def copy(self, start: int, end: int) -> Parts:
         """Keys and values of the context at positions start … end-1."""
-        self._catch_up()
+        self._flush()
         return self._kv.copy(start, end)
 
     def restore(self, spans: Sequence[Span], shared: int, length: int) -> None:
@@ -101,17 +105,17 @@ class BlockDrafter:
         those of the present one.
         """
         if shared > self._context_len:
-            self._catch_up()
+            self._flush()
         self._kv.put(spans, shared, length)
         self._context_len, self._num_waiting = length, 0
 
-    def observe(self, features: Array) -> None:
+    def extend_context(self, features: Array) -> None:
         """Features of tokens that were just committed, in order: float32 [count, width]."""
         room = len(self._input) - self._num_waiting
         if len(features) >= room:
             self._put(features[:room])
-            self._catch_up()
-            self.observe(features[room:])
+            self._flush()
+            self.extend_context(features[room:])
         elif len(features) > 0:
             self._put(features)
 
@@ -120,28 +124,28 @@ class BlockDrafter:
         self._input[self._num_waiting : end] = features
         self._num_waiting = end
 
-    def catch_up(self) -> int:
+    def flush_context(self) -> int:
         """Read all features at hand; how many positions are cached now."""
-        self._catch_up()
+        self._flush()
         return self._context_len
 
-    def note(self, count: int) -> None:
+    def record_context(self, count: int) -> None:
         """The device has read the features of so many tokens in a round of its own."""
         self._context_len += count
 
     def propose(
-        self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
-    ) -> DraftBlock:
+        self, anchor: int, ranking: Ranking, num_candidates: int, num_positions: int
+    ) -> Proposal:
         """Candidates for positions after the anchor; the head runs only for those wanted."""
         logits = self.block_logits(anchor, num_positions)
-        return sampler.rank(logits, self._context_len + 1, num_candidates, self._tokens)
+        return ranking.rank(logits, self._context_len + 1, num_candidates, self._tokens)
 
     def block_logits(self, anchor: int, num_positions: int = 0) -> np.ndarray:
         """float32 [positions, tokens]; row i is for position i + 1 after the anchor. 0: all.
 
         No more is filled than is wanted: a shorter block costs less and guesses as well.
         """
-        self._catch_up()
+        self._flush()
         num_positions = min(num_positions or self.block_len, self.block_len - 1)
         block = (anchor, *[self._mask] * num_positions)
         self._ops.step.set_chain(block, self._context_len)
@@ -150,7 +154,7 @@ class BlockDrafter:
         self._head_program.run()
         return self._ops.read(self._logits, num_positions)
 
-    def _catch_up(self) -> None:
+    def _flush(self) -> None:
         """Cache keys and values for the features that arrived since the last block."""
         count = self._num_waiting
         if count:

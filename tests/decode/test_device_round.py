@@ -13,15 +13,15 @@ pytest.importorskip("torch", reason="torch is not installed")
 from draftree.bench.synth import write_pair
 from draftree.config import Card, EngineConfig
 from draftree.core import FinishReason, Request, SamplingParams
-from draftree.decode.graph import GraphDecoder
-from draftree.decode.speculative import Round
-from draftree.engine import engine as engine_module
+from draftree.decode.decoder import Round
+from draftree.decode.device_decoder import DeviceDecoder
+from draftree.engine import parts as parts_module
 from draftree.engine.engine import TokenEngine
 from draftree.kernels.cuda import compile as compile_module
 from draftree.kernels.cuda.compile import Gpu
 from draftree.prefill.chunked import prefill
 from draftree.state.sequence import Snapshot
-from tests.engine.scripted import ScriptedGraphRounds
+from tests.decode.scripted import ScriptedRounds
 from tests.made import make_draft
 from tests.tiny import tiny_path
 
@@ -39,7 +39,7 @@ SAMPLINGS = {
 def open_engine(any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
     """TokenEngine on that GPU, with the tiny hybrid model and its draft of random weights."""
     card = Card(0, "a card", 2**36)
-    monkeypatch.setattr(engine_module, "find_card", lambda device: card)
+    monkeypatch.setattr(parts_module, "find_card", lambda device: card)
     monkeypatch.setattr(compile_module, "gpu", lambda index: any_gpu)
 
     def open_one(budget: int | str, qtype: str = "F16") -> TokenEngine:
@@ -98,10 +98,9 @@ def decode(engine: TokenEngine, rounds, sampling: SamplingParams, count: int, *,
     """Tokens after the prompt, and tokens a round."""
     engine.forget()
     prefill(engine.target, PROMPT[:-1], engine.plan.chunk)
-    decoder = GraphDecoder(
+    decoder = DeviceDecoder(
         *(engine.target, None, rounds, request(sampling, count)),
         use_draft=use_draft,
-        is_auto=False,
     )
     decoder.start(PROMPT[-1])
     tokens: list[int] = []
@@ -125,7 +124,7 @@ def check_oracle(engine: TokenEngine, budgets: tuple[int, ...], count: int) -> f
         plain, _ = decode(engine, engine.rounds_of(0), sampling, count, use_draft=False)
         state = engine.target.state.snapshot()
         for budget in budgets:
-            rounds = ScriptedGraphRounds(engine, budget, (*PROMPT, *plain), budget)
+            rounds = ScriptedRounds(engine, budget, (*PROMPT, *plain), budget)
             tokens, length = decode(engine, rounds, sampling, count, use_draft=True)
             assert tokens == plain, (name, budget)
             assert equal_parts(engine.target.state.snapshot(), state), "the states differ"

@@ -1,16 +1,12 @@
-"""How many nodes pay: measured cost of a pass by node count, and how far the draft's confidence
-can be trusted.
+"""How many nodes pay: measured cost of a pass by node count.
 
-In: what each round took and how deep it went. Out: for a ranked tree, the number of nodes with
-the most expected tokens per second, 0 included.
+In: what each round took. Out: for nodes with falling probabilities, the number of them with the
+most expected tokens per second, 0 included.
 """
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from math import exp
 from typing import NamedTuple
-
-from draftree.decode.tree import NodeKind, RankedTree
 
 EDGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 # Weights of a new time in the running means, of one size, of the machine's speed (most of what
@@ -20,14 +16,11 @@ _NEAR = 0.35  # what differs by more than this share is no matter of speed
 _FAR_RISE, _FAR_FALL = 0.04, 0.5  # then: a pause of the machine, or something known badly
 _MOST = 3.0  # times what is known; more is a pause for certain
 _MANY = 100.0  # times that something was seen, if it is seen all the time
-_FIRST_PLAIN, _ENOUGH_PLAIN = 4, 8  # plain steps that do not count, and all before the first draft
+_NEAR_POSITIONS = 2048  # that make no difference to what a plain step takes
 _PRIOR_SLOPE = 0.15  # cost of one more node, in passes of one, until there is a measurement
 # Passes that a guess counts for, how those that were seen fade with each later one, and how many,
 # of those of the best known size, make a size known.
 _GUESS_WEIGHT, _STALE, _KNOWN = 0.5, 0.95, 0.1
-_PRIOR_ROUNDS = 2.0  # rounds that the prior counts for
-_FORGIVEN = 0.3  # what is left of earlier rounds when drafting is tried again
-_PRIOR_TOKENS, _FADE = 20.0, 0.97  # tokens that were as expected, to begin with; older ones fade
 
 
 class CostModel:
@@ -38,7 +31,11 @@ class CostModel:
     without a draft are another matter.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_unsteady: int = 4, num_plain: int = 8) -> None:
+        """num_plain: plain steps that make their time known, the first num_unsteady of which do not
+        count.
+        """
+        self._num_unsteady, self._enough_plain = num_unsteady, num_plain
         self._slowness = 1.0
         self._edges: list[int] = []  # sizes that were seen, rising
         self._times: list[float] = []
@@ -47,11 +44,17 @@ class CostModel:
         self.draft_ms = 0.0
         self.plain_ms = 0.0  # of a plain step as a whole, as they are now
         self._num_plain = 0
+        self._plain_position = 0  # of the sequence when it was timed
 
     @property
     def is_measured(self) -> bool:
         """Whether plain steps have been seen, which all else is compared with."""
-        return self._num_plain >= _ENOUGH_PLAIN
+        return self._num_plain >= self._enough_plain
+
+    def is_measured_near(self, position: int) -> bool:
+        """Passes take longer as the context grows, which makes little difference up to a point."""
+        distance = abs(position - self._plain_position)
+        return distance <= _NEAR_POSITIONS + min(position, self._plain_position)
 
     @property
     def slowness(self) -> float:
@@ -84,13 +87,14 @@ class CostModel:
         self._weights[place] += 1.0
         self._smooth = None
 
-    def observe_plain(self, ms: float) -> None:
+    def observe_plain(self, ms: float, position: int) -> None:
         """A step without a draft, with the caches to itself. It says nothing about rounds with a
         draft, nor they about it: where target and draft do not fit the cache together, only they
         are slow.
         """
         self._num_plain += 1
-        if self._num_plain <= _FIRST_PLAIN:
+        self._plain_position = position
+        if self._num_plain <= self._num_unsteady:
             return
         excess = min(ms / self.plain_ms, _MOST) - 1.0 if self.plain_ms else 0.0
         weight = _PLAIN_WEIGHT
@@ -144,90 +148,6 @@ def _line_ms(edges: Sequence[int], times: Sequence[float], a: int, b: int, num_n
         return times[a] * more / (1.0 + _PRIOR_SLOPE * (edges[a] - 1))
     rise = max(times[b] - times[a], 0.0)
     return times[a] + rise * (num_nodes - edges[a]) / (edges[b] - edges[a])
-
-
-class Outcome(NamedTuple):
-    """One step of a walk: the probability that the draft gave to each kind, and which was right."""
-
-    masses: list[float]
-    right: NodeKind | None
-
-
-class Calibration:
-    """Draft confidence against what the target chose, by depth and kind of node."""
-
-    def __init__(self, max_depth: int = 64) -> None:
-        self._predicted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
-        self._accepted = [[_PRIOR_ROUNDS] * max_depth for _ in NodeKind]
-        self._ratios = [[1.0] * max_depth for _ in NodeKind]  # accepted over predicted
-        self._written = self._expected = _PRIOR_TOKENS  # tokens of drafted rounds
-
-    def observe(self, outcomes: Sequence[Outcome]) -> None:
-        """What happened at depth 1, 2, … until the walk left the tree."""
-        for depth, (masses, right) in enumerate(outcomes[: len(self._ratios[0])]):
-            for kind, mass in enumerate(masses):
-                if mass > 0.0:
-                    predicted = 0.98 * self._predicted[kind][depth] + min(mass, 1.0)
-                    accepted = 0.98 * self._accepted[kind][depth] + (right == kind)
-                    self._predicted[kind][depth], self._accepted[kind][depth] = predicted, accepted
-                    self._ratios[kind][depth] = accepted / max(predicted, 1e-6)
-
-    def observe_rate(self, expected: float, num_tokens: int, ms: float) -> None:
-        """A drafted round wrote so many tokens in so many milliseconds; expected: tokens each."""
-        self._written = _FADE * self._written + num_tokens
-        self._expected = _FADE * self._expected + expected * ms
-
-    def forgive(self) -> None:
-        """Drafting is tried again after a while: what was seen before counts for less."""
-        self._written = (self._written + _PRIOR_TOKENS) / 2
-        self._expected = (self._expected + _PRIOR_TOKENS) / 2
-        for counts in (*self._predicted, *self._accepted):
-            counts[:] = [_FORGIVEN * count for count in counts]
-
-    @property
-    def trust(self) -> float:
-        """Tokens that drafted rounds gave over those that their time should have given."""
-        return self._written / self._expected
-
-    def ratio(self, depth: int, kind: NodeKind) -> float:
-        """Accepted over predicted for the step to `depth` (1 is the first)."""
-        ratios = self._ratios[kind]
-        return ratios[min(depth, len(ratios)) - 1]
-
-
-def path_probabilities(ranked: RankedTree, calibration: Calibration) -> list[float]:
-    """Calibrated probability that each node but the root is on the accepted path."""
-    tree, log_probs = ranked.tree, (0.0, *ranked.path_log_probs)
-    result = [1.0]
-    for node, kind in enumerate(ranked.kinds, 1):
-        parent = tree.parents[node]
-        conditional = exp(min(log_probs[node] - log_probs[parent], 0.0))
-        trusted = conditional * calibration.ratio(tree.depths[node], kind)
-        result.append(result[parent] * min(trusted, 1.0))
-    return result[1:]
-
-
-def follow(ranked: RankedTree, tokens: Sequence[int]) -> list[Outcome]:
-    """Walk all that was proposed along the round's tokens, whether or not it was verified.
-
-    So a draft is judged even in a round that verifies none of its nodes.
-    """
-    tree, log_probs = ranked.tree, (0.0, *ranked.path_log_probs)
-    outcomes: list[Outcome] = []
-    walked = {0: 0}  # nodes on the way, each with its depth; all others are passed over
-    for node, kind in enumerate(ranked.kinds, 1):
-        parent = tree.parents[node]
-        depth = walked.get(parent, len(tokens))
-        if depth == len(tokens):
-            continue
-        if depth == len(outcomes):
-            outcomes.append(Outcome([0.0] * len(NodeKind), None))
-        masses = outcomes[depth].masses
-        masses[kind] += exp(log_probs[node] - log_probs[parent])
-        if tree.tokens[node] == tokens[depth]:
-            outcomes[depth] = Outcome(masses, kind)
-            walked[node] = depth + 1
-    return outcomes
 
 
 class Choice(NamedTuple):

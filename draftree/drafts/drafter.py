@@ -1,0 +1,94 @@
+"""The interface of drafts: the target's features in, candidates for the next positions out.
+
+A draft that was trained for a target keeps a context of its own, which goes forward and back with
+the target's sequence. Knows nothing of trees, nor of when drafting pays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from draftree.kernels.ops import Array, Runnable
+from draftree.state.span import Parts, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a draft proposes after the anchor. Row d holds the candidates at depth d + 1."""
+
+    tokens: np.ndarray  # int64 [num_positions, num_candidates]
+    log_probs: np.ndarray  # float [num_positions, num_candidates], falling along a row
+
+
+class Ranking(Protocol):
+    """How a request chooses: a draft's candidates are ranked the same way."""
+
+    def rank(
+        self,
+        logits: np.ndarray,
+        position: int,
+        num_candidates: int,
+        tokens: np.ndarray | None = None,
+    ) -> Proposal:
+        """logits: float32 [num_positions, vocab_size], or a column for each of the tokens."""
+        ...
+
+
+class DraftPrograms(NamedTuple):
+    """What a block is made of, and where its inputs and results are."""
+
+    context: Runnable
+    block: Runnable
+    head: Runnable
+    features: Array
+    logits: Array
+    mask_token: int
+    block_len: int
+
+
+class Proposer(Protocol):
+    """All that a round needs of a draft."""
+
+    def extend_context(self, features: Array) -> None:
+        """Features of tokens that were just committed, in order: float32 [count, width]."""
+        ...
+
+    def propose(
+        self, anchor: int, ranking: Ranking, num_candidates: int, num_positions: int
+    ) -> Proposal:
+        """At most num_positions of what the draft can fill."""
+        ...
+
+
+class Drafter(Proposer, Protocol):
+    """A draft bound to its target, one sequence at a time."""
+
+    @property
+    def position(self) -> int:
+        """How many tokens it has seen the features of."""
+        ...
+
+    def reset(self) -> None: ...
+    def flush_context(self) -> int:
+        """Read all features at hand; how many positions are cached now."""
+        ...
+
+    def record_context(self, count: int) -> None:
+        """The device has read the features of so many tokens in a round of its own."""
+        ...
+
+    def copy(self, start: int, end: int) -> Parts:
+        """Keys and values of the context at positions start … end-1."""
+        ...
+
+    def restore(self, spans: Sequence[Span], shared: int, length: int) -> None:
+        """Return to the context of a text of this length, the first `shared` of whose positions are
+        those of the present one.
+        """
+        ...
+
+    def programs(self) -> DraftPrograms:
+        """For devices that run whole rounds by themselves."""
+        ...

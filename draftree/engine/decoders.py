@@ -1,0 +1,61 @@
+"""Which decoder a request gets: whole rounds on the device, rounds of the host, or plain steps."""
+
+from collections.abc import Callable
+
+from draftree.config import EngineConfig
+from draftree.core import Request
+from draftree.decode.controller import DEVICE_SCHEDULE, HOST_SCHEDULE, ControllerPair
+from draftree.decode.decoder import Decoder, Round
+from draftree.decode.device_decoder import DeviceDecoder, DeviceRounds
+from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
+from draftree.decode.plain import PlainDecoder
+from draftree.decode.sampling import Sampler
+from draftree.engine.parts import EngineParts
+
+
+class Decoders:
+    """Holds what outlives a request: what rounds cost, and how often drafts are right."""
+
+    def __init__(self, parts: EngineParts, config: EngineConfig) -> None:
+        self._parts, self._config = parts, config
+        self._budget = parts.plan.max_nodes - 1
+        self._rounds = parts.new_rounds(self._budget)
+        self._host = ControllerPair.new(HOST_SCHEDULE)
+        self._device = ControllerPair.new(DEVICE_SCHEDULE)
+
+    def new(self, request: Request, watch: Callable[[Round], None] | None) -> Decoder:
+        rounds = self._rounds
+        if rounds is not None and rounds.can_serve(request) and self._config.ngram != "on":
+            return self._new_device_decoder(rounds, request, watch)
+        parts, is_auto = self._parts, self._config.budget == "auto"
+        sampler = Sampler.for_request(request, parts.facts.vocab_size)
+        lookup = self._config.ngram
+        use_lookup = lookup == "on" or (lookup == "auto" and is_auto)
+        if self._budget == 0 or (
+            parts.drafter is None and not use_lookup and request.grammar is None
+        ):
+            return PlainDecoder(parts.target, sampler, self._off_reason)
+        options = SpeculationOptions(self._budget, is_auto, use_lookup, request.stop_ids)
+        controller = self._host[not request.sampling.is_greedy]
+        return SpeculativeDecoder(
+            *(parts.target, sampler, parts.drafter, options), controller=controller, watch=watch
+        )
+
+    @property
+    def _off_reason(self) -> str:
+        """Why nothing is drafted."""
+        return "the budget is 0" if self._budget == 0 else "there is no draft for this model"
+
+    def _new_device_decoder(
+        self, rounds: DeviceRounds, request: Request, watch: Callable[[Round], None] | None
+    ) -> DeviceDecoder:
+        parts = self._parts
+        use_draft = parts.drafter is not None and self._budget > 0
+        is_auto = self._config.budget == "auto"
+        return DeviceDecoder(
+            *(parts.target, parts.drafter, rounds, request),
+            use_draft=use_draft,
+            controller=self._device[not request.sampling.is_greedy] if is_auto else None,
+            off_reason=None if use_draft else self._off_reason,
+            watch=watch,
+        )

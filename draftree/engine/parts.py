@@ -1,0 +1,63 @@
+"""What an engine is made of, opened as the plan says: device, target, and the draft bound to it."""
+
+from dataclasses import dataclass
+
+from draftree.config import EngineConfig, Plan, resolve
+from draftree.core import ModelFacts
+from draftree.decode.device_decoder import DeviceRounds
+from draftree.drafts.drafter import Drafter
+from draftree.drafts.registry import find_kind, read_draft_size
+from draftree.engine.card import find_card
+from draftree.engine.device import Device, open_device
+from draftree.kernels.ops import Ops
+from draftree.models.facts import read_facts
+from draftree.models.load import load_model
+from draftree.models.target import Target
+from draftree.weights.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    facts: ModelFacts
+    plan: Plan
+    device: Device
+    target: Target
+    ops: Ops  # the target's
+    drafter: Drafter | None = None
+    draft_ops: Ops | None = None
+
+    def new_rounds(self, budget: int) -> DeviceRounds | None:
+        """Rounds of at most so many nodes, where the device runs them itself; 0: without the
+        draft.
+        """
+        drafter = self.drafter if budget else None
+        return self.device.new_rounds(self.target, self.ops, drafter, self.draft_ops, budget)
+
+
+def open_parts(
+    checkpoint: Checkpoint, config: EngineConfig, draft: Checkpoint | None
+) -> EngineParts:
+    facts = read_facts(checkpoint)
+    if config.budget == 0:
+        draft = None  # nobody would ask it
+    size = read_draft_size(draft) if draft is not None else None
+    plan = resolve(config, facts, card=find_card(config.device), draft=size)
+    device = open_device(plan)
+    ops = device.new_ops()
+    model = load_model(checkpoint, ops)
+    if draft is None or size is None:
+        return EngineParts(facts, plan, device, Target(model, ops, plan.max_ctx), ops)
+    kind = find_kind(draft)
+    kind.check_fit(draft, model, facts.name)
+    if config.block == 1 or config.block > size.block_len:
+        raise ValueError(f"block must be between 2 and the {size.block_len} trained")
+    target = Target(model, ops, plan.max_ctx, size.feature_layers)
+    draft_ops = device.new_draft_ops(config.block or size.block_len)
+    drafter = kind.load(
+        draft,
+        model,
+        draft_ops,
+        block_len=config.block,
+        use_draft_vocab=plan.card is None,
+    )
+    return EngineParts(facts, plan, device, target, ops, drafter, draft_ops)

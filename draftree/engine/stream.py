@@ -1,0 +1,35 @@
+"""The events of one request, as its caller sees them."""
+
+from collections.abc import Callable, Iterator
+
+from draftree.core import FinishReason, TokenEvent, Usage
+from draftree.decode.decoder import Round
+
+
+class TokenStream:
+    """The events of one request. Closing it (or leaving the loop) cancels; then usage and
+    finish_reason are set. Only `cancel` may be called from another thread.
+    """
+
+    def __init__(self, events: Iterator[TokenEvent], usage: Usage) -> None:
+        self._events = events
+        self.usage = usage
+        self.finish_reason: FinishReason | None = None
+        self.is_cancelled = False
+        self.on_round: Callable[[], None] = lambda: None  # called when a round's events are read
+        self.watch: Callable[[Round], None] | None = None  # instead of the engine's, if set in time
+
+    def __iter__(self) -> "TokenStream":
+        return self
+
+    def __next__(self) -> TokenEvent:
+        return next(self._events)
+
+    def cancel(self) -> None:
+        """End after the round, or the chunk of the prompt, that is being computed."""
+        self.is_cancelled = True
+
+    def close(self) -> None:
+        self._events.close()  # type: ignore[attr-defined]
+        if self.finish_reason is None:
+            self.finish_reason = FinishReason.CANCELLED
