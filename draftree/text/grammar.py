@@ -1,7 +1,7 @@
 """Formats that a reply must have -> grammars over one model's tokens, through `llguidance`.
 
 In: a tokenizer, and JSON schemas, patterns or Lark grammars. Out: `Cursor`s that know which tokens
-may follow. It does not know about reasoning or tools: see constraint.
+may follow, and `Recognizer`s of text. It does not know about reasoning or tools: see constraint.
 """
 
 import json
@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -157,6 +158,33 @@ class GrammarCompiler:
             problem = _read_problem(matcher.get_error())
             raise GrammarError(f"The reply's format cannot be used: {problem}.")
         return Cursor(matcher, self._tokenizer)
+
+
+class Recognizer:
+    """Follows a text that may become what Lark rules describe."""
+
+    def __init__(self, rules: str) -> None:
+        self._matcher = _compile_bytes(rules).deep_copy()
+
+    def push(self, text: str) -> str | None:
+        """What follows the end, if anything. None: the text is something else."""
+        data = text.encode()
+        count = self._matcher.try_consume_tokens(list(data))
+        if count == len(data) or self.is_complete:
+            return data[count:].decode()
+        return None
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self._matcher.is_stopped() and not self._matcher.is_error())
+
+
+@lru_cache(maxsize=16)
+def _compile_bytes(rules: str) -> Any:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+    limits = LLParserLimits(verbose_errors=False)
+    return LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(rules), limits=limits)
 
 
 class _TableSource:
