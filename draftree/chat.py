@@ -247,9 +247,9 @@ class Engine:
         logprobs: int | None = None,
     ) -> Generation:
         """Continue a text, given as such or as token ids."""
+        if not prompt:
+            raise ValueError("the prompt is empty")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        if not ids and self.tokenizer.bos_id is not None:
-            ids = [self.tokenizer.bos_id]
         grammar = self._planner.constrain(response_format) if response_format else None
         request = self._request(ids, max_tokens, sampling, logit_bias, logprobs)
         detokenizer = Detokenizer(self.tokenizer, is_continuation=True)

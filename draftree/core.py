@@ -139,6 +139,10 @@ class DraftTree:
     def is_chain(self) -> bool:
         return self.parents == tuple(range(-1, len(self.parents) - 1))
 
+    def find_child(self, parent: int, token: int) -> int | None:
+        edges = zip(self.parents, self.tokens, strict=True)
+        return next((i for i, edge in enumerate(edges) if edge == (parent, token)), None)
+
     @staticmethod
     def chain(tokens: "tuple[int, ...] | list[int]") -> "DraftTree":
         length = len(tokens)

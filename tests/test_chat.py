@@ -80,3 +80,12 @@ def test_unknown_names_and_options() -> None:
         Engine.open("no-such-model")
     with pytest.raises(TypeError):
         Engine.open("no-such-model", colour="blue")
+
+
+def test_an_empty_prompt_is_refused(engine: Engine) -> None:
+    for ask in (engine.complete, engine.generate):
+        with pytest.raises(ValueError, match=r"^the prompt is empty$"):
+            ask("")
+    with pytest.raises(ValueError, match=r"^the prompt is empty$"):
+        engine.complete([])
+    assert list(engine.generate("", chat=True, max_tokens=2))  # an empty message can be answered

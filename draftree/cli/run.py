@@ -45,7 +45,7 @@ def run(
         raise typer.BadParameter("--system needs the chat template, so it cannot go with --raw.")
     is_message = bool(use_chat) or settings.system is not None
     sampling = settings.read_sampling()
-    text = read_prompt(prompt)
+    text = read_prompt(prompt, is_message)
     with closing(settings.open_engine(settings.choose_model(model))) as engine:
         generation = engine.generate(
             text,
@@ -72,8 +72,8 @@ def run(
         raise KeyboardInterrupt
 
 
-def read_prompt(prompt: str | None) -> str:
-    """The prompt as given, or all of stdin without its last line end."""
+def read_prompt(prompt: str | None, is_message: bool) -> str:
+    """The prompt as given, or all of stdin without its last line end. A message may be empty."""
     if prompt is None:
         if sys.stdin.isatty():
             raise typer.BadParameter("there is no prompt; give --prompt, or pipe one in.")
@@ -81,6 +81,6 @@ def read_prompt(prompt: str | None) -> str:
             prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
         except UnicodeDecodeError as error:
             raise typer.BadParameter(f"the prompt on stdin is not UTF-8: {error.reason}.") from None
-    if not prompt:
+    if not prompt and not is_message:
         raise typer.BadParameter("the prompt is empty.")
     return prompt

@@ -165,6 +165,8 @@ class SpeculativeDecoder:
     def _emit(self, tree: DraftTree, accepted: Accepted) -> list[Emitted]:
         """What the round wrote: the path after the root, and the bonus."""
         last = TokenSource.BONUS if tree.num_nodes > 1 else TokenSource.PLAIN
+        end = tree.find_child(accepted.path[-1], accepted.bonus)  # a guess that ends the reply
+        last = last if end is None else tree.sources[end]
         emitted = [Emitted(tree.tokens[n], tree.sources[n]) for n in accepted.path[1:]]
         emitted.append(Emitted(accepted.bonus, last, is_last=self._sampler.is_complete))
         if accepted.scores:

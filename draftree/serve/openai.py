@@ -126,6 +126,8 @@ def check_chat(body: ChatRequest) -> None:
 
 
 def check_completion(body: CompletionRequest) -> None:
+    if not body.prompt or not all(split_prompts(body.prompt)):
+        raise ApiError(400, "The prompt is empty.", param="prompt")
     if body.best_of not in (None, body.n or 1):
         sentence = "best_of must be the same as n: replies are not ranked here."
         raise ApiError(400, sentence, param="best_of", code="unsupported_field")

@@ -262,7 +262,6 @@ class CompletionRequest(SamplingFields):
     """POST /v1/completions"""
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
-        min_length=1,
         description="Text or token ids, or a list of either: each runs as a request of its own.",
     )
     max_tokens: int | None = Field(

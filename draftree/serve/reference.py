@@ -42,6 +42,8 @@ from one that is not there; the same holds when an engine that failed is opened 
   are a 403 unless named by `--allowed-host NAME`, or `--allowed-host '*'`.
 - **Fields**: every field is honoured or refused with a 400 that names it. Where a field is refused
   below, null is still taken, and so are the values given. null is the same as leaving a field out.
+- **Tools**: arguments that a tool's schema does not list are not made up: its objects are closed
+  unless they have `additionalProperties` or the like. Schemas of `response_format` are as written.
 - **Errors** are `{"error": {"message", "type", "param", "code"}}`:
   400 (a field, bad JSON, too long a prompt: `context_length_exceeded`), 401, 403 (unknown host),
   404 (unknown model), 408 (too slow), 413 (the body is longer than `--max-body`), 415 (not sent as
@@ -96,7 +98,7 @@ that of the choice, and `completion_tokens` counts its tokens so far. A round ha
 | `nodes[].source` | who proposed it: `chain`, `sibling`, `ngram`, `grammar` |
 | `nodes[].accepted` | whether it is on the path |
 | `nodes[].chance` | what the draft gave it and its ancestors together, where that is known |
-| `bonus.id`, `bonus.text` | the model's own token after the path |
+| `bonus.id`, `bonus.text` | the model's own token after the path; null if a guess was the end |
 
 Without a draft and without lookup there are no trees, and `rounds` is empty.
 """

@@ -52,7 +52,8 @@ class WatchedCall:
 
 def render_round(one: "Round", tokenizer: "Tokenizer") -> dict[str, Any]:
     """A node's chance is the draft's, of all of its path; parents come before their children."""
-    tree, path = one.tree, set(one.path)
+    end = one.tree.find_child(one.path[-1], one.bonus)  # a guess that ended the reply
+    tree, path = one.tree, {*one.path, end}
     chances = [1.0, *map(math.exp, one.path_log_probs)] if one.path_log_probs else []
     nodes = [
         {
@@ -64,7 +65,7 @@ def render_round(one: "Round", tokenizer: "Tokenizer") -> dict[str, Any]:
         }
         for node, token in enumerate(tree.tokens)
     ]
-    return {"nodes": nodes, "bonus": _render_token(one.bonus, tokenizer)}
+    return {"nodes": nodes, "bonus": _render_token(one.bonus, tokenizer) if end is None else None}
 
 
 def _render_token(token: int, tokenizer: "Tokenizer") -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Formats that a reply must have -> grammars over one model's tokens, through `llguidance`.
 
 In: a tokenizer, and JSON schemas, patterns or Lark grammars. Out: `Cursor`s that know which tokens
-may follow. It does not know about reasoning or tools: see constraint.
+may follow, and `Recognizer`s of text. It does not know about reasoning or tools: see constraint.
 """
 
 import json
@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from threading import Lock
 from typing import Any
 
@@ -22,6 +23,7 @@ _LOOSE = {"whitespace_pattern": r"[ ]?|\n[ ]{0,40}"}
 # As templates write JSON: long stretches are then known beforehand.
 STRICT_SPACING = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 _MAX_KEPT = 64
+_MAX_REFERENCES = 500  # the library follows a chain of them on the stack, and may crash
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile )?")
 _LISTING = re.compile(r"\n +\d+ \| ")
 
@@ -69,6 +71,8 @@ def json_rule(
         text = json.dumps({**schema, "x-guidance": options}, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise GrammarError(f"The JSON schema cannot be written as JSON: {error}.") from None
+    if text.count('"$ref"') > _MAX_REFERENCES:
+        raise GrammarError(f"The JSON schema has more than {_MAX_REFERENCES} references.")
     return f"{name}: %json {text}\n"
 
 
@@ -153,10 +157,39 @@ class GrammarCompiler:
             self._table = _build_table(self._tokenizer)
         limits = LLParserLimits(verbose_errors=False)
         matcher = LLMatcher(self._table, LLMatcher.grammar_from_lark(rules), limits=limits)
-        if matcher.is_error():
-            problem = _read_problem(matcher.get_error())
+        first = matcher.deep_copy()
+        first.compute_logit_bias()  # that nothing fits a grammar shows only here
+        if first.is_error():
+            problem = _read_problem(first.get_error())
             raise GrammarError(f"The reply's format cannot be used: {problem}.")
         return Cursor(matcher, self._tokenizer)
+
+
+class Recognizer:
+    """Follows a text that may become what Lark rules describe."""
+
+    def __init__(self, rules: str) -> None:
+        self._matcher = _compile_bytes(rules).deep_copy()
+
+    def push(self, text: str) -> str | None:
+        """What follows the end, if anything. None: the text is something else."""
+        data = text.encode()
+        count = self._matcher.try_consume_tokens(list(data))
+        if count == len(data) or self.is_complete:
+            return data[count:].decode()
+        return None
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self._matcher.is_stopped() and not self._matcher.is_error())
+
+
+@lru_cache(maxsize=16)
+def _compile_bytes(rules: str) -> Any:
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+    limits = LLParserLimits(verbose_errors=False)
+    return LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_lark(rules), limits=limits)
 
 
 class _TableSource:
@@ -194,5 +227,9 @@ def _build_table(tokenizer: Tokenizer) -> Any:
 
 def _read_problem(message: str) -> str:
     """What the library objects to, without its listing of rules that the user never saw."""
-    problem = _LISTING.split(_PLACE.sub("", message))[0]
+    if message.startswith("panic"):
+        return "there is too much of it for one grammar; use fewer or smaller schemas"
+    if message.startswith("NoExtensionBias"):
+        return "no text fits it"
+    problem = _LISTING.split(_PLACE.sub("", message))[0].removesuffix("<non-verbose/>")
     return " ".join(problem.split()).rstrip(".")[:500]

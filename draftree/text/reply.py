@@ -27,7 +27,9 @@ class ReplyPiece:
 
 
 class ReplyReader:
-    """segments: None where reasoning is not told apart. is_single: a second call ends the reply."""
+    """segments: None where reasoning is not told apart. is_single: a second call ends the reply.
+    is_forced: there are only calls, so text that is left at the end is one that was cut off.
+    """
 
     def __init__(
         self,
@@ -36,11 +38,12 @@ class ReplyReader:
         stop: Sequence[str] = (),
         parser: ToolParser | None = None,
         is_single: bool = False,
+        is_forced: bool = False,
     ) -> None:
         self.is_stopped = False
         self._segments, self._parser = segments, parser
         self._stops = StopStrings(tuple(stop))
-        self._is_single = is_single
+        self._is_single, self._is_forced = is_single, is_forced
 
     @property
     def is_reasoning(self) -> bool:
@@ -85,7 +88,8 @@ class ReplyReader:
         return self._show(self._parser.push(text))
 
     def _end_calls(self) -> list[ReplyPiece]:
-        return self._show(self._parser.finish()) if self._parser is not None else []
+        pieces = self._parser.finish() if self._parser is not None else []
+        return self._show([piece for piece in pieces if piece.call or not self._is_forced])
 
     def _show(self, pieces: list[Piece]) -> list[ReplyPiece]:
         shown: list[ReplyPiece] = []

@@ -18,6 +18,7 @@ from draftree.text.template import ChatTemplate
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.tools.choice import choose_dialect, lists_tools, spell_out
 from draftree.text.tools.dialect import Message, Tool, ToolDialect, read_tools
+from draftree.text.tools.schema import close_objects
 
 OPENING, CLOSING = "<think>", "</think>"
 
@@ -50,6 +51,7 @@ class Turn:
             stop=stop,
             parser=calls.dialect.new_parser(calls.tools, calls.is_trusted) if calls else None,
             is_single=calls is not None and not calls.is_parallel,
+            is_forced=calls is not None and calls.is_forced,
         )
 
 
@@ -203,17 +205,17 @@ class TurnPlanner:
         return [self._schema(tool) for tool in tools]
 
     def _schema(self, tool: Tool) -> Mapping[str, Any]:
+        options = {} if tool.is_strict else {"x-guidance": {"lenient": True}}
+        problem = ""
+        for schema in (close_objects(tool.parameters), tool.parameters):
+            try:
+                self._compiler.compile(json_rule("start", {**schema, **options}))
+                return {**schema, **options}
+            except GrammarError as error:
+                problem = str(error)
         if tool.is_strict:
-            schema = tool.parameters
-        else:
-            schema = {**tool.parameters, "x-guidance": {"lenient": True}}
-        try:
-            self._compiler.compile(json_rule("start", schema))
-        except GrammarError as error:
-            if tool.is_strict:
-                raise GrammarError(f"The parameters of the tool {tool.name!r}: {error}") from None
-            return {"type": "object"}
-        return schema
+            raise GrammarError(f"The parameters of the tool {tool.name!r}: {problem}")
+        return {"type": "object"}
 
     def _chat_template(self) -> ChatTemplate:
         if self._template is None:

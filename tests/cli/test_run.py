@@ -56,6 +56,18 @@ def test_prompt_comes_from_stdin(draftree, engine):
     assert engine.requests[0]["prompt"] == "two\nlines"
 
 
+def test_an_empty_prompt_is_refused_but_a_message_may_be_empty(draftree, engine):
+    for result in (
+        draftree("run", "-p", ""),
+        draftree("run", stdin=""),
+        draftree("run", stdin="\n"),
+    ):
+        assert result.exit_code == 2 and "the prompt is empty." in result.stderr
+    assert engine.requests == []
+    assert draftree("run", "--chat", "-p", "").exit_code == 0
+    assert engine.requests[0]["prompt"] == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "is_chat"),
     [((), False), (("--raw",), False), (("--chat",), True), (("--system", "Be kind."), True)],

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from draftree.core import SamplingParams, TokenSource
+from draftree.decode.decoder import Round
 from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
 from draftree.decode.sampling import Sampler
 from draftree.models.target import Target
@@ -109,7 +110,8 @@ def test_a_complete_grammar_ends_the_path(length: int) -> None:
     drafter = OracleDrafter(target.state, truth, 64, seed=0, is_perfect=True)
     target.state.restore(plain.states[0])
     sampler = make(SamplingParams(), 64, plain.prompt)
-    decoder = SpeculativeDecoder(target, sampler, drafter, fixed(22))
+    rounds: list[Round] = []
+    decoder = SpeculativeDecoder(target, sampler, drafter, fixed(22), watch=rounds.append)
     decoder.start(3)
     emitted = []
     while not emitted or not emitted[-1].is_last:
@@ -117,6 +119,11 @@ def test_a_complete_grammar_ends_the_path(length: int) -> None:
     assert tuple(e.token for e in emitted) == plain.tokens
     assert [e.is_last for e in emitted] == [False] * (length - 1) + [True]
     assert target.state.committed == len(plain.states[-1].tokens)
+    last = rounds[-1]
+    end = last.tree.find_child(last.path[-1], last.bonus)
+    assert end is not None or len(last.path) > max(last.tree.depths)  # or it lies behind the tree
+    if end is not None:  # who guessed the end is named, as for every other token
+        assert emitted[-1].source is last.tree.sources[end] is not TokenSource.BONUS
 
 
 def test_what_the_grammar_forbids_is_not_verified() -> None:

@@ -192,6 +192,14 @@ def test_what_completions_refuse_is_named(client, engine, fields, param):
     assert engine.calls == []
 
 
+@pytest.mark.parametrize("prompt", ["", [], [""], ["x", ""], [[]], [[1], []]])
+def test_an_empty_prompt_is_refused(client, prompt):
+    reply = client.post("/v1/completions", json={"model": "fake", "prompt": prompt})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["message"] == "The prompt is empty."
+    assert reply.json()["error"]["param"] == "prompt"
+
+
 def test_what_asks_for_nothing_is_taken(client):
     assert complete(client, suffix=None, best_of=2, n=2, echo=False).is_success
     assert chat(client, **dict.fromkeys(("audio", "functions", "store", "n", "stop"))).is_success

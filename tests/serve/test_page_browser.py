@@ -123,6 +123,16 @@ def test_the_default_model_writes_and_its_trees_are_drawn(real, visit):
     expect(page.locator("#round-title")).to_have_text(f"Round {newest - 1}")
 
 
+def test_an_end_that_was_guessed_is_drawn_once(pages):
+    pages.engine.pieces = [make_round(path=(0, 1), bonus=2), " mat"]
+    page = pages()
+    say(page)
+    tree = page.locator("#tree .current")
+    expect(tree.locator(".node.accepted")).to_have_text(["·mat", "·and"])
+    expect(tree.locator(".node.bonus")).to_have_count(0)
+    expect(page.locator("#detail")).to_have_text("2 tokens in one pass: 2 of 3 guesses.")
+
+
 def test_a_tree_shows_what_was_accepted_and_what_was_dropped(pages):
     pages.engine.pieces = [make_round(), " rug", " purred"]
     page = pages()

@@ -65,8 +65,9 @@ def test_rounds_are_those_that_the_engine_saw(real):
         assert [node["parent"] for node in nodes] == list(tree.parents)
         assert [node["source"] for node in nodes] == [str(source) for source in tree.sources]
         accepted = tuple(i for i, node in enumerate(nodes) if node["accepted"])
-        assert accepted == round_.path
-        assert one["bonus"]["id"] == round_.bonus
+        end = tree.find_child(round_.path[-1], round_.bonus)
+        assert accepted == (round_.path if end is None else (*round_.path, end))
+        assert one["bonus"] is None if end is not None else one["bonus"]["id"] == round_.bonus
         for node, log_prob in zip(nodes[1:], round_.path_log_probs, strict=True):
             assert node["chance"] == pytest.approx(math.exp(log_prob), abs=1e-4)
     assert max(len(round_.path) for round_ in seen) > 2
@@ -80,14 +81,15 @@ def test_rounds_come_before_their_text_and_tell_all_of_it(real):
     for event in events:
         for one in event.get("rounds", ()):
             path = [node["text"] for node in one["nodes"][1:] if node["accepted"]]
-            told += "".join([*path, one["bonus"]["text"]])
+            told += "".join([*path, one["bonus"]["text"] if one["bonus"] else ""])
         shown += text_of([event])
         assert told.startswith(shown)
     assert told.removesuffix("<|im_end|>") == shown
     counts = [event["completion_tokens"] for event in events if event.get("object") == KIND]
     assert counts == sorted(counts)
     assert counts[-1] == sum(
-        1 + sum(node["accepted"] for node in one["nodes"][1:]) for one in rounds_of(events)
+        (one["bonus"] is not None) + sum(node["accepted"] for node in one["nodes"][1:])
+        for one in rounds_of(events)
     )
 
 
@@ -128,8 +130,20 @@ def test_rounds_need_a_stream(client):
 def test_bytes_that_are_no_character_are_spelled_out():
     tree = DraftTree((1, 2), (-1, 0), (0, 1), (TokenSource.BONUS, TokenSource.NGRAM))
     pieces = {1: "é".encode(), 2: b"\xf0\x9f"}
-    one = SimpleNamespace(tree=tree, path=(0,), bonus=2, path_log_probs=())
+    one = SimpleNamespace(tree=tree, path=(0, 1), bonus=2, path_log_probs=())
     rendered = render_round(one, SimpleNamespace(token_bytes=pieces.__getitem__))
     assert [node["text"] for node in rendered["nodes"]] == ["é", "\\xf0\\x9f"]
     assert [node["chance"] for node in rendered["nodes"]] == [None, None]
     assert rendered["bonus"] == {"id": 2, "text": "\\xf0\\x9f"}
+
+
+def test_an_end_that_was_guessed_is_accepted_and_there_once():
+    tree = DraftTree(
+        (1, 2, 3), (-1, 0, 1), (0, 1, 2), (TokenSource.BONUS, *[TokenSource.CHAIN] * 2)
+    )
+    tokenizer = SimpleNamespace(token_bytes=lambda token: b"x")
+    for path, bonus, accepted in (((0, 1), 3, 3), ((0,), 2, 2), ((0, 1), 2, 2), ((0, 1, 2), 3, 3)):
+        one = SimpleNamespace(tree=tree, path=path, bonus=bonus, path_log_probs=())
+        rendered = render_round(one, tokenizer)
+        assert [node["accepted"] for node in rendered["nodes"]].count(True) == accepted
+        assert (rendered["bonus"] is None) == (accepted > len(path))

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from draftree.errors import GrammarError
-from draftree.text.grammar import Cursor, FormatKind, GrammarCompiler, ResponseFormat, json_rule
+from draftree.text.grammar import (
+    Cursor,
+    FormatKind,
+    GrammarCompiler,
+    ResponseFormat,
+    _read_problem,
+    json_rule,
+)
 from draftree.text.tokenizer import Tokenizer
 from tests.text.metadata import byte_metadata, sentencepiece_metadata
 
@@ -141,6 +148,8 @@ def test_a_copy_goes_its_own_way() -> None:
     assert cursor.count_valid(tokenizer.encode("b")) == 1
 
 
+LINKS = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(9000)}
+CHAIN = {"$ref": "#/$defs/d0", "$defs": {**LINKS, "d9000": {"type": "null"}}}
 BAD = [
     (FormatKind.JSON_SCHEMA, {"type": "objekt"}, "Invalid type: objekt"),
     (FormatKind.JSON_SCHEMA, {"properties": {"a": {"$ref": "#/nope"}}}, "/nope"),
@@ -150,6 +159,8 @@ BAD = [
     (FormatKind.JSON_SCHEMA, {"type": "integer", "minimum": 5, "maximum": 2}, "minimum"),
     (FormatKind.JSON_SCHEMA, {"x": float("nan")}, "JSON"),
     (FormatKind.JSON_SCHEMA, {"x": object()}, "JSON"),
+    (FormatKind.JSON_SCHEMA, {"$ref": "#"}, "no text fits it"),
+    (FormatKind.JSON_SCHEMA, CHAIN, "references"),
     (FormatKind.JSON_SCHEMA, "text", "must be an object"),
     (FormatKind.JSON_SCHEMA, None, "must be an object"),
     (FormatKind.REGEX, "a(", "unclosed group"),
@@ -165,6 +176,14 @@ def test_bad_formats_are_explained(kind: FormatKind, definition: object, words: 
     with pytest.raises(GrammarError, match=re.escape(words)) as caught:
         compile_format(byte_tokenizer(), kind, definition)
     assert "\n" not in str(caught.value) and " | " not in str(caught.value)
+    assert "<" not in str(caught.value)  # neither a trace nor the library's own marks
+
+
+def test_a_failure_of_the_library_is_one_sentence() -> None:
+    """As it fails at 512 tools of 40 parameters each."""
+    trace = "".join(f"\n   {i}: <unknown>" for i in range(30))
+    message = f"panic: assertion failed: grammar.symbols.len() < 9\n<backtrace>{trace}"
+    assert _read_problem(message).startswith("there is too much of it")
 
 
 @pytest.mark.parametrize("depth", [200, 5000])

@@ -130,6 +130,20 @@ def test_forced_calls(planner: TurnPlanner, qwen3: Tokenizer) -> None:
     assert takes(turn.grammar, qwen3, now)
 
 
+@pytest.mark.parametrize("name", ["hermes", "coder", "generic"])
+@pytest.mark.parametrize("choice", ["required", {"function": {"name": "now"}}])
+def test_a_forced_call_that_is_cut_short_is_no_text(name: str, choice: Any) -> None:
+    turn = PLANNERS[name].plan(ASK, ReplyOptions(tools=[WEATHER, NOW], tool_choice=choice))
+    call = turn.calls.dialect.write_call("now", {})
+    names = []
+    for end in range(len(call) + 1):
+        reader = turn.new_reader()
+        pieces = [*reader.push(call[:end]), *reader.finish()]
+        assert all(piece.tool_call is not None for piece in pieces), call[:end]
+        names += [piece.tool_call.name for piece in pieces[:1]]
+    assert set(names) == {"now"}
+
+
 def test_no_tools(planner: TurnPlanner, qwen3: Tokenizer) -> None:
     turn = planner.plan(ASK, ReplyOptions(tools=[WEATHER], tool_choice="none"))
     assert turn.calls is None and turn.grammar is None
@@ -202,6 +216,18 @@ def test_a_space_may_come_first_where_readers_do_not_see_it() -> None:
     assert tokenizer.prefixes_space
     assert takes(turn.grammar, tokenizer, " yes") and takes(turn.grammar, tokenizer, "yes")
     assert not takes(TurnPlanner(tokenizer).constrain(YES_NO), tokenizer, " yes")
+
+
+def test_tools_are_closed_and_formats_are_as_written(planner: TurnPlanner, qwen3) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    tool = {"function": {"name": "get_weather", "parameters": schema}}
+    turn = planner.plan(ASK, ReplyOptions(tools=[tool], tool_choice="required"))
+    assert takes(turn.grammar, qwen3, CALL)
+    assert not takes(turn.grammar, qwen3, CALL.replace("}}", ', "mood": 1}}'))
+    assert "additionalProperties" not in qwen3.decode(turn.prompt_ids)
+    wanted = ResponseFormat(FormatKind.JSON_SCHEMA, schema)
+    turn = planner.plan(ASK, ReplyOptions(response_format=wanted))
+    assert takes(turn.grammar, qwen3, '{"city": "Rome", "mood": 1}')
 
 
 def test_schemas_with_definitions_in_every_dialect(planner: TurnPlanner, qwen3: Tokenizer) -> None:

@@ -27,19 +27,21 @@ export function showToken(text) {
 }
 
 export function countTokens(round) {
-  return round.nodes.filter((node) => node.accepted).length; // the root, for the bonus
+  return round.nodes.filter((node) => node.accepted).length - (round.bonus ? 0 : 1); // without the root
 }
 
 /** What a round did, in a sentence. */
 export function describeRound(round) {
   const drafted = round.nodes.length - 1;
-  const accepted = countTokens(round) - 1;
+  const total = countTokens(round);
+  const accepted = total - (round.bonus ? 1 : 0);
   if (!drafted) return "Nothing guessed: one token of the model’s own.";
-  const tokens = accepted ? `${accepted + 1} tokens` : "1 token";
-  return `${tokens} in one pass: ${accepted} of ${drafted} guesses, and its own.`;
+  const tokens = total > 1 ? `${total} tokens` : "1 token";
+  return `${tokens} in one pass: ${accepted} of ${drafted} guesses${round.bonus ? ", and its own" : ""}.`;
 }
 
-/** All that is drawn: the nodes, and the bonus as the last of them, with their places. */
+/** All that is drawn: the nodes, and the bonus as the last of them, with their places. A guess that
+ * ended the reply is a node, and there is no bonus. */
 export function layOut(round) {
   const items = round.nodes.map((node, i) => ({
     ...node,
@@ -47,7 +49,9 @@ export function layOut(round) {
     children: [],
   }));
   const last = items.findLastIndex((item) => item.accepted);
-  items.push({ ...round.bonus, parent: last, kind: "bonus", children: [], accepted: true });
+  if (round.bonus) {
+    items.push({ ...round.bonus, parent: last, kind: "bonus", children: [], accepted: true });
+  }
   items.forEach((item, i) => {
     const parent = items[item.parent];
     item.label = showToken(item.text);
@@ -121,7 +125,7 @@ export class TreeView {
 
   /** Of a tree that is larger than its place, show what it came to. */
   showBonus() {
-    const bonus = this.items.at(-1);
+    const bonus = this.items.findLast((item) => item.accepted);
     const box = this.element.firstElementChild;
     const scale = box.firstElementChild.getBoundingClientRect().width / this.width;
     box.scrollTo((bonus.x + bonus.width) * scale - box.clientWidth, 0);

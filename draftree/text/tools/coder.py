@@ -15,6 +15,12 @@ from draftree.text.tools.parser import CallStyle, TagParser
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>(.*?)</parameter>\s*", re.DOTALL)
 _TRUSTED = re.compile(r"<parameter=([^>\n]+)>\n(.*?)\n</parameter>\n", re.DOTALL)
+_BODY_RULES = r"""start: WS? "<function=" NAME ">" parameter* WS? "</function>" WS? "</tool_call>"
+parameter: WS? "<parameter=" NAME ">" value
+value[lazy]: /(.|\n)*<\/parameter>/
+NAME: /[^>\n]+/
+WS: /[ \t\r\n]+/
+"""
 _PARAMETER_END, _FUNCTION_END = "\n</parameter>\n", "</function>"
 
 
@@ -60,6 +66,7 @@ class CoderDialect:
             {_header(name): name for name in schemas},
             lambda body: _read_call(body, schemas),
             lambda name: _ParameterReader(schemas[name]),
+            _BODY_RULES,
         )
         return TagParser(style, is_trusted, new_id)
 

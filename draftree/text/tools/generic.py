@@ -1,6 +1,6 @@
 """Calls as bare JSON objects, for models that were taught no tags: the whole reply is the call.
 
-A reply that begins like one is held back to its end, unless the grammar vouches for it.
+A reply that may be one is held back to its end, unless the grammar vouches for it.
 """
 
 import json

@@ -6,7 +6,12 @@ from typing import Any
 
 from draftree.text.grammar import json_rule, quote
 from draftree.text.tools.dialect import Tool, ToolParser, new_call_id
-from draftree.text.tools.json_call import WholeParser, read_json_call, write_json_call
+from draftree.text.tools.json_call import (
+    BODY_RULES,
+    WholeParser,
+    read_json_call,
+    write_json_call,
+)
 from draftree.text.tools.parser import CallStyle, JsonReader, TagParser
 
 
@@ -49,6 +54,7 @@ class HermesDialect:
             {_header(tool.name): tool.name for tool in tools},
             read_json_call,
             lambda name: JsonReader(),
+            BODY_RULES,
         )
         return WholeParser(
             {tool.name for tool in tools}, new_id, TagParser(style, is_trusted, new_id)

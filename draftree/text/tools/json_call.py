@@ -6,10 +6,38 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from draftree.text.grammar import Recognizer, quote
 from draftree.text.tools.dialect import Piece, ToolCallDelta, ToolParser, WrittenCall
 
 _FENCES = ("```json", "```")
-_BEGINNINGS = tuple(fence + start for fence in ("", *_FENCES) for start in ('{"name"', '[{"name"'))
+_CHARACTER = r'([^"\\\x00-\x1f]|\\["\\\/bfnrt]|\\u[0-9a-fA-F]{4})'
+# JSON as Python reads it, which is more than the library's own rules take.
+_MEMBERS = rf"""
+name: "\"name\"" colon NAME
+arguments: ("\"arguments\"" | "\"parameters\"") colon (object | PACKED)
+extra: KEY colon value
+value: object | "[" ws (value (comma value)*)? ws "]" | STRING | NUMBER | "true" | "false" | "null"
+object: "{{" ws (STRING colon value (comma STRING colon value)*)? ws "}}"
+colon: ws ":" ws
+comma: ws "," ws
+ws: /[ \t\r\n]+/?
+STRING: /"{_CHARACTER}*"/
+NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+\-]?[0-9]+)?/
+KEY: /"{_CHARACTER}*"/ & ~/"(name|arguments|parameters)"/
+PACKED: /"( |\\[nrt])*\{{{_CHARACTER}*"/
+"""
+# A call between tags, of any name, and a reply that is nothing but calls of known ones.
+BODY_RULES = rf"""start: ws call ws "</tool_call>"
+call: "{{" ws (extra comma)* (named_first | named_last) (comma extra)* ws "}}"
+named_first: name comma (extra comma)* arguments
+named_last: arguments comma (extra comma)* name
+NAME: /"{_CHARACTER}+"/
+{_MEMBERS}"""
+_REPLY_RULES = rf"""start: ws ("```json" | "```")? ws item (SKIP? item)* SKIP? ("```" ws)?
+item: call | "[" ws call (comma call)* ws "]"
+call: "{{" ws name comma (extra comma)* arguments (comma extra)* ws "}}"
+SKIP: /[ \t\r\n,;]+/
+{_MEMBERS}NAME: """
 
 
 def write_json_call(name: str, arguments: Mapping[str, Any], key: str = "arguments") -> str:
@@ -39,22 +67,23 @@ def _read_value(value: Any) -> WrittenCall | None:
 
 
 class WholeParser:
-    """For replies that are nothing but calls, with or without a fence around them: what begins like
-    one is held back to its end. inner: reads whatever is something else.
+    """For replies that are nothing but calls, with or without a fence around them: held back for as
+    long as they may be that. inner: reads whatever is something else.
     """
 
     def __init__(
         self, names: Collection[str], new_id: Callable[[], str], inner: ToolParser | None = None
     ) -> None:
         self._names, self._new_id, self._inner = names, new_id, inner
+        words = " | ".join(quote(quote(name)) for name in sorted(names))
+        self._recognizer = Recognizer(_REPLY_RULES + words)
         self._held: str | None = ""  # None: it is something else
 
     def push(self, text: str) -> list[Piece]:
         if self._held is None:
             return self._pass_on(text)
         self._held += text
-        start = "".join(self._held[:200].split())
-        if any(known.startswith(start[: len(known)]) for known in _BEGINNINGS):
+        if self._recognizer.push(text) == "":
             return []
         held, self._held = self._held, None
         return self._pass_on(held)

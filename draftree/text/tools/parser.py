@@ -1,13 +1,14 @@
 """Calls between tags, found in text as it arrives: the same calls however the text is cut.
 
 A call that is known to follow its grammar is passed on piece by piece; any other is held back until
-it is whole, so that one which turns out malformed comes out as the text that it is.
+it is whole, or malformed: then it is text, and calls are looked for in what follows its tag.
 """
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from draftree.text.detokenize import held_back
+from draftree.text.grammar import Recognizer
 from draftree.text.tools.dialect import Piece, ToolCallDelta, WrittenCall
 
 
@@ -19,6 +20,7 @@ class CallStyle(NamedTuple):
     headers: Mapping[str, str]  # what a trusted call begins with after the tag -> its tool's name
     read_call: Callable[[str], WrittenCall | None]  # a whole body; None: malformed
     new_reader: "Callable[[str], ArgumentReader]"  # for the arguments of a trusted call, by name
+    rules: str = ""  # Lark rules of a body and its closing tag; empty: there are trusted calls only
 
 
 class ArgumentReader(Protocol):
@@ -44,7 +46,8 @@ class TagParser:
         self._has_text = False
         self._held = ""
         self._spaces: str | None = None  # before the call that the text is in; None: outside
-        self._searched = 0  # how much of what is held has no closing tag
+        self._recognizer: Recognizer | None = None  # of a call that is not known to be one
+        self._num_read = 0  # how much of what is held it has read
         self._tries_headers = False
         self._reader: ArgumentReader | None = None
 
@@ -86,7 +89,8 @@ class TagParser:
         if not tag:
             self._held = before[len(text) :]
             return False
-        self._spaces, self._held, self._searched = before[len(text) :], after, 0
+        self._spaces, self._held, self._num_read = before[len(text) :], after, 0
+        self._recognizer = Recognizer(self._style.rules) if self._style.rules else None
         self._tries_headers = self._is_trusted
         return True
 
@@ -115,20 +119,25 @@ class TagParser:
         return True
 
     def _take_whole(self, pieces: list[Piece]) -> bool:
+        held, recognizer = self._held, self._recognizer
         opening, closing = self._style.opening, self._style.closing
-        end = self._held.find(closing, max(self._searched - len(closing), 0))
-        if end < 0:
-            self._searched = len(self._held)
+        rest = recognizer.push(held[self._num_read :]) if recognizer is not None else None
+        self._num_read = len(held)
+        if recognizer is None or rest is None:
+            self._say(f"{self._spaces}{opening}", pieces)
+            self._spaces = None
+            return True
+        if not recognizer.is_complete:
             return False
-        body, after = self._held[:end], self._held[end + len(closing) :]
+        body = held[: len(held) - len(rest) - len(closing)]
         call = self._style.read_call(body)
         if call is None:
             self._say(f"{self._spaces}{opening}{body}{closing}", pieces)
-            self._spaces, self._held = None, after
+            self._spaces, self._held = None, rest
         else:
             delta = ToolCallDelta(self._num_calls, self._new_id(), call.name, call.arguments)
             pieces.append(Piece("", delta))
-            self._end_call(after)
+            self._end_call(rest)
         return True
 
     def _say(self, text: str, pieces: list[Piece]) -> None:

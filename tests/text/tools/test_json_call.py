@@ -1,13 +1,18 @@
-"""Replies that are nothing but JSON calls, in a dialect that has tags."""
+"""Replies that are nothing but JSON calls, in a dialect that has tags and in one that has none."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from draftree.text.tools.generic import GenericDialect
 from draftree.text.tools.hermes import HermesDialect
-from tests.text.tools.example import all_cuts, read_reply
+from tests.text.tools.example import TOOLS, all_cuts, read_reply
+from tests.text.tools.oracle import may_become, read_whole
 
 DIALECT = HermesDialect()
 NOW = '{"name": "now", "arguments": {}}'
 TAGGED = f"<tool_call>\n{NOW}\n</tool_call>"
+NAMES = {tool.name for tool in TOOLS}
 
 
 @pytest.mark.parametrize("is_trusted", [False, True])
@@ -26,3 +31,67 @@ def test_tags_may_be_forgotten(reply: str, text: str, calls: int, is_trusted: bo
     for chunks in all_cuts(reply):
         found = read_reply(DIALECT, chunks, is_trusted=is_trusted)
         assert found == (text, [("now", "{}")] * calls), chunks
+
+
+HELD = [
+    '{"name": "now", "arguments": {"path": "a\\/b", "x": [1, {"y": null}',
+    '```json\n{"name": "get_w',
+    f'[{NOW}, {{"name"',
+    f"```\n{NOW}\n```\n",
+    '{"name": "now", "id": 3, "arguments": "{\\"a\\"',
+]
+
+
+@pytest.mark.parametrize("dialect", [DIALECT, GenericDialect()], ids=["tags", "bare"])
+@pytest.mark.parametrize("beginning", HELD)
+def test_what_may_become_a_call_is_held(beginning: str, dialect) -> None:
+    parser = dialect.new_parser(TOOLS, is_trusted=False)
+    assert [piece for letter in beginning for piece in parser.push(letter)] == []
+    assert "".join(piece.text for piece in parser.push("\x00")) == beginning + "\x00"
+
+
+@pytest.mark.parametrize("dialect", [DIALECT, GenericDialect()], ids=["tags", "bare"])
+@pytest.mark.parametrize(
+    "dead",
+    [
+        '{"name": "A',  # no such tool
+        '{"name": "nowh',
+        '{"name": 3',
+        '```json\n{"name": "x',
+        '{"name": "now"}',  # no arguments
+        '{"name": "now", "arguments": [',
+        '{"name": "now", "arguments": "text',
+        '{"name": "now", "arguments": {a',
+        '{"name": "now", "arguments": {"a": N',
+        f"{NOW} i",
+        f"```json\n{NOW}\n```\nI",
+        f'[{NOW}, {{"name": "o',
+        '{"na me',
+    ],
+)
+def test_text_is_shown_as_soon_as_it_cannot_be_a_call(dead: str, dialect) -> None:
+    """Whatever follows, however long: the reply is shown while it is written."""
+    parser = dialect.new_parser(TOOLS, is_trusted=False)
+    # The last letter decides, or the one before it that began something unknown.
+    shown = [piece.text for letter in dead for piece in parser.push(letter)]
+    assert "".join(shown).rstrip() == dead.rstrip()
+    assert "".join(piece.text for piece in parser.push("word " * 5000)).count("word") == 5000
+
+
+PIECES = [NOW, '{"name"', ": ", '"now"', '"get_weather"', '"x"', ", ", '"arguments"', "{}", "{"]
+PIECES += ["}", "[", "]", "```", "```json", "\n", ";", "x", "1", '"', '"id"', "\\", '"{}"', "true"]
+WHOLE = ['{"name": "now", "arguments": ', '{"name": "get_weather", "parameters": {"city": "']
+REPLIES = st.lists(st.sampled_from(PIECES + WHOLE), max_size=9).map("".join)
+
+
+@given(REPLIES)
+@settings(max_examples=500, deadline=None)
+def test_held_for_exactly_as_long_as_it_may_be_calls(reply: str) -> None:
+    parser = GenericDialect().new_parser(TOOLS, is_trusted=False)
+    shown = ""
+    for place, letter in enumerate(reply, 1):
+        shown += "".join(piece.text for piece in parser.push(letter))
+        is_open = may_become(reply[:place], NAMES)
+        assert shown == ("" if is_open else reply[:place]), reply[:place]
+    calls = read_whole(reply, NAMES) if may_become(reply, NAMES) else []
+    assert read_reply(GenericDialect(), [reply]) == ("" if calls else reply, calls)
