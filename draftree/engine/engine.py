@@ -25,7 +25,13 @@ from draftree.engine.card import find_card
 from draftree.engine.device import Device, open_device
 from draftree.engine.prefix import PrefixCache
 from draftree.errors import CapacityError
-from draftree.models.dflash import check_fit, load_draft, read_draft_facts, read_draft_size
+from draftree.models.dflash import (
+    check_fit,
+    check_tokens,
+    load_draft,
+    read_draft_facts,
+    read_draft_size,
+)
 from draftree.models.facts import read_facts
 from draftree.models.load import load_model
 from draftree.models.target import Target
@@ -88,6 +94,7 @@ class TokenEngine:
         if draft_checkpoint is not None:
             draft_facts = read_draft_facts(draft_checkpoint)
             check_fit(draft_facts, str(draft_checkpoint.path), model, self.facts.name)
+            check_tokens(draft_checkpoint, checkpoint)
             if config.block == 1 or config.block > draft_facts.block_size:
                 raise ValueError(
                     f"block must be between 2 and the {draft_facts.block_size} trained"
