@@ -29,7 +29,7 @@ class CapacityError(DraftreeError):
 
 
 class DeviceError(DraftreeError):
-    """A GPU that was asked for and cannot be used."""
+    """A GPU or a kernel variant that was asked for and cannot be used."""
 
 
 class EngineError(DraftreeError):

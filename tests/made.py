@@ -16,9 +16,14 @@ DRAFT_FEATURE_LAYERS = (0, 1, 3)
 
 
 @cache
-def make_draft(qtype: str = "F16", feature_layers: tuple[int, ...] = DRAFT_FEATURE_LAYERS) -> Path:
+def make_draft(
+    qtype: str = "F16",
+    vocab_size: int = 0,
+    tokens: tuple[str, ...] = (),
+    feature_layers: tuple[int, ...] = DRAFT_FEATURE_LAYERS,
+) -> Path:
     """A random DFlash draft for the tiny hybrid model, or another of its widths, with one sliding
-    layer of two. qtype: of its matrices.
+    layer of two. qtype: of its matrices. vocab_size, tokens: what it says of its target.
 
     It knows nothing of the text. At a high temperature it agrees with its target often, because
     both draw the same noise.
@@ -44,6 +49,10 @@ def make_draft(qtype: str = "F16", feature_layers: tuple[int, ...] = DRAFT_FEATU
     writer.add_uint32("dflash.attention.sliding_window", 24)
     writer.add_array("dflash.attention.sliding_window_pattern", [True, False])
     writer.add_uint32("tokenizer.ggml.mask_token_id", 511)
+    if vocab_size:
+        writer.add_vocab_size(vocab_size)
+    if tokens:
+        writer.add_token_list(tokens)
 
     def matrix(name: str, rows: int, cols: int) -> None:
         values = rng.standard_normal((rows, cols)) * 1.5 / np.sqrt(cols)

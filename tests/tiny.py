@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from draftree.config import EngineConfig
 from draftree.core import DraftTree
+from draftree.engine.engine import TokenEngine
 from draftree.kernels.cpu.ops import CpuOps
 from draftree.kernels.cpu.team import Team
 from draftree.models.load import load_model
@@ -57,6 +59,11 @@ def open_target(
 ) -> Target:
     ops = new_ops(exact=exact, num_threads=num_threads, kv_dtype=kv_dtype)
     return Target(load_model(open_checkpoint(path), ops), ops, MAX_CTX, feature_layers)
+
+
+def open_default(path: Path) -> TokenEngine:
+    """With the settings that a user gets on a CPU; to be closed."""
+    return TokenEngine.open(path, EngineConfig(device="cpu"))
 
 
 def tiny_path(name: str) -> Path:

@@ -117,7 +117,13 @@ class LlamaWorker:
 
         import xllamacpp
 
-        return {"version": version("xllamacpp"), "system": xllamacpp.get_system_info().strip(" |")}
+        params = xllamacpp.CommonParams()
+        kinds = dict.fromkeys((params.cache_type_k.name, params.cache_type_v.name))
+        return {
+            "version": version("xllamacpp"),
+            "system": xllamacpp.get_system_info().strip(" |"),
+            "kv": "/".join(kinds).replace("GGML_TYPE_", "").lower(),
+        }
 
     def load(self, path: str, threads: int, max_ctx: int, use_server: bool) -> None:
         self._library = Library(path, threads)

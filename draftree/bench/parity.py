@@ -87,6 +87,7 @@ class ParityMeasures:
     greedy: Agreement  # up to each text's first divergence
     ids_sha256: str
     peer: dict[str, str]
+    kv_type: str  # the format of our keys and values; peer has llama.cpp's
     peer_threads: int  # others than ours where its readings were kept from an earlier run
 
 
@@ -142,6 +143,7 @@ def measure_parity(
     peer, description = open_peer(options.python)
     with peer, Child("draftree.bench.subject", "draftree") as child:
         child.ask("load", kind="wide", **load)
+        kv_type = child.ask("kv_type")
         windows = child.ask("windows", num_windows=num_windows, window_len=WINDOW)
         lens = enumerate(_PROMPT_LENS[: options.num_prompts])
         prompts = [windows[i % num_windows][:length] for i, length in lens]
@@ -172,7 +174,8 @@ def measure_parity(
         report("greedy texts")
         greedy = compare_texts(prompts, ours.texts, theirs.texts, noise.limit, ask_gap)
     choices = compare_choices(ours.windows, theirs.windows, exact, noise.limit)
-    return _measures(ours, theirs, exact, noise, choices, greedy, hash_ids(windows), description)
+    ids_sha256 = hash_ids(windows)
+    return _measures(ours, theirs, exact, noise, choices, greedy, ids_sha256, description, kv_type)
 
 
 def perplexity(windows: Sequence[Scores]) -> float:
@@ -267,6 +270,7 @@ def _measures(
     greedy: Agreement,
     ids_sha256: str,
     peer: dict[str, str],
+    kv_type: str,
 ) -> ParityMeasures:
     sets = {
         "ours": ours.windows,
@@ -292,6 +296,7 @@ def _measures(
         greedy=greedy,
         ids_sha256=ids_sha256,
         peer=peer,
+        kv_type=kv_type,
         peer_threads=theirs.threads,
     )
 

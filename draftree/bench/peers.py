@@ -38,11 +38,12 @@ class Duel:
 
 @dataclass(frozen=True, slots=True)
 class PeerMeasures:
-    """peer: version and instruction sets of llama.cpp, as it says itself."""
+    """peer: version, instruction sets and format of keys and values of llama.cpp, as it says."""
 
     decode: Duel
     prefill: dict[str, Duel]  # by length
     peer: dict[str, str]
+    kv_type: str  # the format of our keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ def measure_peers(path: Path, options: PeerOptions, report: Report) -> PeerMeasu
         report("loading both")
         common = {"path": str(path.resolve()), "threads": options.threads, "max_ctx": _MAX_CTX}
         ours.ask("load", kind="plain", **common)
+        kv_type = ours.ask("kv_type")
         peer.ask("load", use_server=True, **common)
         longest = max(*options.prefill_lens, _PROMPT_LEN)
         (text,) = ours.ask("windows", num_windows=1, window_len=longest)
@@ -113,7 +115,7 @@ def measure_peers(path: Path, options: PeerOptions, report: Report) -> PeerMeasu
             str(length): duel(f"prefill {length}", length, "prefill", ids=text[:length])
             for length in options.prefill_lens
         }
-    return PeerMeasures(decode, prefill, description)
+    return PeerMeasures(decode, prefill, description, kv_type)
 
 
 def judge(

@@ -29,9 +29,16 @@ def _peers(record: Json) -> list[str]:
     note = (
         f"{settings['threads']} threads, {settings['rounds']} rounds; {settings['method']}. "
         f"llama.cpp is xllamacpp {peer['version']}, whose build uses: {_features(peer['system'])}. "
-        "A build for this very CPU may be faster."
+        f"A build for this very CPU may be faster.{_kv_types(measures)}"
     )
     return [*table(head, rows), "", note]
+
+
+def _kv_types(measures: Json) -> str:
+    """Nothing of older results, which do not say it."""
+    if "kv_type" not in measures:
+        return ""
+    return f" Keys and values: draftree {measures['kv_type']}, llama.cpp {measures['peer']['kv']}."
 
 
 def _decode(record: Json) -> list[str]:
@@ -123,7 +130,8 @@ def _parity(record: Json) -> list[str]:
         f"{100 * measures['equal_share']:.2f} % of all positions. Rounding activations moves the "
         f"gap between the two likeliest tokens by {noise['ours']['median']:.3f} in the median and "
         f"{noise['ours']['percentile_99']:.3f} at the 99th percentile (llama.cpp: "
-        f"{noise['llama']['median']:.3f}, {noise['llama']['percentile_99']:.3f}).",
+        f"{noise['llama']['median']:.3f}, {noise['llama']['percentile_99']:.3f})."
+        f"{_kv_types(measures)}",
         "",
     ]
     for key, words in (("first_choices", "first choices"), ("greedy", "greedy texts")):

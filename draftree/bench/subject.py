@@ -137,6 +137,10 @@ class SubjectWorker:
         self._subject = Subject(Path(path), configs[kind])
         return (time.perf_counter() - start) * 1000
 
+    def kv_type(self) -> str:
+        """The number format of its keys and values."""
+        return self._opened().tokens.plan.kv_type
+
     def resident(self) -> dict[str, int]:
         """Bytes of this process in memory: now (of those anonymous, of files), and at its peak."""
         return resident_bytes()
@@ -183,7 +187,7 @@ def resident_bytes() -> dict[str, int]:
 def main() -> None:
     worker = SubjectWorker()
     verbs = (
-        *(worker.load, worker.resident, worker.windows, worker.encode),
+        *(worker.load, worker.kv_type, worker.resident, worker.windows, worker.encode),
         *(worker.decode, worker.prefill, worker.score, worker.greedy),
     )
     serve({verb.__name__: verb for verb in verbs})

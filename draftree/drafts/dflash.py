@@ -16,6 +16,7 @@ from draftree.drafts.dflash_model import (
 )
 from draftree.drafts.drafter import Drafter, DraftPrograms, Proposal, Ranking
 from draftree.kernels.ops import Array, Ops
+from draftree.models.facts import read_facts
 from draftree.models.model import Model
 from draftree.state.span import KvLayers, Parts, Span
 from draftree.weights.checkpoint import Checkpoint
@@ -27,8 +28,10 @@ class DFlashKind:
     def read_size(self, checkpoint: Checkpoint) -> DraftSize:
         return read_draft_size(checkpoint)
 
-    def check_fit(self, checkpoint: Checkpoint, target: Model, target_name: str) -> None:
-        check_fit(read_draft_facts(checkpoint), str(checkpoint.path), target, target_name)
+    def check_fit(self, checkpoint: Checkpoint, target: Checkpoint, model: Model) -> None:
+        facts, name = read_draft_facts(checkpoint), read_facts(target).name
+        check_fit(facts, str(checkpoint.path), model, name)
+        check_tokens(checkpoint, target)
 
     def load(
         self,

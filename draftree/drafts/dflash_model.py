@@ -20,6 +20,9 @@ from draftree.models.parts import read_attention, read_feed_forward, read_rotary
 from draftree.models.source import TensorSource
 from draftree.weights.checkpoint import Checkpoint
 
+_PADDING = 0.01  # of a vocabulary; files of one model may be padded differently
+_EQUAL_TOKENS = 0.9  # at least; makers of files rename a few
+
 
 @dataclass(frozen=True, slots=True)
 class DraftFacts:
@@ -29,7 +32,7 @@ class DraftFacts:
     block_size: int
     feature_layers: tuple[int, ...]  # the target's hidden state after each of these layers
     mask_token: int
-    vocab_size: int | None  # where the file carries the target's vocabulary
+    vocab_size: int | None  # of the target, where the file says it
     draft_vocab: tuple[int, ...] = ()  # the only ones worth proposing, rising; none: all
 
 
@@ -77,7 +80,6 @@ def read_draft_facts(checkpoint: Checkpoint) -> DraftFacts:
         raise CheckpointError(f"{checkpoint.path} does not list the target layers it reads.")
     if not isinstance(mask, int):
         raise CheckpointError(f"{checkpoint.path} does not name its mask token.")
-    tokens = checkpoint.metadata.get("tokenizer.ggml.tokens")
     likely = metadata.optional("head_tokens") or []
     if not isinstance(likely, list) or likely != sorted({i for i in likely if isinstance(i, int)}):
         raise CheckpointError(f"{checkpoint.path}: its head tokens are not a rising list of ids.")
@@ -86,7 +88,7 @@ def read_draft_facts(checkpoint: Checkpoint) -> DraftFacts:
         block_size=metadata.count("block_size"),
         feature_layers=tuple(i - 1 for i in layers),  # the file counts inputs of the next layer
         mask_token=mask,
-        vocab_size=len(tokens) if isinstance(tokens, Sequence) else None,
+        vocab_size=len(_tokens(checkpoint)) or _vocab_size(metadata),
         draft_vocab=tuple(likely),
     )
 
@@ -105,9 +107,30 @@ def read_draft_size(checkpoint: Checkpoint) -> DraftSize:
     )
 
 
+def _tokens(checkpoint: Checkpoint) -> Sequence[object]:
+    tokens = checkpoint.metadata.get("tokenizer.ggml.tokens")
+    return tokens if isinstance(tokens, Sequence) and not isinstance(tokens, str) else ()
+
+
+def _vocab_size(metadata: Metadata) -> int | None:
+    return None if metadata.optional("vocab_size") is None else metadata.count("vocab_size")
+
+
+def check_tokens(draft: Checkpoint, target: Checkpoint) -> None:
+    """Refuse a draft whose file lists other tokens than the target's; a few may be renamed."""
+    pairs = list(zip(_tokens(draft), _tokens(target), strict=False))
+    num_equal = sum(a == b for a, b in pairs)
+    if num_equal < _EQUAL_TOKENS * len(pairs):
+        raise ModelError(
+            f"The draft {draft.path} does not fit the target {target.path}: only {num_equal} of "
+            f"{len(pairs)} tokens are the same, so it was made for another tokenizer."
+        )
+
+
 def check_fit(facts: DraftFacts, draft_name: str, target: Model, target_name: str) -> None:
     """Refuse a draft that was made for another target."""
     reason, vocab_size = "", target.vocab_size
+    trained_size = vocab_size if facts.vocab_size is None else facts.vocab_size
     if facts.hidden_size != target.hidden_size:
         reason = f"it expects hidden size {facts.hidden_size}, the target has {target.hidden_size}"
     elif not all(0 <= i < target.num_layers for i in facts.feature_layers):
@@ -116,10 +139,8 @@ def check_fit(facts: DraftFacts, draft_name: str, target: Model, target_name: st
         reason = (
             f"its mask token {facts.mask_token} is outside the target's vocabulary of {vocab_size}"
         )
-    elif facts.vocab_size is not None and facts.vocab_size > vocab_size:
-        reason = (
-            f"it was trained on a vocabulary of {facts.vocab_size}, the target has {vocab_size}"
-        )
+    elif abs(trained_size - vocab_size) > _PADDING * vocab_size:
+        reason = f"it was trained on a vocabulary of {trained_size}, the target has {vocab_size}"
     elif facts.draft_vocab and not 0 <= facts.draft_vocab[0] <= facts.draft_vocab[-1] < vocab_size:
         reason = f"it proposes tokens outside the target's vocabulary of {vocab_size}"
     if reason:

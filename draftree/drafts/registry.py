@@ -15,8 +15,8 @@ class DraftKind(Protocol):
     """One kind of draft file. All but `load` read metadata only."""
 
     def read_size(self, checkpoint: Checkpoint) -> DraftSize: ...
-    def check_fit(self, checkpoint: Checkpoint, target: Model, target_name: str) -> None:
-        """Refuse a draft that was made for another target."""
+    def check_fit(self, checkpoint: Checkpoint, target: Checkpoint, model: Model) -> None:
+        """Refuse a draft that was made for another target than this one, loaded as model."""
         ...
 
     def load(

@@ -7,6 +7,7 @@ import numpy as np
 from draftree.config import Plan
 from draftree.decode.device_decoder import DeviceRounds
 from draftree.drafts.drafter import Drafter
+from draftree.errors import DeviceError
 from draftree.kernels.ops import Ops
 from draftree.models.target import Target
 
@@ -40,6 +41,12 @@ class Device(Protocol):
 
 class CpuDevice:
     def __init__(self, plan: Plan) -> None:
+        from draftree.kernels.cpu.isa import current_isa
+
+        try:
+            current_isa()
+        except ValueError as error:
+            raise DeviceError(str(error)) from None
         from draftree.kernels.cpu.room import Room
         from draftree.kernels.cpu.team import Team
 

@@ -48,7 +48,7 @@ def open_parts(
     if draft is None or size is None:
         return EngineParts(facts, plan, device, Target(model, ops, plan.max_ctx), ops)
     kind = find_kind(draft)
-    kind.check_fit(draft, model, facts.name)
+    kind.check_fit(draft, checkpoint, model)
     if config.block == 1 or config.block > size.block_len:
         raise ValueError(f"block must be between 2 and the {size.block_len} trained")
     target = Target(model, ops, plan.max_ctx, size.feature_layers)

@@ -127,6 +127,7 @@ def _add_metadata(writer: Any, spec: DraftSpec) -> None:
     writer.add_value_length(spec.head_dim)
     writer.add_layer_norm_rms_eps(spec.eps)
     writer.add_rope_freq_base(spec.rope_base)
+    writer.add_vocab_size(spec.vocab_size)
     writer.add_uint32("dflash.block_size", spec.block_size)
     # The file counts the inputs of layers, the spec their outputs.
     writer.add_array("dflash.target_layers", [layer + 1 for layer in spec.feature_layers])

@@ -145,6 +145,8 @@ def translate_config(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         "dflash.block_size": reader.count("block_size"),
         "tokenizer.ggml.mask_token_id": reader.count("mask_token_id", least=0),
     }
+    if reader.find("vocab_size") is not None:
+        metadata["dflash.vocab_size"] = reader.count("vocab_size")
     if (layer_ids := reader.find("target_layer_ids")) is not None:
         metadata["dflash.target_layers"] = _shift_layer_ids(path, layer_ids)
     elif reader.find("num_target_layers") is not None:

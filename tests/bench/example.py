@@ -19,6 +19,7 @@ from draftree.bench.start import StartMeasures
 from draftree.bench.suite import SetMeasures, SuiteMeasures
 
 KERNELS = {"linear": 6.0, "quantize": 1.0, "attention_kernel": 2.0, "norm_kernel": 1.0}
+PEER = {"version": "1", "system": "AVX2 = 1 |", "kv": "f16"}
 
 
 def shares(width):
@@ -28,7 +29,7 @@ def shares(width):
 def peers(scale=1.0):
     times = [1000.0 / scale, 1100.0 / scale, 900.0 / scale]
     duel = judge(128, times, [1600.0, 1700.0, 1500.0], {"server": 2000.0, "library": 1500.0})
-    return PeerMeasures(duel, {"512": duel, "64": duel}, {"version": "1", "system": "AVX2 = 1 |"})
+    return PeerMeasures(duel, {"512": duel, "64": duel}, PEER, "q8")
 
 
 def decode():
@@ -65,8 +66,7 @@ def parity(excess=0.001, gap=0.1):
     return ParityMeasures(
         *(perplexities, perplexities, perplexities, dict.fromkeys(names, 13.0)),
         *(excess, 0.002, 0.004, Noises(noise, noise), 0.98, agreement, agreement, "ab" * 32),
-        {"version": "1", "system": ""},
-        2,
+        *(PEER, "q8", 2),
     )
 
 

@@ -61,6 +61,7 @@ def test_peers_on_a_tiny_model(tiny_path, say):
     assert list(measures.prefill) == ["40"]
     assert measures.decode.ratio.value > 0.0
     assert measures.peer["version"]
+    assert (measures.kv_type, measures.peer["kv"]) == ("f32", "f16")
 
 
 @needs_peer

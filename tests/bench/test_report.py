@@ -58,6 +58,16 @@ def test_every_kind_has_its_part(tmp_path):
     assert "| 2 | 15.0 | 200, 200 | 50, 50 | 100, 100 |" in page
 
 
+@pytest.mark.parametrize("kind", ["peers", "parity"])
+def test_a_comparison_says_the_format_of_keys_and_values(tmp_path, kind):
+    record = example.record(kind)
+    write_record(tmp_path, record)
+    assert "Keys and values: draftree q8, llama.cpp f16." in make_page(tmp_path)
+    del record["measures"]["kv_type"], record["measures"]["peer"]["kv"]  # as older ones
+    write_record(tmp_path, record)
+    assert "Keys and values" not in make_page(tmp_path)
+
+
 def test_a_changed_result_changes_the_page(tmp_path):
     write_record(tmp_path, example.record("peers"))
     before = make_page(tmp_path)

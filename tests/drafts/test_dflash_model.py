@@ -1,6 +1,7 @@
 """The DFlash draft against z-lab's own module: hidden states, logits, whole greedy runs."""
 
 import shutil
+from contextlib import closing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +23,7 @@ from draftree.models.target import Target
 from draftree.prefill.chunked import prefill
 from draftree.weights.checkpoint import open_checkpoint
 from tests.golden import golden
-from tests.made import make_draft
+from tests.made import HYBRID, make_draft
 from tests.tiny import make_qwen2, new_ops, open_target, tiny_path
 
 TOLERANCE = 1e-3
@@ -238,6 +239,7 @@ def test_a_draft_for_another_target_is_refused() -> None:
         "layers [1, 4], the target has 4": replace(draft, feature_layers=(1, 4)),
         "mask token 512 is outside": replace(draft, mask_token=512),
         "vocabulary of 2000, the target has 512": replace(draft, vocab_size=2000),
+        "vocabulary of 300, the target has 512": replace(draft, vocab_size=300),
         "tokens outside the target's vocabulary of 512": replace(draft, draft_vocab=(1, 512)),
     }
     for reason, facts in misfits.items():
@@ -253,3 +255,18 @@ def test_the_engine_refuses_a_draft_that_does_not_fit() -> None:
         TokenEngine.open(path, config, make_draft())
     with pytest.raises(ModelError, match="not a draft"):
         TokenEngine.open(path, config, path)
+
+
+def test_the_engine_refuses_a_draft_of_another_vocabulary() -> None:
+    """All shapes fit, since a draft has neither embedding nor head."""
+    path, config = golden(HYBRID), EngineConfig(max_ctx=64, threads=1, device="cpu")
+    known = tuple(open_checkpoint(path).metadata["tokenizer.ggml.tokens"])
+    renamed = ("other", *known[1:])
+    with closing(TokenEngine.open(path, config, make_draft(tokens=renamed))):
+        pass
+    with pytest.raises(ModelError, match="trained on a vocabulary of 300, the target has 512"):
+        TokenEngine.open(path, config, make_draft(vocab_size=300))
+    with pytest.raises(ModelError, match="trained on a vocabulary of 300, the target has 512"):
+        TokenEngine.open(path, config, make_draft(tokens=known[:300]))
+    with pytest.raises(ModelError, match="only 0 of 512 tokens are the same"):
+        TokenEngine.open(path, config, make_draft(tokens=known[::-1]))

@@ -20,7 +20,7 @@ STEPS, LONG_STEPS = 150, 10_000
 
 def _setting(kind: str, **options: object) -> Setting:
     model, layers, kv_type = KINDS[kind]
-    draft = make_draft("F16", layers) if layers else None
+    draft = make_draft(feature_layers=layers) if layers else None
     return Setting(tiny_path(model), draft, kv_type=kv_type, **options)  # type: ignore[arg-type]
 
 

@@ -51,3 +51,11 @@ def test_macos_is_asked_what_its_processor_has(monkeypatch) -> None:
     monkeypatch.setattr(isa.platform, "machine", lambda: "arm64")
     monkeypatch.setattr(isa.ctypes, "CDLL", lambda _: SimpleNamespace(sysctlbyname=ask))
     assert isa._apple_words() == ["asimddp"]
+
+
+def test_an_unknown_variant_is_refused(monkeypatch) -> None:
+    monkeypatch.setenv("DRAFTREE_ISA", "avx5")
+    with pytest.raises(ValueError, match=r"'avx5'; known are amx, .*avx2, .*portable"):
+        isa.current_isa.__wrapped__()
+    monkeypatch.setenv("DRAFTREE_ISA", "portable")
+    assert isa.current_isa.__wrapped__() == isa.PORTABLE

@@ -3,6 +3,8 @@ logits.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from draftree.core import DraftTree
 from draftree.models.target import Target
 from tests.golden import golden
-from tests.tiny import open_target, run_chain
+from tests.tiny import open_default, open_target, run_chain
 
 TOLERANCE = 1e-3
 
@@ -29,6 +31,12 @@ def _log_probs(logits: np.ndarray) -> np.ndarray:
 @pytest.fixture(scope="module")
 def exact_target(smollm2_path: Path) -> Target:
     return open_target(smollm2_path)
+
+
+@pytest.fixture(scope="module")
+def default_target(smollm2_path: Path) -> Iterator[Target]:
+    with closing(open_default(smollm2_path)) as engine:
+        yield engine.target
 
 
 def _along_reference(target: Target, case: dict[str, Any]) -> np.ndarray:
@@ -65,12 +73,13 @@ def test_every_prompt_position_in_exact_math(exact_target: Target) -> None:
         assert (found == expected).all()
 
 
-def test_quantised_kernels_are_as_near_as_llamacpp(smollm2_path: Path) -> None:
-    """Mean error of the first token's top-20 log-probabilities, against llama.cpp's own run."""
-    target = open_target(smollm2_path, exact=False, kv_dtype=np.float16)
+def test_quantised_kernels_are_as_near_as_llamacpp(default_target: Target) -> None:
+    """Mean error of the first token's top-20 log-probabilities, against llama.cpp's own run. With
+    a user's settings.
+    """
     ours, native, agreed, total = [], [], 0, 0
     for case in _cases():
-        logits = _along_reference(target, case)
+        logits = _along_reference(default_target, case)
         log_probs = _log_probs(logits)
         exact = {e["id"]: e["logprob"] for e in case["exact_first_token_top20"]}
         for entry in case["first_token_top20"]:
@@ -84,8 +93,9 @@ def test_quantised_kernels_are_as_near_as_llamacpp(smollm2_path: Path) -> None:
     assert agreed >= 0.995 * total > 0, (agreed, total)
 
 
-def test_one_token_at_a_time_gives_the_same_bits(smollm2_path: Path) -> None:
-    target = open_target(smollm2_path, exact=False, kv_dtype=np.float16)
+def test_one_token_at_a_time_gives_the_same_bits(default_target: Target) -> None:
+    target = default_target
+    target.state.reset()
     ids = _cases()[0]["prompt_ids"][:20]
     whole = run_chain(target, ids)
     target.state.reset()

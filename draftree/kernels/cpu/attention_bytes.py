@@ -1,6 +1,7 @@
 """One chunk of 8-bit keys and values for some rows of a pass: the integer twin of attention_chunk.
 
-Queries and weights are rounded to 16 bits, each row by its own largest number. Sums of products are
+Queries, transformed as keys are, and weights are rounded to 16 bits, each row by its own largest
+number. Sums of products are
 then exact integers, so neither their order nor what else is summed with a weight of zero matters:
 rows share all products, whichever positions they see, and a tree's slots are summed as they lie.
 """
@@ -11,6 +12,7 @@ import numpy as np
 from draftree.kernels.cpu import attention_chunk as chunk
 from draftree.kernels.cpu.attention_chunk import CHUNK, find_range, seen_by
 from draftree.kernels.cpu.block import BLOCK_COLS
+from draftree.kernels.cpu.hadamard import hadamard_order, transform_row
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.pairs import (
     PAIR_ROWS,
@@ -52,6 +54,7 @@ def round_queries(args, own, num_queries):
     head_dim = args[chunk.HEAD_DIM]
     for q in range(num_queries):
         row = load_i64(own + chunk.QUERIES) + 4 * q * head_dim
+        transform_row(row, head_dim)
         top = splat(0.0)
         for c in range(row, row + 4 * head_dim, 64):
             top = maximum(absolute(load(c)), top)
@@ -59,7 +62,7 @@ def round_queries(args, own, num_queries):
         factor = splat(_TOP / largest if largest > _ZERO else _ZERO)
         for d in range(0, head_dim, LANES):
             store_words(row + 2 * d, load(row + 4 * d) * factor)
-        store_f32(row + 2 * head_dim, largest / _TOP)
+        store_f32(row + 2 * head_dim, largest / _TOP / hadamard_order(head_dim))
 
 
 @njit

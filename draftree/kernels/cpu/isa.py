@@ -98,4 +98,7 @@ def current_isa() -> Isa:
     """The best variant, or the one that the environment asks for if the machine can run it."""
     supported = supported_isas()
     forced = env.forced_isa()
+    names = [isa.name for isa in ALL_ISAS]
+    if forced not in (None, *names):
+        raise ValueError(f"DRAFTREE_ISA is {forced!r}; known are {', '.join(names)}")
     return next((isa for isa in supported if isa.name == forced), supported[0])

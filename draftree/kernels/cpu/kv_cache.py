@@ -4,7 +4,7 @@ Slot = absolute position for committed tokens; the nodes of a tree take the slot
 node order. Sixteen keys lie side by side, so that one vector load brings the same dimension of
 sixteen keys, or the same two dimensions in eight bits: a cell of a key has two bytes or more. In
 eight bits, a key or value of one head has a scale of its own, so a row's bits do not depend on its
-neighbours.
+neighbours, and keys are transformed (hadamard.py): they are large in few dimensions.
 """
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
@@ -21,6 +21,7 @@ from draftree.kernels.cpu.block import (
     store_as,
 )
 from draftree.kernels.cpu.elementwise import head_strides, row_count
+from draftree.kernels.cpu.hadamard import transform_row
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.program import Program
@@ -143,6 +144,7 @@ def _kv_write_kernel(args, ticket, thread, num_threads):
             p_lane = p_tile + (slot - tile * LANES) * cell
             p_value = values + (head * capacity + slot) * value_dim * size
             if kind == TYPE_I8:
+                transform_row(p_k, head_dim)
                 k_scale, v_scale = _scale_of(p_k, head_dim), _scale_of(p_v, head_dim)
                 store_f32(key_scales + 4 * (head * capacity + slot), k_scale)
                 store_f32(value_scales + 4 * (head * capacity + slot), v_scale)
@@ -186,7 +188,9 @@ def _kv_commit_kernel(args, ticket, thread, num_threads):
 def record_kv_write(
     program: Program, step: Step, k: np.ndarray, v: np.ndarray, cache: KvCache
 ) -> None:
-    """Row i of k and v [max_tokens, kv_heads * head_dim] goes to slot committed + i."""
+    """Row i of k and v [max_tokens, kv_heads * head_dim] goes to slot committed + i. In eight bits
+    the rows of k are left transformed.
+    """
     program.add(
         _kv_write_kernel,
         row_count(step, NUM_TOKENS),
@@ -203,7 +207,7 @@ def record_kv_write(
         cache.values,
         cache.type_word,
         reads=(k, v),
-        writes=(cache.keys, cache.values),
+        writes=(k, cache.keys, cache.values),
     )
 
 
