@@ -41,7 +41,9 @@ from one that is not there; the same holds when an engine that failed is opened 
   this machine's own, and `--host`), so that no page of another site can pass for its own. Others
   are a 403 unless named by `--allowed-host NAME`, or `--allowed-host '*'`.
 - **Fields**: every field is honoured or refused with a 400 that names it. Where a field is refused
-  below, null is still taken, and so are the values given. null is the same as leaving a field out.
+  below, null is still taken, and so are the values given. null is the same as leaving a field out,
+  also for fields that are not known here, and so are `""`, `[]` and `{}`. Replies of OpenAI's,
+  Anthropic's and litellm's SDKs may be sent back as they came, with all the fields they have.
 - **Errors** are `{"error": {"message", "type", "param", "code"}}`:
   400 (a field, bad JSON, too long a prompt: `context_length_exceeded`), 401, 403 (unknown host),
   404 (unknown model), 408 (too slow), 413 (the body is longer than `--max-body`), 415 (not sent as
