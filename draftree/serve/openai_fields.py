@@ -69,7 +69,9 @@ class SamplingFields(WireModel):
         None, ge=-2, le=2, description="Subtracted for each time that a token was seen."
     )
     logit_bias: dict[TokenKey, Bias] | None = Field(
-        None, max_length=1024, description="Token ids to what is added to their logits."
+        None,
+        max_length=1024,
+        description="Token ids to what is added to their logits; at most 1,024.",
     )
     seed: int | None = Field(
         None,

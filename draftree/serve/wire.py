@@ -20,7 +20,8 @@ from pydantic.json_schema import models_json_schema
 from pydantic_core import CoreSchema, PydanticCustomError, from_json
 
 REFUSED: Final = "refused"
-OUTLET: Final = "draftree.outlet"  # the name of an extension of ASGI
+OUTLET: Final = "draftree.outlet"  # names of extensions of ASGI
+CROWDED: Final = "draftree.crowded"
 _MAX_PARTS: Final = 500_000  # of a body: objects, lists, and the quotes of names and texts
 _MAX_ERRORS: Final = 1000
 _NO_NUMBERS: Final = (b"NaN", b"Infinity")
