@@ -108,7 +108,10 @@ class Settings:
     ] = None
     prefix_cache: Annotated[
         int | None,
-        _engine("MiB of main memory to keep earlier conversations in; 0 keeps none."),
+        _engine(
+            "MiB of main memory to keep earlier conversations in; 0 keeps none; by default an "
+            "eighth of what is left, at most 4096."
+        ),
     ] = None
 
     def choose_model(self, argument: str | None) -> str:

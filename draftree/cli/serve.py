@@ -62,13 +62,18 @@ def serve(
     """Serve a model over HTTP."""
     name = settings.choose_model(model)
     settings.read_config()
+    api_keys = tuple(api_key or ()) or env.api_keys()
+    if not all(key.strip() for key in api_keys):
+        raise typer.BadParameter(
+            "the API key is empty; leave --api-key out if there is to be none."
+        )
     from draftree.serve.service import ServeOptions
 
     options = ServeOptions(
         model_id=Path(name).stem if name.endswith(".gguf") else name,
         version=__version__,
         aliases=tuple(alias or ()),
-        api_keys=tuple(api_key or ()) or env.api_keys(),
+        api_keys=api_keys,
         allowed_hosts=(host, *(allowed_host or ())),
         cors_origins=tuple(cors or ()),
         temperature=temperature,

@@ -10,6 +10,7 @@ from draftree.core import DraftSize
 from draftree.drafts.dflash_model import (
     Draft,
     check_fit,
+    check_tokens,
     load_draft,
     read_draft_facts,
     read_draft_size,

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from draftree.serve.openai_fields import StatisticsOptions, StopText, ToolName
-from draftree.serve.wire import WireModel, refused
+from draftree.serve.wire import Nothing, WireModel, refused, returned
 
 _HINT = "A hint; there is one cache, which finds by content."
 
@@ -23,7 +23,8 @@ class TextBlock(WireModel):
     type: Literal["text"]
     text: str
     cache_control: CacheControl | None = Field(None, description=_HINT)
-    citations: None = refused("There are no citations here.")
+    citations: list[Any] | None = returned()
+    parsed_output: Any = returned()
 
 
 class ThinkingBlock(WireModel):
@@ -37,18 +38,14 @@ class RedactedThinkingBlock(WireModel):
     data: str = Field(description="Left out: only Anthropic can read it.")
 
 
-class DirectCaller(WireModel):
-    type: Literal["direct"]
-
-
 class ToolUseBlock(WireModel):
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
     cache_control: CacheControl | None = Field(None, description=_HINT)
-    caller: DirectCaller | None = Field(None, description="The model, who else.")
-    toolset_name: None = refused("There are no toolsets here.")
+    caller: Any = returned()
+    toolset_name: Nothing = refused("There are no toolsets here.")
 
 
 class ToolResultBlock(WireModel):
@@ -57,7 +54,7 @@ class ToolResultBlock(WireModel):
     content: str | list[TextBlock] | None = None
     is_error: bool | None = Field(None, description="Shown to the model as `Error:`.")
     cache_control: CacheControl | None = Field(None, description=_HINT)
-    toolset_name: None = refused("There are no toolsets here.")
+    toolset_name: Nothing = refused("There are no toolsets here.")
 
 
 UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
@@ -74,6 +71,13 @@ class UserTurn(WireModel):
 class AssistantTurn(WireModel):
     role: Literal["assistant"]
     content: str | list[AssistantBlock]
+    id: Any = returned()
+    type: Any = returned()
+    model: Any = returned()
+    stop_reason: Any = returned()
+    stop_sequence: Any = returned()
+    stop_details: Any = returned()
+    usage: Any = returned()
 
 
 class SystemTurn(WireModel):
@@ -98,7 +102,7 @@ class ClientTool(WireModel):
     )
     allowed_callers: list[Literal["direct"]] | None = Field(None, description="The model.")
     defer_loading: Literal[False] | None = refused("All tools are shown to the model.")
-    input_examples: None = refused("Put examples into the description.")
+    input_examples: Nothing = refused("Put examples into the description.")
 
 
 class AutoChoice(WireModel):
@@ -199,8 +203,8 @@ class PromptFields(WireModel):
         None, description="Only edits that keep everything: nothing is cleared here."
     )
     speed: Literal["standard"] | None = refused("There is one speed.")
-    user_profile_id: None = refused("There are no profiles here.")
-    workspace_id: None = refused("There are no workspaces here.")
+    user_profile_id: Nothing = refused("There are no profiles here.")
+    workspace_id: Nothing = refused("There are no workspaces here.")
 
 
 class RequestMetadata(WireModel):
@@ -227,14 +231,14 @@ class MessagesRequest(PromptFields):
     service_tier: Literal["auto", "standard_only"] | None = refused(
         "There is one tier; auto and standard_only both mean it."
     )
-    container: None = refused("There are no containers here.")
-    mcp_servers: None = refused("Connect to them yourself, and pass their tools on.")
-    inference_geo: None = refused("This is where it runs.")
-    diagnostics: None = refused("Ask for statistics instead.")
-    compaction: None = refused("Nothing is compacted here.")
-    fallbacks: None = refused("There is one model.")
-    fallback_credit_token: None = refused("There is one model.")
-    thread: None = refused("Nothing is stored here.")
+    container: Nothing = refused("There are no containers here.")
+    mcp_servers: Nothing = refused("Connect to them yourself, and pass their tools on.")
+    inference_geo: Nothing = refused("This is where it runs.")
+    diagnostics: Nothing = refused("Ask for statistics instead.")
+    compaction: Nothing = refused("Nothing is compacted here.")
+    fallbacks: Nothing = refused("There is one model.")
+    fallback_credit_token: Nothing = refused("There is one model.")
+    thread: Nothing = refused("Nothing is stored here.")
 
 
 class CountRequest(PromptFields):

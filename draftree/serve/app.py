@@ -24,7 +24,7 @@ from draftree.serve.log import log_event
 from draftree.serve.openai_reply import render_error
 from draftree.serve.service import Service
 from draftree.serve.thread import State
-from draftree.serve.wire import ApiError, schema_of
+from draftree.serve.wire import CROWDED, ApiError, busy, schema_of
 
 APIS: Final = (openai, responses, anthropic, page)
 # Where errors are not written as OpenAI does: the beginning of a path, and how.
@@ -39,12 +39,13 @@ _ERRORS: Final = {
     404: "There is no such model.",
     408: "The body took too long to arrive.",
     413: "The body is too long.",
-    415: "The body is not JSON.",
+    415: "The body is not JSON, or encoded.",
     429: "The client has too many requests here already; Retry-After says when to come back.",
-    503: "The queue is full, or the model is being loaded; Retry-After says when to come back.",
+    503: "The server is full, or the model is being loaded; Retry-After says when to come back.",
 }
 _QUIET_ROUTES: Final = ("/health", "/metrics")  # asked every few seconds by machines
 _CLIENT_LEFT: Final = 499
+_CROWD_RETRY_S: Final = 5
 _ID_HEADERS: Final = ("x-request-id", "request-id")  # where OpenAI's and Anthropic's clients look
 _log: Final = logging.getLogger("draftree")
 
@@ -115,10 +116,12 @@ class Gate:
             await send(message)
 
         state = scope.setdefault("state", {})
-        state["request_id"] = request_id
+        state.update(request_id=request_id, body_bytes=0)
+        # The server leaves the bodies of replies to HEAD out by itself.
+        inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
             self._admit(scope, state)
-            await self._app(scope, receive, note)
+            await self._app(inner, receive, note)
         except ApiError as error:
             await _error_response(scope["path"], error)(scope, receive, note)
         except Exception:
@@ -127,6 +130,8 @@ class Gate:
                 bug = ApiError(500, "Internal error.", kind="server_error")
                 await _error_response(scope["path"], bug)(scope, receive, note)
         finally:
+            self._service.bodies.release(state["client"], state["body_bytes"])
+            scope["route"] = inner.get("route")
             self._count(scope, status, time.perf_counter() - start_s)
 
     def _admit(self, scope: Scope, state: dict[str, Any]) -> None:
@@ -134,6 +139,8 @@ class Gate:
         headers = Headers(scope=scope)
         key_index = self._service.keys.find(headers)
         state["client"] = client_name(-1 if key_index is None else key_index, address)
+        if scope.get("extensions", {}).get(CROWDED) and scope["path"] != "/health":
+            raise busy(503, "There are too many connections.", _CROWD_RETRY_S)
         host = headers.get("host", "")
         if not self._service.hosts.knows(host):
             sentence = f"This server is not known as {host!r}; start it with --allowed-host NAME."
@@ -162,6 +169,8 @@ class Gate:
 
 
 def _error_response(path: str, error: ApiError) -> JSONResponse:
+    # Frames that an error was raised in hold it, and with it the body, until garbage is collected.
+    error.__traceback__ = error.__cause__ = error.__context__ = None
     write = next((style for start, style in ERROR_STYLES if path.startswith(start)), render_error)
     return JSONResponse(write(error), error.status, error.headers)
 

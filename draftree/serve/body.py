@@ -22,7 +22,11 @@ async def read_body(request: Request, service: Service, model: type[Body]) -> Bo
     if kind != "application/json" and not kind.endswith("+json"):
         sentence = "The body must be JSON, sent with the header `Content-Type: application/json`."
         raise ApiError(415, sentence, code="unsupported_media_type")
-    raw = await _read(request, service.options.max_body_bytes)
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        sentence = f"The body is encoded as {coding!r}; send it without Content-Encoding."
+        raise ApiError(415, sentence, code="unsupported_content_encoding")
+    raw = await _read(request, service)
     body = (
         await asyncio.to_thread(parse_body, model, raw)
         if len(raw) > _LARGE
@@ -33,30 +37,33 @@ async def read_body(request: Request, service: Service, model: type[Body]) -> Bo
     return body
 
 
-async def _read(request: Request, limit: int) -> bytes:
-    """All of the body. What is too long is read as well, though not kept, since few clients look
+async def _read(request: Request, service: Service) -> bytes:
+    """All of the body. What is refused is read as well, though not kept, since few clients look
     at a reply before they have sent everything.
     """
+    limit = service.options.max_body_bytes
     too_long = ApiError(
         413,
         f"The body is longer than {limit / _MIB:.6g} MiB.",
         code="request_too_large",
     )
     length = request.headers.get("content-length", "")
-    is_too_long = length.isdecimal() and int(length) > limit
-    if is_too_long and request.headers.get("expect", "").lower() == "100-continue":
-        raise too_long
+    problem = too_long if length.isdecimal() and int(length) > limit else None
+    if problem is not None and request.headers.get("expect", "").lower() == "100-continue":
+        raise problem
     pieces: list[bytes] = []
     num_bytes = 0
     try:
         async with asyncio.timeout(_READ_S):
             async for piece in request.stream():
                 num_bytes += len(piece)
-                is_too_long = is_too_long or num_bytes > limit
-                if is_too_long:
-                    pieces.clear()
-                else:
+                problem = problem or _hold(request, service, len(piece))
+                problem = problem or (too_long if num_bytes > limit else None)
+                if problem is None:
                     pieces.append(piece)
+                else:
+                    pieces.clear()
+                    _release(request, service)
                 if num_bytes > 4 * limit:
                     break
     except TimeoutError:
@@ -64,9 +71,24 @@ async def _read(request: Request, limit: int) -> bytes:
         raise ApiError(408, sentence, code="request_timeout") from None
     except ClientDisconnect:
         raise ApiError(499, "The client left.", code="client_closed_request") from None
-    if is_too_long:
-        raise too_long
+    if problem is not None:
+        raise problem
     return b"".join(pieces)
+
+
+def _hold(request: Request, service: Service, num_bytes: int) -> ApiError | None:
+    """Why these bytes cannot be kept, if they cannot; otherwise they are until the request ends."""
+    try:
+        service.bodies.hold(request.state.client, num_bytes)
+    except ApiError as error:
+        return error
+    request.state.body_bytes += num_bytes
+    return None
+
+
+def _release(request: Request, service: Service) -> None:
+    service.bodies.release(request.state.client, request.state.body_bytes)
+    request.state.body_bytes = 0
 
 
 def describe_body(model: type[WireModel]) -> dict[str, Any]:

@@ -1,22 +1,26 @@
 """One client's connection, with limits that uvicorn's own has not: of time to send a request and to
-read a reply, and of connections at a time. What is not HTTP is refused in JSON, as all else is.
+read a reply, and of connections at a time, where idle ones make room for new ones. What is not HTTP
+is refused in JSON, as all else is.
 
 In: bytes. Out: requests for the application. Knows no API.
 """
 
 import asyncio
 import sys
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any, Final, cast
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from draftree.serve.openai_reply import render_error
-from draftree.serve.wire import OUTLET, ApiError, busy, encode, to_json
+from draftree.serve.wire import CROWDED, OUTLET, ApiError, busy, encode, to_json
 
 REQUEST_S: Final = 30.0  # for a request's head, and for what is left of a body that nobody reads
 READ_S: Final = 60.0  # without a reader taking 48 of the 64 KiB that wait for it, or the last bytes
 MAX_CONNECTIONS: Final = 800
+MAX_PER_CLIENT: Final = 400  # of those, of one address
+MAX_CROWDED: Final = 50  # beyond those, to be asked how the server is
 _PIECE_BYTES: Final = 2**15  # at most, before others get their turn
 _LINGER_S: Final = 2.0  # in which a client that is refused may read why
 _RETRY_S: Final = 5
@@ -26,17 +30,44 @@ class Connection(H11Protocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._is_refused = False
+        self._is_crowded = False
+        self.idle_since_s = 0.0
         self._request_timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.max_size = _PIECE_BYTES  # type: ignore[attr-defined]
-        if len(self.connections) > MAX_CONNECTIONS:
+        self.idle_since_s = self.loop.time()
+        self._is_crowded = not self._find_room()
+        crowd = [each for each in self._others() if each._is_crowded]
+        if self._is_crowded and len(crowd) >= MAX_CROWDED and not _close_one(crowd):
             self._refuse(busy(503, "There are too many connections.", _RETRY_S))
             transport.close()
         else:
             self._expect_request()
+
+    @property
+    def is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _others(self) -> "list[Connection]":
+        everyone = cast("set[Connection]", self.connections)
+        return [each for each in everyone if each is not self and not each.transport.is_closing()]
+
+    def _find_room(self) -> bool:
+        """Whether there is room for this connection, if need be in place of an idle one: of its own
+        client where that has too many, else of any.
+        """
+        others = [each for each in self._others() if not each._is_crowded]
+        own = [each for each in others if each._address == self._address]
+        if len(own) >= MAX_PER_CLIENT:
+            return _close_one(own)
+        return len(others) < MAX_CONNECTIONS or _close_one(others)
+
+    @property
+    def _address(self) -> str | None:
+        return self.client[0] if self.client else None
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
@@ -47,9 +78,13 @@ class Connection(H11Protocol):
             self._expect_request(is_new)
 
     def handle_events(self) -> None:
+        previous = self.scope
         super().handle_events()
-        if self.scope is not None:
-            self.scope["extensions"] = {OUTLET: self}  # type: ignore[dict-item]
+        if self.scope is not previous:
+            self._is_crowded = self._is_crowded and not self._find_room()
+            extensions = {OUTLET: self, CROWDED: self._is_crowded}
+            self.scope["extensions"] = extensions  # type: ignore[typeddict-item]
+            _tidy_head(self.scope)
 
     @property
     def is_free(self) -> bool:
@@ -62,6 +97,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        self.idle_since_s = self.loop.time()
         if self.transport.get_write_buffer_size():
             self._expect_reader()
         if not self.transport.is_closing():
@@ -148,3 +184,27 @@ class Connection(H11Protocol):
         for timer in timers:
             if timer is not None:
                 timer.cancel()
+
+
+def _close_one(crowd: Iterable[Connection]) -> bool:
+    """End the connection that has been idle for longest; False when none is idle."""
+    idle = [each for each in crowd if each.is_idle]
+    if idle:
+        min(idle, key=lambda each: each.idle_since_s).transport.close()
+    return bool(idle)
+
+
+def _tidy_head(scope: Any) -> None:
+    """A target that names the host as well, as for a proxy, stands for the Host header. After a
+    body whose length was given in two ways, nobody knows where the next request begins.
+    """
+    scheme, _, rest = scope["path"].partition("://")
+    if scheme.lower() in ("http", "https"):
+        host, slash, path = rest.partition("/")
+        scope["path"] = slash + path or "/"
+        scope["raw_path"] = b"/" + scope["raw_path"].partition(b"://")[2].partition(b"/")[2]
+        others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+        scope["headers"] = [(b"host", encode(host)), *others]
+    names = {name for name, _ in scope["headers"]}
+    if {b"content-length", b"transfer-encoding"} <= names:
+        scope["headers"] = [*scope["headers"], (b"connection", b"close")]

@@ -95,7 +95,7 @@ class Metrics:
             yield from _head(name, "gauge", help_text)
             yield f"{name} {value}"
         for name, histogram, help_text in (
-            ("draftree_ttft_seconds", self._ttft, "From arrival to the first token."),
+            ("draftree_ttft_seconds", self._ttft, "From arrival to the first token sent."),
             ("draftree_queue_seconds", self._wait, "From arrival to the engine."),
             ("draftree_request_seconds", self._duration, "From arrival to the end of the reply."),
         ):

@@ -154,7 +154,7 @@ def chat_calls(body: ChatRequest, temperature: float) -> list[Call]:
             _chat,
             messages=messages,
             tools=tools or None,
-            tool_choice=choice.model_dump()
+            tool_choice=choice.model_dump(exclude_none=True)
             if isinstance(choice, NamedToolChoice)
             else choice or "auto",
             parallel_tool_calls=body.parallel_tool_calls is not False,
@@ -249,9 +249,17 @@ def _check_tokens(engine: "Engine", field: str, tokens: Iterable[int]) -> None:
 
 
 def _message(message: Message) -> dict[str, Any]:
+    """In the words of chat templates; what is empty is left out."""
     plain = message.model_dump(exclude_none=True)
     if plain["role"] == "developer":
         plain["role"] = "system"
+    refusal = plain.pop("refusal", None)
+    if refusal and not plain.get("content"):
+        plain["content"] = refusal
+    for call in plain.get("tool_calls", ()):
+        call["type"] = "function"
+    if not plain.get("tool_calls"):
+        plain.pop("tool_calls", None)
     return plain
 
 

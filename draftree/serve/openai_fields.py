@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from draftree.serve.wire import WireModel, refused
+from draftree.serve.wire import Nothing, WireModel, refused, returned
 
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -69,7 +69,9 @@ class SamplingFields(WireModel):
         None, ge=-2, le=2, description="Subtracted for each time that a token was seen."
     )
     logit_bias: dict[TokenKey, Bias] | None = Field(
-        None, max_length=1024, description="Token ids to what is added to their logits."
+        None,
+        max_length=1024,
+        description="Token ids to what is added to their logits; at most 1,024.",
     )
     seed: int | None = Field(
         None,
@@ -108,12 +110,16 @@ class UserMessage(WireModel):
 class CalledFunction(WireModel):
     name: str
     arguments: str = Field(description="JSON text.")
+    parsed_arguments: Any = returned()
+    provider_specific_fields: Any = returned()
 
 
 class MessageToolCall(WireModel):
     id: str
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: CalledFunction
+    provider_specific_fields: Any = returned()
+    caller: Any = returned()
     index: int | None = Field(None, description="As in deltas; the list's own order counts.")
 
 
@@ -123,9 +129,15 @@ class AssistantMessage(WireModel):
     reasoning_content: str | None = Field(None, description="Passed to the model's template.")
     tool_calls: list[MessageToolCall] | None = None
     name: Name = None
-    refusal: None = refused("The model has no separate refusals.")
-    audio: None = refused("The model reads text.")
-    function_call: None = refused("Use tool_calls.")
+    refusal: str | None = Field(None, description="The text, if there is no content.")
+    annotations: list[Any] | None = returned()
+    parsed: Any = returned()
+    thinking_blocks: list[Any] | None = returned("Not used: reasoning_content has the same.")
+    reasoning_items: list[Any] | None = returned("Not used: reasoning_content has the same.")
+    provider_specific_fields: Any = returned()
+    audio: Nothing = refused("The model reads text.")
+    images: Nothing = refused("The model reads text.")
+    function_call: Nothing = refused("Use tool_calls.")
 
 
 class ToolMessage(WireModel):
@@ -249,13 +261,13 @@ class ChatRequest(SamplingFields):
     modalities: list[Literal["text"]] | None = refused("The model writes text.")
     verbosity: Literal["medium"] | None = refused("Ask for it in a message instead.")
     prompt_cache_retention: Literal["in_memory"] | None = refused("The cache is in memory.")
-    prompt_cache_options: None = refused("The cache needs no options.")
-    audio: None = refused("The model writes text.")
-    functions: None = refused("Use tools.")
-    function_call: None = refused("Use tool_choice.")
-    prediction: None = refused("Repetitions are predicted from the conversation by themselves.")
-    moderation: None = refused("There is no moderation here.")
-    web_search_options: None = refused("There is no search here; give the model a tool.")
+    prompt_cache_options: Nothing = refused("The cache needs no options.")
+    audio: Nothing = refused("The model writes text.")
+    functions: Nothing = refused("Use tools.")
+    function_call: Nothing = refused("Use tool_choice.")
+    prediction: Nothing = refused("Repetitions are predicted from the conversation by themselves.")
+    moderation: Nothing = refused("There is no moderation here.")
+    web_search_options: Nothing = refused("There is no search here; give the model a tool.")
 
 
 class CompletionRequest(SamplingFields):

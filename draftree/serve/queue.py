@@ -82,6 +82,9 @@ class Job:
         return self.take()
 
     def take(self) -> "list[Delta]":
+        """What is to be sent now."""
+        if self.first_s is None and self._deltas:
+            self.first_s = time.perf_counter()
         self._num_unread = 0
         self._next_read_s = self._loop.time() + _FRAME_S
         return [self._deltas.popleft() for _ in range(len(self._deltas))]
@@ -123,8 +126,6 @@ class Job:
 
     def push(self, delta: "Delta") -> bool:
         """Keep a delta until the next `flush`; False when no more is wanted."""
-        if self.first_s is None:
-            self.first_s = time.perf_counter()
         self._round.append(delta)
         if self.is_stream:
             self._num_unread += 1

@@ -41,15 +41,18 @@ from one that is not there; the same holds when an engine that failed is opened 
   this machine's own, and `--host`), so that no page of another site can pass for its own. Others
   are a 403 unless named by `--allowed-host NAME`, or `--allowed-host '*'`.
 - **Fields**: every field is honoured or refused with a 400 that names it. Where a field is refused
-  below, null is still taken, and so are the values given. null is the same as leaving a field out.
+  below, null is still taken, and so are the values given. null is the same as leaving a field out,
+  also for fields that are not known here, and so are `""`, `[]` and `{}`. Replies of OpenAI's,
+  Anthropic's and litellm's SDKs may be sent back as they came, with all the fields they have.
 - **Tools**: arguments that a tool's schema does not list are not made up: its objects are closed
   unless they have `additionalProperties` or the like. Schemas of `response_format` are as written.
 - **Errors** are `{"error": {"message", "type", "param", "code"}}`:
   400 (a field, bad JSON, too long a prompt: `context_length_exceeded`), 401, 403 (unknown host),
   404 (unknown model), 408 (too slow), 413 (the body is longer than `--max-body`), 415 (not sent as
-  JSON), 429 and 503 (with Retry-After), 431 (too long a head), 500 (the engine failed; it is opened
-  again, but after three failures in a row the server ends). Below `/v1/messages` they are as
-  Anthropic writes them: `{"type": "error", "error": {"type", "message"}}`.
+  JSON, or compressed: there is no Content-Encoding), 429 and 503 (with Retry-After), 431 (too long
+  a head), 500 (the engine failed; it is opened again, but after three failures in a row the server
+  ends). Below `/v1/messages` they are as Anthropic writes them:
+  `{"type": "error", "error": {"type", "message"}}`.
 - **Id**: every reply has one, in the headers `x-request-id` and `request-id`, where the SDKs of
   OpenAI and Anthropic find it; the lines of the log that belong to the request have it, too.
 - **Queue**: the engine works on one reply at a time. Clients, told apart by key and address, take
@@ -58,8 +61,14 @@ from one that is not there; the same holds when an engine that failed is opened 
 - **Leaving** cancels: a request that waits is dropped, one that runs ends after its round. Closing
   only the sending half of a connection is leaving too.
 - **Slowness** is bounded: 30 seconds for a request's head, 60 for its body, 60 for a reader to take
-  what is ready to be sent. A stream whose reader is 32,768 pieces behind ends with an error. There
-  may be 800 connections at a time; further ones get 503. Idle ones are closed after a minute.
+  what is ready to be sent. A stream whose reader is 32,768 pieces behind ends with an error.
+- **Connections**: 800 at a time, 400 of one address. Idle ones are closed after a minute, or when
+  room is needed; where none is idle, new ones get 503, except for `/health`.
+- **Memory**: the bodies of all requests here, from their first byte to the end of the reply, may be
+  8 times `--max-body` together (503 beyond that) and twice that of one client (429). Both come with
+  Retry-After.
+- **HTTP**: `HEAD` works wherever `GET` does. A target may name the host, as for a proxy. A request
+  with both Content-Length and Transfer-Encoding is read by the latter, and ends its connection.
 - **Streams** begin with the first token, or after ten seconds; from then on a comment (`: waiting`)
   comes every ten seconds in which nothing else does. What comes within 40 ms comes in one event. A
   stream that breaks off ends with an error event.
@@ -79,7 +88,8 @@ member `draftree`:
 | `rounds`, `acceptance_length` | passes of the target that committed tokens; tokens a round |
 | `drafted`, `accepted` | nodes besides roots that were verified; of those, on accepted paths |
 | `tokens_per_second` | decoding alone |
-| `ttft_ms`, `queue_ms` | from arrival to the first token; to the engine |
+| `ttft_ms` | from arrival to the first token sent; without `stream` that is the whole reply |
+| `queue_ms` | from arrival to the engine |
 | `prefill_ms`, `decode_ms` | time on the engine |
 | `cached_tokens` | of the prompt, not computed again |
 | `speculation_off` | why nothing was drafted, or null |

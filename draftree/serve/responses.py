@@ -4,7 +4,7 @@ In: HTTP requests. Out: calls on the engine, and a Wire that writes the reply.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from draftree.serve.responses_fields import (
     Item,
     NamespaceTool,
     ReasoningItem,
+    RefusalText,
     ResponsesRequest,
     SchemaFormat,
 )
@@ -136,8 +137,10 @@ def _add_item(conversation: Conversation, item: Item) -> None:
                 conversation.add_reasoning(part.text)
 
 
-def _text(content: str | list[InputText]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+def _text(content: str | Sequence[InputText | RefusalText]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.text if isinstance(part, InputText) else part.refusal for part in content)
 
 
 def _functions(body: ResponsesRequest) -> Iterator[tuple[str, FunctionTool, NamespaceTool | None]]:

@@ -5,7 +5,7 @@ docs/http.md is generated from these models. Knows nothing of replies or of the 
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from draftree.serve.openai_fields import (
     JsonFormat,
@@ -14,7 +14,7 @@ from draftree.serve.openai_fields import (
     TextFormat,
     ToolName,
 )
-from draftree.serve.wire import WireModel, refused
+from draftree.serve.wire import Nothing, WireModel, refused, returned
 
 _OWN = "Names it for the client; not used."
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -23,16 +23,22 @@ Status = Literal["in_progress", "completed", "incomplete"]
 class InputText(WireModel):
     type: Literal["input_text", "output_text"]
     text: str
-    annotations: list[None] | None = Field(None, max_length=0, description="None are made here.")
-    logprobs: list[Any] | None = Field(None, description="As they came; not used.")
+    annotations: list[Any] | None = returned()
+    logprobs: list[Any] | None = returned()
+    parsed: Any = returned()
+
+
+class RefusalText(WireModel):
+    type: Literal["refusal"]
+    refusal: str = Field(description="Taken as text.")
 
 
 class InputMessage(WireModel):
-    type: Literal["message"] = "message"
+    type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"] = Field(
         description="The last two mean the same; past the beginning, they are shown as the user's."
     )
-    content: str | list[InputText]
+    content: str | list[Annotated[InputText | RefusalText, Field(discriminator="type")]]
     id: str | None = Field(None, description=_OWN)
     status: Status | None = Field(None, description=_OWN)
     phase: Literal["commentary", "final_answer"] | None = Field(None, description=_OWN)
@@ -44,6 +50,9 @@ class FunctionCall(WireModel):
     name: str
     arguments: str = Field(description="JSON text.")
     namespace: str | None = Field(None, description="Of the function, if it has one.")
+    caller: Any = returned()
+    created_by: Any = returned()
+    parsed_arguments: Any = returned()
     id: str | None = Field(None, description=_OWN)
     status: Status | None = Field(None, description=_OWN)
 
@@ -52,6 +61,8 @@ class FunctionCallOutput(WireModel):
     type: Literal["function_call_output"]
     call_id: str
     output: str | list[InputText]
+    caller: Any = returned()
+    created_by: Any = returned()
     id: str | None = Field(None, description=_OWN)
     status: Status | None = Field(None, description=_OWN)
 
@@ -77,7 +88,7 @@ class ReasoningItem(WireModel):
 
 def item_type(item: Any) -> Any:
     """Messages need not say that they are."""
-    return item.get("type", "message") if isinstance(item, dict) else "message"
+    return item.get("type") or "message" if isinstance(item, dict) else "message"
 
 
 Item = Annotated[
@@ -114,7 +125,7 @@ class NamespaceTool(WireModel):
 class WebSearchTool(WireModel):
     """Left out: the model does not learn of it. Codex lists it whether or not there is one."""
 
-    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Any]
     type: Literal["web_search"] = Field(
         description="Left out, with all its members: there is no search here, but Codex lists it."
     )
@@ -154,7 +165,7 @@ class ReasoningOptions(WireModel):
     summary: Literal["auto", "detailed"] | None = Field(
         None, description="The reasoning itself is sent, and no summary."
     )
-    generate_summary: None = refused("Use summary.")
+    generate_summary: Nothing = refused("Use summary.")
     context: Literal["auto"] | None = refused("The model's template decides.")
     mode: Literal["standard"] | None = refused("There is one mode.")
 
@@ -216,20 +227,20 @@ class ResponsesRequest(WireModel):
     )
     draftree: StatisticsOptions | None = Field(None, description="What only this server has.")
     store: Literal[False] | None = refused("Nothing is stored here; only false is taken.")
-    previous_response_id: None = refused("Nothing is stored here; send the conversation again.")
-    conversation: None = refused("Nothing is stored here; send the conversation again.")
+    previous_response_id: Nothing = refused("Nothing is stored here; send the conversation again.")
+    conversation: Nothing = refused("Nothing is stored here; send the conversation again.")
     background: Literal[False] | None = refused("Replies are sent to whoever waits for them.")
     service_tier: Literal["auto", "default"] | None = refused(
         "There is one tier; only auto and default are taken."
     )
     truncation: Literal["disabled"] | None = refused("What is too long is refused.")
     prompt_cache_retention: Literal["in_memory"] | None = refused("The cache is in memory.")
-    prompt_cache_options: None = refused("The cache needs no options.")
-    prompt: None = refused("Nothing is stored here; send the text.")
-    max_tool_calls: None = refused(
+    prompt_cache_options: Nothing = refused("The cache needs no options.")
+    prompt: Nothing = refused("Nothing is stored here; send the text.")
+    max_tool_calls: Nothing = refused(
         "It counts calls of tools that run on the server; there are none."
     )
-    context_management: None = refused("Nothing is compacted here.")
-    moderation: None = refused("There is no moderation here.")
-    access_programs: None = refused("There are no programs here.")
-    image: None = refused("The model reads and writes text.")
+    context_management: Nothing = refused("Nothing is compacted here.")
+    moderation: Nothing = refused("There is no moderation here.")
+    access_programs: Nothing = refused("There are no programs here.")
+    image: Nothing = refused("The model reads and writes text.")

@@ -6,6 +6,7 @@ failed is opened again.
 """
 
 import gc
+import logging
 import signal
 import socket
 import time
@@ -39,6 +40,8 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End in an orderly way; a second Ctrl-C ends at once."""
         self.force_exit = self.signal is not None and sig == signal.SIGINT
+        if self.force_exit:  # requests are broken off, which uvicorn would show tracebacks of
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL + 1)
         self.signal, self.should_exit = sig, True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

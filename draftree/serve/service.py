@@ -15,6 +15,7 @@ from draftree.core import FinishReason
 from draftree.errors import DraftreeError
 from draftree.serve.access import Hosts, Keys
 from draftree.serve.log import log_event
+from draftree.serve.memory import BodyMemory
 from draftree.serve.metrics import Metrics
 from draftree.serve.queue import Call, FairQueue, Job
 from draftree.serve.statistics import statistics
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _LOADING_RETRY_S: Final = 2
 _STOPPING_RETRY_S: Final = 10
 _MIB: Final = 2**20
+_BODIES, _BODIES_PER_CLIENT = 8, 2  # of the longest kind, which memory is held for at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Service:
         self.options = options
         self.keys = Keys(options.api_keys)
         self.hosts = Hosts(options.allowed_hosts, has_keys=bool(options.api_keys))
+        longest = options.max_body_bytes
+        self.bodies = BodyMemory(_BODIES * longest, _BODIES_PER_CLIENT * longest)
         self.metrics = Metrics()
         self.created_s = int(time.time())
         digest = hashlib.sha256(f"{options.version} {options.model_id}".encode())

@@ -8,14 +8,23 @@ from collections.abc import Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Protocol, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+)
 from pydantic.json_schema import models_json_schema
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError, from_json
 
 REFUSED: Final = "refused"
-OUTLET: Final = "draftree.outlet"  # the name of an extension of ASGI
+OUTLET: Final = "draftree.outlet"  # names of extensions of ASGI
+CROWDED: Final = "draftree.crowded"
 _MAX_PARTS: Final = 500_000  # of a body: objects, lists, and the quotes of names and texts
 _MAX_ERRORS: Final = 1000
+_NO_NUMBERS: Final = (b"NaN", b"Infinity")
 _MAX_NAME: Final = 200
 _JSON: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
@@ -42,10 +51,25 @@ def _fail_fast(schema: Any) -> None:
             _fail_fast(member)
 
 
-class WireModel(BaseModel):
-    """A JSON object of a request. Fields that it does not declare are refused by name."""
+def _drop_empty(value: Any) -> Any:
+    return None if value in ("", [], {}) else value
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+def _refuse_unknown(value: Any) -> None:
+    if _drop_empty(value) is not None:
+        raise PydanticCustomError("extra_forbidden", "Unknown field")
+
+
+Nothing = Annotated[None, BeforeValidator(_drop_empty)]  # null, or what is empty
+
+
+class WireModel(BaseModel):
+    """A JSON object of a request. Fields that it does not declare are refused by name, unless they
+    say nothing: clients send whole messages back, with all the fields that they know.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, frozen=True)
+    __pydantic_extra__: dict[str, Annotated[None, BeforeValidator(_refuse_unknown)]]
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -61,6 +85,11 @@ Body = TypeVar("Body", bound=WireModel)
 def refused(why: str) -> Any:
     """A field that clients may send, but only with a value that asks for nothing."""
     return Field(None, description=why, json_schema_extra={REFUSED: True})
+
+
+def returned(why: str = "As it came in a reply; not used.") -> Any:
+    """A field of replies, which come back as parts of a conversation."""
+    return Field(None, description=why, exclude=True)
 
 
 class ApiError(Exception):
@@ -106,9 +135,15 @@ def parse_body(model: type[Body], raw: bytes) -> Body:
         sentence = f"The body has too many parts: more than {_MAX_PARTS}."
         raise ApiError(400, sentence, code="too_many_parts")
     try:
-        return model.model_validate_json(raw)
+        body = model.model_validate_json(raw)
+        if any(name in raw for name in _NO_NUMBERS):
+            from_json(raw, allow_inf_nan=False)  # finds them in fields that may hold anything
     except ValidationError as error:
         raise _explain(model, error) from None
+    except ValueError as error:
+        sentence = f"NaN and Infinity are not JSON: {error}."
+        raise ApiError(400, sentence, code="invalid_json") from None
+    return body
 
 
 def _explain(model: type[WireModel], error: ValidationError) -> ApiError:
@@ -175,8 +210,8 @@ def _is_called(member: Any, label: str) -> bool:
     (kind,) = _members(member)[:1]
     if not _is_model(kind):
         return True
-    fields = kind.model_fields.values()
-    return label == kind.__name__ or any(label in get_args(field.annotation) for field in fields)
+    values = [_members(field.annotation)[0] for field in kind.model_fields.values()]
+    return label == kind.__name__ or any(label in get_args(value) for value in values)
 
 
 def _is_model(kind: Any) -> bool:

@@ -2,13 +2,18 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from draftree.cli.interrupt import consume, watch_interrupt
 from draftree.core import TokenSource
 from tests.cli.fake import Generation
+
+ROOT = Path(__file__).parents[2]
 
 
 def press():
@@ -48,3 +53,38 @@ def test_reply_is_closed_when_writing_fails():
     with pytest.raises(BrokenPipeError):
         consume(generation, write)
     assert generation.is_closed
+
+
+COMMAND = """
+import sys, time
+from draftree.cli import main
+from tests.cli import fake
+fake.install(fake.Engine(words=["one", "<slow>", *["<ctrl-c>"] * {presses}, *["<slow>"] * 9]))
+main({arguments})
+time.sleep(60)
+"""
+LEAVING = """
+import atexit, os, signal
+from draftree.cli import main
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+main(["models"])
+"""
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+@pytest.mark.parametrize("arguments", [["run", "x.gguf", "-p", "a"], ["chat", "x.gguf"]])
+def test_no_traceback(arguments, presses):
+    ended = run_python(COMMAND.format(arguments=arguments, presses=presses))
+    assert "Traceback" not in ended.stderr and "KeyboardInterrupt" not in ended.stderr
+    assert ended.returncode == (130 if arguments[0] == "run" else 0)
+
+
+def test_no_traceback_of_the_interpreters_end():
+    ended = run_python(LEAVING)
+    assert (ended.returncode, ended.stderr) == (130, "")
+
+
+def run_python(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, input="hi\n", capture_output=True, text=True
+    )

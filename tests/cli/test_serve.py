@@ -67,6 +67,26 @@ def test_key_from_the_environment(draftree, engine, served, monkeypatch):
     assert "secret" not in result.stderr
 
 
+@pytest.mark.parametrize("keys", [[""], [" "], ["good", ""]])
+def test_an_empty_key_is_refused(draftree, engine, served, keys):
+    """A variable that is not set would else open the server to everyone."""
+    result = draftree(
+        "serve", "--port", "0", *(word for key in keys for word in ("--api-key", key))
+    )
+    assert result.exit_code == 2
+    assert "the API key is empty; leave --api-key out" in result.stderr
+    assert served == {}
+
+
+def test_an_empty_key_of_the_environment_is_none(draftree, engine, served, monkeypatch):
+    monkeypatch.setenv("DRAFTREE_API_KEY", " ")
+    assert draftree("serve", "--port", "0").exit_code == 2
+    monkeypatch.setenv("DRAFTREE_API_KEY", "")
+    result = draftree("serve", "--port", "0", "--host", "0.0.0.0")
+    assert served["options"].api_keys == ()
+    assert "anyone who can reach" in result.stderr and "key anything" in result.stderr
+
+
 def test_an_open_server_is_pointed_out(draftree, engine, served):
     warning = "anyone who can reach 0.0.0.0 may use this server"
     assert warning in draftree("serve", "--host", "0.0.0.0", "--port", "0").stderr

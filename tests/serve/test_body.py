@@ -1,7 +1,9 @@
 """Bodies that are too long, too slow, or not JSON at all; and the next request works."""
 
 import asyncio
+import json
 import socket
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -80,16 +82,28 @@ def test_bad_json(post, content):
 
 class Slow:
     headers = JSON
+    state = SimpleNamespace(client="a", body_bytes=0)
 
     async def stream(self):
         yield b"{"
         await asyncio.sleep(10)
 
 
-def test_too_slow(monkeypatch):
+@pytest.mark.parametrize("coding", ["gzip", "br", "deflate, gzip"])
+def test_encoded_bodies_are_refused_by_name(post, coding):
+    error = error_of(post(b"\x1f\x8b", {**JSON, "content-encoding": coding}), 415)
+    sentence = f"The body is encoded as {coding!r}; send it without Content-Encoding."
+    assert error["message"] == sentence
+
+
+def test_identity_is_no_encoding(post):
+    assert post(json.dumps(HELLO), {**JSON, "content-encoding": "Identity"}).is_success
+
+
+def test_too_slow(small, monkeypatch):
     monkeypatch.setattr(body, "_READ_S", 0.01)
     with pytest.raises(ApiError) as caught:
-        asyncio.run(body._read(Slow(), 100))
+        asyncio.run(body._read(Slow(), small.service))
     assert caught.value.status == 408
 
 

@@ -22,8 +22,9 @@ JSON = "Content-Type: application/json\r\n"
 class Raw:
     """A connection on which anything may be sent."""
 
-    def __init__(self, running, receive_bytes=None):
+    def __init__(self, running, receive_bytes=None, address="127.0.0.1"):
         self.socket = socket.socket()
+        self.socket.bind((address, 0))
         if receive_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self.socket.settimeout(10)
@@ -136,7 +137,7 @@ def test_odd_targets_and_methods(running, method, target):
     raw = Raw(running)
     raw.send(method + b" " + target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     head, content = raw.read()
-    assert head.split()[1] in ("200", "404", "405"), head
+    assert head.split()[1] in ("200", "403", "404", "405"), head
     assert head.split()[1] == "200" or json.loads(content)["error"]["message"]
 
 
@@ -302,17 +303,123 @@ def test_slow_readers_get_everything(running, engine, monkeypatch):
     engine.pieces = ["fine"]
 
 
-def test_crowds_are_told_to_come_back(running, monkeypatch):
-    monkeypatch.setattr(module, "MAX_CONNECTIONS", 5)
-    raws = [Raw(running) for _ in range(5)]
-    wait_for(lambda: len(running.server.server_state.connections) == 5)
-    late = Raw(running)
-    head, content = late.read()
+@pytest.mark.parametrize("name", ["MAX_CONNECTIONS", "MAX_PER_CLIENT"])
+def test_crowds_are_told_to_come_back(running, monkeypatch, name):
+    """All but those who ask how the server is, as long as they do not keep it busy."""
+    monkeypatch.setattr(module, name, 5)
+    monkeypatch.setattr(module, "MAX_CROWDED", 0)
+    busy = [send_half(running) for _ in range(5)]
+    refused = Raw(running)
+    head, content = refused.read()
     assert head.startswith("HTTP/1.1 503") and "retry-after" in head.lower()
     assert json.loads(content)["error"]["message"] == "There are too many connections."
-    for raw in raws:
+    monkeypatch.setattr(module, "MAX_CROWDED", 2)
+    late = [Raw(running) for _ in range(4)]  # of which the first two make room for the last two
+    assert [raw.read() for raw in late[:2]] == [("", "")] * 2
+    for raw in late[2:]:
+        raw.send(post_head(2) + b"{}")
+        assert raw.read_one() == 503
+        raw.send(GET)
+        assert raw.read_one() == 200
+    busy[0].close()
+    wait_for(lambda: num_busy(running) == 4)
+    late[2].send(post_head(2) + b"{}")
+    assert late[2].read_one() == 400
+    for raw in (*busy, *late, refused):
         raw.close()
     wait_for(lambda: not running.server.server_state.connections)
+
+
+def test_one_client_leaves_room_for_others(running, monkeypatch):
+    monkeypatch.setattr(module, "MAX_PER_CLIENT", 3)
+    busy = [send_half(running, "127.0.0.2") for _ in range(3)]
+    for address, status in (("127.0.0.2", 503), ("127.0.0.1", 400)):
+        raw = Raw(running, address=address)
+        raw.send(post_head(2) + b"{}")
+        assert raw.read_one() == status
+        raw.close()
+    for raw in busy:
+        raw.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /v1/cha", GET])
+def test_idle_connections_make_room(running, monkeypatch, sent):
+    """Whether they sent nothing yet, a part of a request, or had an answer."""
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 5)
+    raws = [Raw(running) for _ in range(5)]
+    for raw in raws:
+        if sent:
+            raw.send(sent)
+        if sent == GET:
+            assert raw.read_one() == 200
+    wait_for(lambda: len(running.server.server_state.connections) == 5)
+    late = [Raw(running) for _ in range(2)]
+    for raw in late:
+        raw.send(post_head(2) + b"{}")
+        assert raw.read_one() == 400
+    assert [raw.read() for raw in raws[:2]] == [("", "")] * 2
+    assert len(running.server.server_state.connections) == 5
+    for raw in (*raws, *late):
+        raw.close()
+
+
+def test_a_thousand_idle_connections_shut_nobody_out(running):
+    raws = [Raw(running) for _ in range(820)]
+    assert httpx2.get(f"{running.url}/health", timeout=10).is_success
+    assert httpx2.post(running.url + PATH, json=HELLO, timeout=10).is_success
+    assert len(running.server.server_state.connections) <= module.MAX_PER_CLIENT
+    for raw in raws:
+        raw.close()
+
+
+def send_half(running, address="127.0.0.1"):
+    """A connection on which a request is being sent."""
+    before = num_busy(running)
+    raw = Raw(running, address=address)
+    raw.send(post_head(200))
+    wait_for(lambda: num_busy(running) == before + 1)
+    return raw
+
+
+def num_busy(running):
+    return sum(not each.is_idle for each in list(running.server.server_state.connections))
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/metrics", "/v1/models", "/nothing"])
+def test_heads_are_those_of_whole_replies(running, path):
+    whole, head = (httpx2.request(method, running.url + path) for method in ("GET", "HEAD"))
+    assert (head.status_code, head.content) == (whole.status_code, b"")
+    changing = ("date", "request-id", "x-request-id", "content-length")
+    for name in whole.headers:
+        assert name in head.headers
+        assert name in changing or whole.headers[name] == head.headers[name]
+    assert int(head.headers["content-length"]) > 0
+    assert httpx2.head(running.url + PATH).status_code == 405
+
+
+def test_targets_may_name_the_host(running):
+    for target, host, status in (
+        (b"http://127.0.0.1:8000/health?a=b", b"x", 200),
+        (b"HTTP://localhost/v1/models", b"evil.example", 200),
+        (b"http://evil.example/health", b"localhost", 403),
+        (b"http://localhost/nothing", b"x", 404),
+    ):
+        raw = Raw(running)
+        raw.send(b"GET " + target + b" HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+        assert raw.read_one() == status
+        raw.close()
+
+
+def test_two_lengths_of_a_body_end_the_connection(running):
+    content = json.dumps(HELLO).encode()
+    chunked = b"%x\r\n%b\r\n0\r\n\r\n" % (len(content), content)
+    raw = Raw(running)
+    head = post_head(5).replace(b"Host", b"Transfer-Encoding: chunked\r\nHost")
+    raw.send(head + chunked + GET)
+    head, content = raw.read()
+    assert head.startswith("HTTP/1.1 200") and "connection: close" in head.lower()
+    assert json.loads(content)["choices"]
+    raw.close()
 
 
 def test_stopping_does_not_wait_for_readers_that_stall(start, engine, monkeypatch):

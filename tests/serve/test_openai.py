@@ -156,7 +156,7 @@ def test_reasoning_effort(client, engine, effort, thinking, budget):
         ({"store": True}, "store"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"modalities": ["text", "audio"]}, "modalities[1]"),
-        ({"functions": []}, "functions"),
+        ({"functions": [{}]}, "functions"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"verbosity": "low"}, "verbosity"),
         ({"chat_template_kwargs": {"tone": "x"}}, "chat_template_kwargs.tone"),
@@ -183,7 +183,7 @@ def test_what_chat_refuses_is_named(client, engine, fields, param):
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": [100], "echo": True}, "prompt"),
         ({"prompt": None}, "prompt"),
-        ({"messages": []}, "messages"),
+        ({"messages": [1]}, "messages"),
         ({"logprobs": True}, "logprobs"),
     ],
 )
@@ -203,6 +203,28 @@ def test_an_empty_prompt_is_refused(client, prompt):
 def test_what_asks_for_nothing_is_taken(client):
     assert complete(client, suffix=None, best_of=2, n=2, echo=False).is_success
     assert chat(client, **dict.fromkeys(("audio", "functions", "store", "n", "stop"))).is_success
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_what_is_no_number_is_refused(client, engine, number):
+    """Where a number is expected, and where anything may be, but JSON has no such thing."""
+    for field in ('"logit_bias": {"5": %s}', '"temperature": %s'):
+        error = error_of(post_raw(client, field % number), 400)
+        assert "finite number" in error["message"]
+    if number != "1e999":
+        schema = (
+            '"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": %s}}}]'
+        )
+        error = error_of(post_raw(client, schema % number), 400)
+        assert error["message"].startswith("NaN and Infinity are not JSON: ")
+    assert engine.calls == []
+    assert post_raw(client, f'"user": "{number}"').is_success
+
+
+def post_raw(client, fields):
+    content = f"{json.dumps(HELLO)[:-1]}, {fields}}}"
+    headers = {"content-type": "application/json"}
+    return client.post("/v1/chat/completions", content=content, headers=headers)
 
 
 def test_too_long_a_prompt(client):

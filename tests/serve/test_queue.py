@@ -188,6 +188,28 @@ def test_a_reader_that_is_needed_is_woken():
         asyncio.run(run(lambda: 1 / 0))
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_the_first_token_counts_when_it_is_sent(is_stream):
+    """A stream sends it when it is taken, a reply in one piece with the last one."""
+
+    async def run():
+        reply = Job("a", lambda engine: None, asyncio.get_running_loop(), is_stream=is_stream)
+        reply.push(Delta("a"))
+        reply.flush()
+        computed_s = time.perf_counter()
+        assert reply.first_s is None
+        if is_stream:
+            await reply.read()
+            assert reply.first_s >= computed_s
+        reply.push(Delta("b"))
+        ended_s = time.perf_counter()
+        reply.finish(Usage(), FinishReason.STOP)
+        await reply.read()
+        assert (reply.first_s >= ended_s) is not is_stream
+
+    asyncio.run(run())
+
+
 def test_the_end_is_recorded_after_it_was_read():
     async def run():
         order = []

@@ -290,7 +290,7 @@ def test_logprobs(client, engine, is_stream):
         ({"input": [3]}, "input[0]"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content[0].type",
+            "input[0].content[0]",
         ),
         ({"input": [{"role": "user", "content": "a", "foo": 1}]}, "input[0].foo"),
         ({"tools": [{"type": "custom", "name": "x"}]}, "tools[0]"),

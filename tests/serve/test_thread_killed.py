@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ from draftree.cli import main
 from draftree.cli.option import Settings
 from tests.serve import fake
 Settings.open_engine = lambda self, name: fake.Engine(pieces={pieces}, round_s={round_s})
-main(["serve", "fake", "--port", "{port}"])
+main(["serve", "fake", "--port", "{port}", *{options}])
 """
 
 
@@ -59,7 +60,8 @@ def read_some(connection):
     """All that comes of one reply, on a connection that stays open."""
     received = b""
     connection.settimeout(10)
-    while not re.search(rb"(0\r\n\r\n|\})$", received):
+    # The end of the head may look like that of the last chunk, but for what comes before it.
+    while not re.search(rb"(\r\n0\r\n\r\n|\})$", received):
         received += connection.recv(100_000)
     connection.close()
     return received.decode()
@@ -68,8 +70,8 @@ def read_some(connection):
 class Process:
     """A server in a process of its own."""
 
-    def __init__(self, pieces, round_s=0.0, port=0):
-        code = COMMAND.format(pieces=pieces, round_s=round_s, port=port)
+    def __init__(self, pieces, round_s=0.0, port=0, options=()):
+        code = COMMAND.format(pieces=pieces, round_s=round_s, port=port, options=options)
         command = [sys.executable, "-c", code]
         self.process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         self.lines = []
@@ -138,6 +140,19 @@ def test_a_server_that_is_killed_breaks_its_streams_off():
     again = Process('["fine"]', port=process.port)  # the port is free at once
     assert httpx2.get(f"{again.url}/health").is_success
     assert again.stop() == 0
+
+
+def test_two_interrupts_leave_no_traceback():
+    process = Process('["word "] * 1000', round_s=0.02)
+    found = []
+    with pytest.raises(httpx2.HTTPError):
+        for chunk in stream(process):
+            found.append(chunk)
+            if len(found) in (3, 6):
+                process.process.send_signal(signal.SIGINT)
+        raise httpx2.HTTPError("it ended in an orderly way")
+    assert process.end() == 130
+    assert "Traceback" not in process.said and "KeyboardInterrupt" not in process.said
 
 
 def test_read_all_is_what_a_stopped_server_sends(start, engine):
