@@ -51,5 +51,5 @@ def require_packages(purpose: str, extra: str, *names: str) -> None:
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise MissingPackageError(
-            f"{purpose} needs {' and '.join(missing)}; run `pip install 'draftree[{extra}]'`."
+            f"{purpose} needs {', '.join(missing)}; run `pip install 'draftree[{extra}]'`."
         )

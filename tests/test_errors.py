@@ -49,7 +49,7 @@ def test_a_command_names_its_extra(plain_install, command, extra, tmp_path, monk
 def test_all_that_is_missing_is_named(plain_install) -> None:
     with pytest.raises(errors.MissingPackageError) as raised:
         errors.require_packages("Training", "train", "torch", "numpy", "gguf")
-    words = "Training needs torch and gguf; run `pip install 'draftree[train]'`."
+    words = "Training needs torch, gguf; run `pip install 'draftree[train]'`."
     assert str(raised.value) == words
     errors.require_packages("Running", "none", "numpy")
 
