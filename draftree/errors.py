@@ -3,6 +3,8 @@
 The command line prints the message alone and exits non-zero; the Python API raises the class.
 """
 
+from importlib.util import find_spec
+
 
 class DraftreeError(Exception):
     """Any failure that is the input's or the machine's, not a bug of ours."""
@@ -36,9 +38,22 @@ class EngineError(DraftreeError):
     """An engine that is closed, or busy with another reply of the same thread."""
 
 
+class MissingPackageError(DraftreeError):
+    """A package that only some uses need, and that is not installed."""
+
+
 class GrammarError(DraftreeError):
     """A schema, pattern or grammar that cannot be used, or a reply that cannot go on under one."""
 
 
 class ServeError(DraftreeError):
     """A server that cannot start, or cannot be stopped."""
+
+
+def require_packages(purpose: str, extra: str, *names: str) -> None:
+    """Refuse to go on without packages that an extra of ours installs."""
+    missing = [name for name in names if find_spec(name) is None]
+    if missing:
+        raise MissingPackageError(
+            f"{purpose} needs {', '.join(missing)}; run `pip install 'draftree[{extra}]'`."
+        )

@@ -16,7 +16,7 @@ import typer
 from draftree import env
 from draftree.cli.measurement import Bench, Line, measure_endpoint, open_bench, progress, sentences
 from draftree.cli.option import DEFAULT_MODEL
-from draftree.errors import DraftreeError
+from draftree.errors import DraftreeError, require_packages
 
 RESULTS: Final = Path("results")
 PAGE: Final = Path("docs/benchmarks.md")
@@ -100,6 +100,7 @@ def synth(
     shape: Annotated[str, typer.Option(help="27b, 0.8b or tiny.")] = "27b",
 ) -> None:
     """Write a made-up target and draft of real shapes: for measuring, not for reading."""
+    require_packages("Writing GGUF files", "bench", "gguf")
     from draftree.bench.synth import SHAPES, write_pair
 
     if shape not in SHAPES:
@@ -119,6 +120,7 @@ def card(
     results: Results = RESULTS / "gpu",
 ) -> None:
     """A GPU with a made-up model: decoding, rounds, passes, prefill, depth, memory, equality."""
+    require_packages("A GPU", "gpu", "torch", "gguf")
     from draftree.bench.card import measure_card
     from draftree.bench.headline import headline
     from draftree.bench.record import make_record, write_record

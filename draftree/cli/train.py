@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from draftree.cli.option import DEFAULT_MODEL
-from draftree.errors import ModelError
+from draftree.errors import ModelError, require_packages
 
 if TYPE_CHECKING:
     from draftree.train.loop import CurvePoint
@@ -154,6 +154,7 @@ def _train(
     formats: list[str],
     config: "TrainConfig",
 ) -> None:
+    require_packages("Training", "train", "torch", "safetensors", "gguf")
     import torch
 
     from draftree.train.run import train_draft

@@ -1,13 +1,14 @@
 """Which GPU there is, asked of the driver alone, so that a machine without one pays nothing."""
 
 import ctypes
-from importlib import metadata, util
+from importlib import metadata
 
 from draftree.config import Card
 from draftree.errors import DeviceError
 
 _OLDEST = 80  # compute capability 8.0
 _NAME_LEN = 128
+_PACKAGES = "torch", "cuda-core", "cuda-bindings", "gguf"  # of the extra `gpu`
 _MAJOR, _MINOR = 75, 76  # attributes of the compute capability
 
 
@@ -44,8 +45,10 @@ def _look() -> tuple[Card | None, str]:
     title, arch = name.value.decode(errors="replace"), major.value * 10 + minor.value
     if arch < _OLDEST:
         return None, f"{title} has compute capability {arch / 10}, and 8.0 is the oldest that works"
-    if metadata.version("torch").endswith("+cpu"):
+    try:
+        versions = [metadata.version(name) for name in _PACKAGES]
+    except metadata.PackageNotFoundError as error:
+        return None, f"{error.name} is not installed; run `pip install 'draftree[gpu]'`"
+    if versions[0].endswith("+cpu"):
         return None, "torch is installed without CUDA"
-    if util.find_spec("cuda.core") is None:
-        return None, "the package cuda-core is missing: pip install 'draftree[gpu]'"
     return Card(0, title, size.value), ""

@@ -1,16 +1,14 @@
 """A kernel: a Python function compiled once for this machine and kept on disk.
 
-Compiled code is filed under a hash of all kernel sources, the numba version and the instruction
-set, so a changed source never meets stale code. What is on disk is put into memory without numba;
-where the format of the machine's object files is not known (elf.py), numba keeps and loads it.
+Object code is filed under a hash of all kernel sources, the compiler's version and the instruction
+set, so a changed source never meets stale code. What is on disk is loaded without numba.
 """
 
 import ctypes
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -18,9 +16,9 @@ from types import CodeType
 from typing import Any
 
 from draftree import env
-from draftree.kernels.cpu.elf import can_link, link
 from draftree.kernels.cpu.isa import NEON, NEON_I8MM, current_isa, describe_cpu
 from draftree.kernels.cpu.jit import realize
+from draftree.kernels.cpu.loader import load_code
 from draftree.kernels.cpu.store import is_writable, read_code, write_code
 
 _log = logging.getLogger("draftree")
@@ -37,7 +35,8 @@ _TYPES: dict[str, tuple[str, Any]] = {
 @cache
 def code_dir() -> Path:
     """The folder for this version of the sources on this machine."""
-    digest = hashlib.sha256(f"{version('numba')} {current_isa().name}".encode())
+    compiler = f"{version('numba')} {version('llvmlite')} {current_isa().name}"
+    digest = hashlib.sha256(compiler.encode())
     here = Path(__file__).parent
     for source in sorted((*here.glob("*.py"), *here.parent.glob("quant/*.py"))):
         digest.update(source.read_bytes())
@@ -76,31 +75,29 @@ class Compiled:
 
     @cached_property
     def address(self) -> int:
-        kept = read_code(code_dir(), self.name, self.key) if can_link() else None
-        address = link(kept[1], kept[0]) if kept else None
+        kept = read_code(code_dir(), self.name, self.key)
+        address = load_code(*kept) if kept else None
         return self._compile() if address is None else address
 
     def _compile(self) -> int:
         from numba import cfunc
         from numba.core.compiler_lock import global_compiler_lock
 
-        is_kept = is_writable(code_dir())
+        is_writable(code_dir())  # says why this takes a while
         start = time.perf_counter()
         _name_features()
-        with global_compiler_lock, _numba_cache():
+        with global_compiler_lock:
             realize(self._function)
-            options = {"cache": is_kept and not can_link(), "error_model": "numpy"}
-            compiled = cfunc(self._numba_signature(), **options)(self._function)
-        self._alive = compiled
+            compiled = cfunc(self._numba_signature(), error_model="numpy")(self._function)
+            code = compiled._library._get_compiled_object()
         _log.debug("kernel %s compiled in %.2f s", self.name, time.perf_counter() - start)
-        if can_link():
-            symbol, code = compiled.native_name, compiled._library._get_compiled_object()
-            address = link(code, symbol)
-            if address is not None:
-                write_code(code_dir(), self.name, self.key, symbol, code)
-                return address
+        address = load_code(compiled.native_name, code)
+        if address is None:
             _log.debug("kernel %s cannot be kept", self.name)
-        return int(compiled.address)
+            self._alive = compiled
+            return int(compiled.address)
+        write_code(code_dir(), self.name, self.key, compiled.native_name, code)
+        return address
 
     def _numba_signature(self) -> Any:
         from numba import types
@@ -160,16 +157,3 @@ def _name_features() -> None:
     if current_isa() in NEON and config.CPU_FEATURES is None:
         own = ["+dotprod", *(["+i8mm"] if current_isa() == NEON_I8MM else [])]
         config.CPU_FEATURES = ",".join(filter(None, [codegen.get_host_cpu_features(), *own]))
-
-
-@contextmanager
-def _numba_cache() -> Iterator[None]:
-    """Point numba at our folder while a function is compiled; other users of numba keep theirs."""
-    from numba.core import config
-
-    before = config.CACHE_DIR
-    config.CACHE_DIR = str(code_dir())
-    try:
-        yield
-    finally:
-        config.CACHE_DIR = before
