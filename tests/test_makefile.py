@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="system: there is no make")
 
 
 def run_make(folder, *arguments):

@@ -8,7 +8,7 @@ import pytest
 
 from draftree.kernels.cpu.elf import can_link, link
 
-pytestmark = pytest.mark.skipif(not can_link(), reason="not an ELF that it knows")
+pytestmark = pytest.mark.skipif(not can_link(), reason="processor: not an ELF that it knows")
 
 SOURCE = """
 @table = private unnamed_addr constant [4 x double] [double 0.5, double 1.5, double 2.5, double 3.5]

@@ -29,7 +29,7 @@ from draftree.kernels.cpu.team import Team
 from draftree.kernels.quant.formats import QuantType
 from draftree.kernels.quant.layout import block_layout
 
-needs_linking = pytest.mark.skipif(not can_link(), reason="numba keeps and loads the code here")
+needs_linking = pytest.mark.skipif(not can_link(), reason="processor: numba keeps its code")
 
 SCRIPT = """
 import json, sys

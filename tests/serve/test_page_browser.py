@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from playwright import sync_api
 
 from draftree.core import FinishReason
 from draftree.text.reply import DeltaKind
@@ -10,7 +11,6 @@ from tests.serve import fake
 from tests.serve.conftest import Running, wait_for
 from tests.serve.viewer import PageEngine, make_chain, make_round, open_browser
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
 
 PHONE = {"width": 360, "height": 740}

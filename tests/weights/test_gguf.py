@@ -30,7 +30,7 @@ from tests.weights.gguf_bytes import (
 )
 
 GOLDEN = [
-    "qwen35/tiny-qwen35-A-Q4_K_M.gguf",
+    "qwen35/tiny-qwen35-A-mixed.gguf",
     "qwen35/tiny-qwen35-C-mtp-F16.gguf",
     "dense/tiny-llama-rs-F16.gguf",
     "dflash/tiny-dflash-A-F16.gguf",
