@@ -6,13 +6,13 @@ BIN    := .venv/bin
 STAMP  := .venv/.installed
 WARM   := .venv/.kernels
 
-.PHONY: help setup model run chat test lint format bench docs clean
+.PHONY: help setup model run chat test test-all lint format bench docs clean
 .DEFAULT_GOAL := help
 .SILENT:
 MAKEFLAGS += --no-print-directory
 
 help: ## Show this list
-	grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 run: model $(WARM) ## Complete a prompt with the default model: make run PROMPT='...'
 	$(BIN)/draftree run $(MODEL) --n-gen 128 --prompt '$(subst ','\'',$(PROMPT))'
@@ -21,7 +21,10 @@ chat: model $(WARM) ## Talk to the default model
 	$(BIN)/draftree chat $(MODEL)
 
 test: model ## Run the tests (CPU; `make test ARGS='-m gpu'` for the others)
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+
+test-all: model ## Run the tests that take long, too
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not gpu' $(ARGS)
 
 lint: setup ## Check style and types
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 And the rule for tests that do not run: see tests/needs.py.
 """
 
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from draftree.kernels.cuda.compile import Gpu
 
 
+# The processes of a run in parallel share the cores; torch's threads would only wait in line.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 collect_ignore = [
     *(() if FULL_SET.exists() else ("models/test_golden_full.py",)),
     *(() if has_browser() else ("serve/test_page_browser.py",)),
@@ -28,7 +33,7 @@ class Unrun:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self.left_out: Counter[str] = Counter()
-        self.wrong_skips: list[str] = []
+        self.wrong_skips: dict[str, None] = {}  # in order, each once
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         missing = [(item, what_is_missing(item)) for item in items]
@@ -46,18 +51,20 @@ class Unrun:
         if report.skipped and not hasattr(report, "wasxfail"):
             reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "?"
             if not is_allowed(reason):
-                self.wrong_skips.append(f"{report.nodeid}: {reason}")
+                self.wrong_skips[f"{report.nodeid}: {reason}"] = None
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if hasattr(self._config, "workeroutput"):
-            self._config.workeroutput["left_out"] = dict(self.left_out)
+            self._config.workeroutput["unrun"] = dict(self.left_out), list(self.wrong_skips)
         if self.wrong_skips and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: object) -> None:
-        self.left_out |= Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+        left_out, wrong_skips = getattr(node, "workeroutput", {}).get("unrun", ({}, []))
+        self.left_out |= Counter(left_out)
+        self.wrong_skips |= dict.fromkeys(wrong_skips)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for what, count in sorted(self.left_out.items()):

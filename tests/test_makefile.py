@@ -14,7 +14,7 @@ def run_make(folder, *arguments):
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
     return subprocess.run(
-        ["make", *arguments], cwd=folder, capture_output=True, text=True, timeout=60
+        ["make", *arguments], cwd=folder, capture_output=True, text=True, timeout=600
     )
 
 

@@ -102,7 +102,7 @@ def _build_headers(flags: tuple[str, ...]) -> Path:
 def _compile(arguments: tuple[str, ...], text: str, path: Path) -> None:
     scratch = path.with_suffix(f".{os.getpid()}")
     command = ["g++", *arguments, "-o", str(scratch)]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=1200)
     if done.returncode:
         raise EmulationError(f"this is not C++ that runs here:\n{done.stderr[:4000]}")
     scratch.replace(path)  # another process never sees half a file

@@ -35,7 +35,7 @@ def visit(browser):
         context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(120_000)
 
         def note(message):
             if message.type == "error" and not any(word in message.text for word in expected):
@@ -160,7 +160,7 @@ def test_stopping(pages, how):
     else:
         page.keyboard.press("Escape")
     expect(last(page, "footer")).to_contain_text("Stopped")
-    wait_for(lambda: engine.ended, 3)
+    wait_for(lambda: engine.ended)
     assert engine.ended[0].finish_reason is FinishReason.CANCELLED
     engine.round_s, engine.pieces = 0.0, ["Done."]
     say(page, "Again")
