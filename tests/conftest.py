@@ -3,6 +3,7 @@
 And the rule for tests that do not run: see tests/needs.py.
 """
 
+import gc
 import os
 from collections import Counter
 from pathlib import Path
@@ -72,6 +73,14 @@ class Unrun:
         for sentence in self.wrong_skips:
             message = "only a missing device or processor is a reason to skip (tests/needs.py)"
             terminalreporter.write_line(f"FAILED {sentence}; {message}", red=True)
+
+
+def pytest_collection_finish() -> None:
+    """What the tests' own modules brought stays: it need not be walked at every collection of
+    garbage, of which opening a tokenizer or an engine asks for one.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:
