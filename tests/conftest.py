@@ -68,6 +68,8 @@ class Unrun:
         self.wrong_skips |= dict.fromkeys(wrong_skips)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not has_browser():
+            terminalreporter.write_line("left out: the page's tests, which need a browser")
         for what, count in sorted(self.left_out.items()):
             terminalreporter.write_line(f"left out: {count} tests that need {what}")
         for sentence in self.wrong_skips:
