@@ -34,10 +34,10 @@ chat: model $(WARM) ## Talk to the default model
 	$(BIN)/draftree chat $(MODEL)
 
 test: $(DEV) model ## Run the tests (CPU; `make test ARGS='-m gpu'` for the others)
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
 
 test-all: $(DEV) model ## Run the tests that take minutes as well
-	$(BIN)/python -m pytest -q -m 'not gpu' $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not gpu' $(ARGS)
 
 lint: $(DEV) ## Check style and types
 	$(BIN)/ruff check .

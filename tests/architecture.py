@@ -73,6 +73,7 @@ MUTATORS = {"append", "extend", "insert", "add", "update", "pop", "popitem", "cl
 MUTATORS |= {"discard", "setdefault", "sort", "reverse", "appendleft", "popleft"}
 CROSS_CUTTING = {
     "golden",
+    "golden_full",
     "cuda_golden",
     "default_model",
     "lossless",

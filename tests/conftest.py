@@ -1,14 +1,93 @@
-"""Fixtures that several parts share: real model files, and the GPU that CUDA kernels run on."""
+"""Fixtures that several parts share: real model files, and the GPU that CUDA kernels run on.
 
+And the rule for tests that do not run: see tests/needs.py.
+"""
+
+import gc
+import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from draftree.errors import DraftreeError
+from tests.golden import FULL_SET
+from tests.needs import has_browser, is_allowed, what_is_missing
 
 if TYPE_CHECKING:
     from draftree.kernels.cuda.compile import Gpu
+
+
+# The processes of a run in parallel share the cores; torch's threads would only wait in line.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+collect_ignore = [
+    *(() if FULL_SET.exists() else ("models/test_golden_full.py",)),
+    *(() if has_browser() else ("serve/test_page_browser.py",)),
+]
+
+
+class Unrun:
+    """Counts the tests that a run left out or skipped, also over several processes."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self.left_out: Counter[str] = Counter()
+        self.wrong_skips: dict[str, None] = {}  # in order, each once
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        missing = [(item, what_is_missing(item)) for item in items]
+        self.left_out.update(what for _, needed in missing for what in needed)
+        items[:] = [item for item, needed in missing if not needed]
+        self._config.hook.pytest_deselected(items=[item for item, needed in missing if needed])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else "?"
+            if not is_allowed(reason):
+                self.wrong_skips[f"{report.nodeid}: {reason}"] = None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(self._config, "workeroutput"):
+            self._config.workeroutput["unrun"] = dict(self.left_out), list(self.wrong_skips)
+        if self.wrong_skips and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object) -> None:
+        left_out, wrong_skips = getattr(node, "workeroutput", {}).get("unrun", ({}, []))
+        self.left_out |= Counter(left_out)
+        self.wrong_skips |= dict.fromkeys(wrong_skips)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not has_browser():
+            terminalreporter.write_line("left out: the page's tests, which need a browser")
+        for what, count in sorted(self.left_out.items()):
+            terminalreporter.write_line(f"left out: {count} tests that need {what}")
+        for sentence in self.wrong_skips:
+            message = "only a missing device or processor is a reason to skip (tests/needs.py)"
+            terminalreporter.write_line(f"FAILED {sentence}; {message}", red=True)
+
+
+def pytest_collection_finish() -> None:
+    """What the tests' own modules brought stays: it need not be walked at every collection of
+    garbage, of which opening a tokenizer or an engine asks for one.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(what, is_here): left out where it is missing")
+    config.pluginmanager.register(Unrun(config))
 
 
 @pytest.fixture(scope="session")
@@ -16,31 +95,18 @@ def smollm2_path() -> Path:
     """The default model's file, downloaded when it is not there yet."""
     from draftree.weights import hub
 
-    try:
-        return hub.pull("smollm2-135m")
-    except (DraftreeError, OSError) as error:
-        pytest.skip(f"the default model cannot be had: {error}")
-
-
-@pytest.fixture(scope="session")
-def coder_path() -> Path:
-    """A second real model with k-quants and biases; only where it has been downloaded."""
-    from draftree.weights import hub
-
-    try:
-        return hub.resolve("qwen2.5-coder-0.5b")
-    except DraftreeError as error:
-        pytest.skip(f"the coder model has not been downloaded: {error}")
+    return hub.pull("smollm2-135m")
 
 
 @pytest.fixture
 def card() -> "Gpu":
     """A real one; tests that ask for it are marked gpu."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import torch
+
     from draftree.kernels.cuda.compile import gpu
 
     if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
+        pytest.skip("device: there is no CUDA device")
     return gpu(0)
 
 
@@ -48,7 +114,6 @@ def card() -> "Gpu":
 def any_gpu(request: pytest.FixtureRequest) -> "Gpu":
     if request.param == "card":
         return request.getfixturevalue("card")
-    pytest.importorskip("torch", reason="torch is not installed")
     from tests.kernels.emulator import emulated_gpu
 
     return emulated_gpu()

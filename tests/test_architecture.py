@@ -12,7 +12,7 @@ from tests import architecture
 from tests.architecture import SourceFile
 
 ROOT = Path(__file__).parents[1]
-TOP_LEVEL_TESTS = {"test_architecture.py", "test_readme.py", "test_makefile.py"}
+TOP_LEVEL_TESTS = {"test_architecture.py", "test_needs.py", "test_readme.py", "test_makefile.py"}
 
 
 def _read(folder: str) -> list[SourceFile]:

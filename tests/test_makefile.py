@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="system: there is no make")
 
 
 def run_make(folder, *arguments):
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
     return subprocess.run(
-        ["make", *arguments], cwd=folder, capture_output=True, text=True, timeout=60
+        ["make", *arguments], cwd=folder, capture_output=True, text=True, timeout=600
     )
 
 

@@ -2,6 +2,7 @@
 spot.
 """
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -21,24 +22,28 @@ from tests.golden import golden
 
 MAX_CTX = 512
 MAX_NODES = 65
+# Where tests run in parallel, a second thread would wait for a core at every operation.
+NUM_THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 
 FILES = {
     "llama": "dense/tiny-llama-A-F16.gguf",
     "llama-rs": "dense/tiny-llama-rs-F16.gguf",
     "qwen3": "dense/tiny-qwen3-A-F16.gguf",
-    "qwen35": "qwen35/tiny-qwen35-A-F16.gguf",
+    "qwen35": "qwen35/tiny-qwen35-A-mixed.gguf",
     "qwen35-mtp": "qwen35/tiny-qwen35-C-mtp-F16.gguf",
-    "qwen35-q4": "qwen35/tiny-qwen35-A-Q4_K_M.gguf",
+    "qwen35-q4": "qwen35/tiny-qwen35-A-mixed.gguf",  # for tests that run it with 8-bit rows
 }
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen35")
 
 
 @cache
-def team(num_threads: int = 2) -> Team:
+def team(num_threads: int = NUM_THREADS) -> Team:
     return Team(num_threads)
 
 
-def new_ops(*, exact: bool, num_threads: int = 2, kv_dtype: type[np.number] = np.float32) -> CpuOps:
+def new_ops(
+    *, exact: bool, num_threads: int = NUM_THREADS, kv_dtype: type[np.number] = np.float32
+) -> CpuOps:
     return CpuOps(
         team(num_threads),
         max_tokens=MAX_CTX,
@@ -54,7 +59,7 @@ def open_target(
     *,
     exact: bool = True,
     feature_layers: tuple[int, ...] = (),
-    num_threads: int = 2,
+    num_threads: int = NUM_THREADS,
     kv_dtype: type[np.number] = np.float32,
 ) -> Target:
     ops = new_ops(exact=exact, num_threads=num_threads, kv_dtype=kv_dtype)

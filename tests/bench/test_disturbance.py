@@ -23,7 +23,7 @@ def test_no_counters_no_answer():
 def test_looks_move_on():
     before = look()
     if before is None:
-        pytest.skip("this system has no counters of busy time")
+        pytest.skip("system: it has no counters of busy time")
     end = time.process_time() + 0.1  # of our own, however little others leave
     while time.process_time() < end:
         pass

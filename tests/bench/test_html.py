@@ -2,14 +2,13 @@
 
 from html.parser import HTMLParser
 
-import pytest
-
 from draftree.bench.html import make_html
 from draftree.bench.plot import draw_pictures
 from draftree.bench.record import KINDS, write_record
 from draftree.bench.report import make_page
 from draftree.bench.section import SECTIONS
 from tests.bench import example
+from tests.needs import needs_package
 
 PAGE = """\
 # Title
@@ -68,8 +67,8 @@ def test_markdown_of_the_page_becomes_html():
     assert '<a href="#machine">Machine</a>' in text and '<h2 id="machine">' in text
 
 
+@needs_package("matplotlib")
 def test_whole_page_needs_nothing_from_outside(tmp_path):
-    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     for kind in KINDS:
         write_record(tmp_path, example.record(kind))
     pictures = draw_pictures(tmp_path)

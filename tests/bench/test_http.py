@@ -90,7 +90,7 @@ def test_a_reply_is_read_as_it_comes(server):
     assert (reply.text, reply.num_tokens, reply.is_counted) == ("thinkone two", 7, True)
     assert len(reply.piece_s) == 3 and len(reply.gaps_ms) == 2
     assert 0.0 < reply.piece_s[0] < reply.piece_s[-1] <= reply.end_s
-    assert min(reply.gaps_ms) >= 5.0
+    assert min(reply.gaps_ms) >= 0.0
     (body,) = server.bodies
     assert body["messages"] == [{"role": "user", "content": "Hello"}]
     assert (body["max_tokens"], body["temperature"], body["stream"]) == (9, 0, True)

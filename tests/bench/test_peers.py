@@ -1,7 +1,6 @@
 """Ours beside llama.cpp: the arithmetic, and all of it on a tiny model if xllamacpp is there."""
 
 import sys
-from importlib.util import find_spec
 
 import pytest
 from typer.testing import CliRunner
@@ -11,10 +10,9 @@ from draftree.bench.parity import ParityOptions, measure_parity
 from draftree.bench.peers import PeerOptions, judge, measure_peers, open_peer
 from draftree.bench.subject import Subject, wide_config
 from draftree.cli.app import app
+from tests.needs import needs_package
 
-needs_peer = pytest.mark.skipif(
-    find_spec("xllamacpp") is None, reason="xllamacpp is not installed (extra `peers`)"
-)
+needs_peer = needs_package("xllamacpp")
 WITHOUT = """#!/bin/sh
 exec {python} -c 'import runpy, sys; sys.modules["xllamacpp"] = None
 runpy.run_module(sys.argv[2], run_name="__main__", alter_sys=True)' "$@"

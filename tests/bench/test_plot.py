@@ -8,12 +8,13 @@ from draftree.bench.fault import BenchError
 from draftree.bench.plot import PLOTS, draw_pictures, draw_plots, plots_of
 from draftree.bench.record import KINDS, write_record
 from tests.bench import example
+from tests.needs import needs_package
 
 MAX_BYTES = 100_000
 
 
+@needs_package("matplotlib")
 def test_every_plot_is_a_small_picture(tmp_path):
-    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     for kind in KINDS:
         write_record(tmp_path, example.record(kind))
     names = draw_plots(tmp_path, tmp_path / "plots")
@@ -23,8 +24,8 @@ def test_every_plot_is_a_small_picture(tmp_path):
         assert data.startswith(b"\x89PNG") and 5000 < len(data) < MAX_BYTES
 
 
+@needs_package("matplotlib")
 def test_plots_are_drawn_twice_alike(tmp_path):
-    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     write_record(tmp_path, example.record("budget"))
     (name,) = draw_plots(tmp_path, tmp_path / "a")
     assert draw_plots(tmp_path, tmp_path / "b") == [name]
@@ -34,14 +35,14 @@ def test_plots_are_drawn_twice_alike(tmp_path):
     assert pictures[name].startswith("<svg")
 
 
+@needs_package("matplotlib")
 def test_a_folder_in_the_folder_has_pictures_of_its_own(tmp_path):
-    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     write_record(tmp_path / "laptop", example.record("peers"))
     assert draw_plots(tmp_path, tmp_path / "plots") == ["peers-smollm2-laptop.png"]
 
 
+@needs_package("matplotlib")
 def test_only_what_was_measured_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     record = example.record("suite")
     assert [plot.name for plot in plots_of(record)] == [
         *("suite-speed-up", "suite-rounds", "suite-stages"),

@@ -22,7 +22,7 @@ main({arguments!r})
 def run_process(*arguments, stdin=None, **options):
     command = [sys.executable, "-m", "draftree", *map(str, arguments)]
     return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=60, input=stdin, **options
+        command, cwd=ROOT, capture_output=True, text=True, timeout=600, input=stdin, **options
     )
 
 
@@ -108,7 +108,7 @@ def test_closed_pipe_ends_quietly():
     )
     assert process.stdout.readline() == "line\n"
     process.stdout.close()
-    assert process.wait(timeout=30) == 141
+    assert process.wait(timeout=600) == 141
     assert process.stderr.read() == ""
 
 
@@ -116,7 +116,7 @@ def test_text_that_stdout_cannot_encode_is_replaced():
     result = subprocess.run(
         fake_command(["caf\u00e9"], "run", "-p", "x"),
         capture_output=True,
-        timeout=60,
+        timeout=600,
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
     )
     assert result.returncode == 0, result.stderr

@@ -45,7 +45,7 @@ def test_files_that_were_left_behind_are_removed():
 def command(*arguments, setup=""):
     code = FAKE.format(root=str(ROOT), words=["a"], arguments=list(arguments))
     return subprocess.run(
-        [sys.executable, "-c", setup + code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", setup + code], capture_output=True, text=True, timeout=600
     )
 
 

@@ -31,10 +31,10 @@ def test_real_model(draftree, smollm2_path):
 
 
 def test_hybrid_model(draftree):
-    result = draftree("inspect", str(golden("qwen35/tiny-qwen35-A-Q4_K_M.gguf")))
+    result = draftree("inspect", str(golden("qwen35/tiny-qwen35-A-mixed.gguf")))
     assert result.exit_code == 0, result.stderr
     assert "qwen35" in result.stdout
-    assert "Q6_K        9" in result.stdout
+    assert "Q6_K        4" in result.stdout
 
 
 def test_draft(draftree):

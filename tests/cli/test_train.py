@@ -55,10 +55,10 @@ def test_a_draft_learns_for_the_format_it_is_written_in(draftree, tmp_path, prom
 
 def test_the_target_writes_prompts_and_a_draft_goes_on(draftree, tmp_path):
     model, first, second = str(make_counting(has_chat=True)), tmp_path / "a", tmp_path / "b"
-    own = ("--own-prompts", "12", "--max-len", "120", "--tokens", "2000", "--format", "q8_0")
+    own = ("--own-prompts", "6", "--max-len", "120", "--tokens", "400", "--format", "q8_0")
     result = draftree("train", model, "--out", str(first), *TINY, *own)
     assert result.exit_code == 0, result.output
-    assert "12 that the target wrote itself |" in (first / "README.md").read_text()
+    assert "6 that the target wrote itself |" in (first / "README.md").read_text()
     result = draftree("train", model, "--out", str(second), *TINY, *own, "--from", str(first))
     assert result.exit_code == 0, result.output
     assert "| started from | a |" in (second / "README.md").read_text()

@@ -20,7 +20,7 @@ from draftree.decode.plain import PlainDecoder
 from draftree.decode.sampling import Sampler
 from tests.decode.table import TableDrafter, TableTarget
 
-NUM_RUNS = 20_000
+NUM_RUNS, MANY_RUNS = 8_000, 40_000  # the second with -m long
 VOCAB, LENGTH = 5, 3
 PROMPT = (2, 0)
 TABLE = np.random.default_rng(11).standard_normal((VOCAB, VOCAB)).astype(np.float32) * 1.2
@@ -74,13 +74,14 @@ def chi_square_limit(num_cells: int) -> float:
 
 def check_frequencies(found: Counter[tuple[int, ...]], params: SamplingParams) -> None:
     """Rare continuations share a cell, so that every cell expects at least five."""
-    expected = {reply: NUM_RUNS * p for reply, p in continuation_probabilities(params).items()}
+    num_runs = found.total()
+    expected = {reply: num_runs * p for reply, p in continuation_probabilities(params).items()}
     assert all(expected[reply] > 0 for reply in found), "a filtered token was sampled"
     common = [reply for reply, count in expected.items() if count >= 5]
     cells = [(found[reply], expected[reply]) for reply in common]
-    rest = NUM_RUNS - sum(count for _, count in cells)
+    rest = num_runs - sum(count for _, count in cells)
     if rest >= 5:
-        cells.append((NUM_RUNS - sum(count for count, _ in cells), rest))
+        cells.append((num_runs - sum(count for count, _ in cells), rest))
     statistic = sum((seen - count) ** 2 / count for seen, count in cells)
     assert len(cells) >= 8
     limit = chi_square_limit(len(cells))
@@ -92,10 +93,11 @@ def sample(
     first_seed: int,
     new_decoder: Callable[[TableTarget, Sampler], Decoder],
     new_sampler: Callable[..., Sampler] = Sampler,
+    num_runs: int = NUM_RUNS,
 ) -> Counter[tuple[int, ...]]:
     found: Counter[tuple[int, ...]] = Counter()
     target = TableTarget(TABLE)
-    for seed in range(first_seed, first_seed + NUM_RUNS):
+    for seed in range(first_seed, first_seed + num_runs):
         target.state.reset()
         target.state.tokens = list(PROMPT[:-1])
         decoder = new_decoder(target, new_sampler(replace(params, seed=seed), VOCAB, PROMPT))
@@ -113,13 +115,21 @@ def speculative(target: TableTarget, sampler: Sampler) -> SpeculativeDecoder:
     return SpeculativeDecoder(target, sampler, drafter, options)
 
 
-@pytest.mark.parametrize("name", SAMPLINGS)
-def test_without_speculation(name: str) -> None:
-    check_frequencies(sample(SAMPLINGS[name], 0, PlainDecoder), SAMPLINGS[name])
+several = pytest.mark.parametrize(
+    "num_runs", [NUM_RUNS, pytest.param(MANY_RUNS, marks=pytest.mark.long)]
+)
 
 
+@several
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_with_speculation(name: str) -> None:
+def test_without_speculation(name: str, num_runs: int) -> None:
+    found = sample(SAMPLINGS[name], 0, PlainDecoder, num_runs=num_runs)
+    check_frequencies(found, SAMPLINGS[name])
+
+
+@several
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_with_speculation(name: str, num_runs: int) -> None:
     rounds = []
 
     def watched(target: TableTarget, sampler: Sampler) -> SpeculativeDecoder:
@@ -127,7 +137,8 @@ def test_with_speculation(name: str) -> None:
         decoder._watch = rounds.append
         return decoder
 
-    check_frequencies(sample(SAMPLINGS[name], 1_000_000, watched), SAMPLINGS[name])
+    found = sample(SAMPLINGS[name], 1_000_000, watched, num_runs=num_runs)
+    check_frequencies(found, SAMPLINGS[name])
     accepted = [len(one.path) - 1 for one in rounds if one.tree.num_nodes > 1]
     assert min(accepted) == 0 and max(accepted) == 2
 
@@ -142,10 +153,11 @@ def test_the_limit_is_the_quantile(freedom: int) -> None:
 
 def test_the_check_can_fail() -> None:
     """Counts as expected pass; those of a slightly higher temperature do not."""
-    params = SAMPLINGS["warm"]
-    for temperature, is_right in ((0.8, True), (0.88, False)):
+    params, cases = SAMPLINGS["warm"], ((NUM_RUNS, 0.8), (NUM_RUNS, 0.92), (MANY_RUNS, 0.86))
+    for num_runs, temperature in cases:
+        is_right = temperature == params.temperature
         chances = continuation_probabilities(replace(params, temperature=temperature))
-        found = Counter({reply: round(NUM_RUNS * p) for reply, p in chances.items()})
+        found = Counter({reply: round(num_runs * p) for reply, p in chances.items()})
         if is_right:
             check_frequencies(found, params)
         else:

@@ -74,7 +74,9 @@ def plain_run(name: str, sampling: str, seed: int) -> PlainRun:
 
 @cache
 def block_drafter(name: str) -> BlockDrafter:
-    """A DFlash draft: random weights for the shipped hybrid model, trained ones for the other."""
+    """A DFlash draft: random weights for one hybrid model; for the other, weights that were trained
+    before the model was quantised.
+    """
     path = make_draft() if name == "qwen35-mtp" else golden("dflash/tiny-dflash-A-F16.gguf")
     ops = new_ops(exact=True, num_threads=1)
     return BlockDrafter(load_draft(open_checkpoint(path), ops), one_thread(name).model, ops)
@@ -113,7 +115,7 @@ def test_a_real_draft(name: str, sampling: str) -> None:
         plain = plain_run(name, sampling, 1 + i % 2)
         kinds += count_kinds(check_lossless(target, plain, block_drafter(name), fixed(budget)))
     assert kinds["zero"] > 0
-    if sampling == "hot" or (name, sampling) == ("qwen35", "greedy"):
+    if sampling == "hot":
         assert all(kinds[kind] > 0 for kind in ("partial", "sibling", "moved")), kinds
 
 

@@ -326,7 +326,7 @@ def test_the_default_pair(smollm2_path: Path, budget: int) -> None:
     messages = [{"role": "user", "content": "Name three primes. Then explain what a prime is."}]
 
     def ask(conversation: list[dict[str, str]]) -> tuple[str, tuple[int, ...], int]:
-        generation = engine.generate(conversation, max_tokens=40)
+        generation = engine.generate(conversation, max_tokens=24)
         for _ in generation:
             pass
         usage = generation.usage
@@ -342,6 +342,6 @@ def test_the_default_pair(smollm2_path: Path, budget: int) -> None:
     engine.tokens.forget()
     assert engine.tokens.kept_bytes == 0
     fresh_text, fresh_depths, fresh_cached = ask(messages)
-    assert cached > 60 and fresh_cached == 0
+    assert cached > 50 and fresh_cached == 0
     assert (text, depths) == (fresh_text, fresh_depths)
     engine.close()

@@ -11,13 +11,11 @@ import mmap
 import os
 import platform
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-import pytest
 import torch
 
 from draftree import env
@@ -63,8 +61,6 @@ class EmulationError(RuntimeError):
 
 def emulated_gpu(arch: int = 80) -> Gpu:
     """A small chip on the CPU; from arch 90 on with bulk copies."""
-    if not shutil.which("g++"):
-        pytest.skip("no C++ compiler (g++) to run the CUDA sources on the CPU with")
     return Gpu(0, arch, 4, 167936, 166912, partial(EmulatedKernel, arch=arch))
 
 
@@ -106,7 +102,7 @@ def _build_headers(flags: tuple[str, ...]) -> Path:
 def _compile(arguments: tuple[str, ...], text: str, path: Path) -> None:
     scratch = path.with_suffix(f".{os.getpid()}")
     command = ["g++", *arguments, "-o", str(scratch)]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=1200)
     if done.returncode:
         raise EmulationError(f"this is not C++ that runs here:\n{done.stderr[:4000]}")
     scratch.replace(path)  # another process never sees half a file

@@ -16,6 +16,7 @@ from draftree.kernels.cuda.prepare import RowOp, RowPlan, prepare_source
 from draftree.kernels.cuda.sources import all_sources
 from draftree.kernels.quant.formats import QuantType
 from tests.kernels.emulator import Snippet
+from tests.needs import has_package, needs
 
 # Shared memory a block and a multiprocessor has, in bytes, on each kind of chip.
 CHIPS = {
@@ -27,14 +28,19 @@ CHIPS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def needed_compiler() -> None:
-    pytest.importorskip("cuda.core", reason="cuda-core is not installed")
-    nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="cuda-bindings is not installed")
+def has_nvrtc() -> bool:
+    if not (has_package("cuda.core") and has_package("cuda.bindings")):
+        return False
+    from cuda.bindings import nvrtc
+
     try:
         nvrtc.nvrtcVersion()
-    except Exception as error:
-        pytest.skip(f"NVRTC cannot be loaded: {error}")
+    except Exception:  # the package is there, the library it binds is not
+        return False
+    return True
+
+
+pytestmark = needs("NVRTC (extra `gpu`)", has_nvrtc())
 
 
 @pytest.fixture

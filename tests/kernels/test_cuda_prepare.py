@@ -203,7 +203,7 @@ def test_clusters_give_the_bits_of_one_block(
     op: str, any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not any_gpu.is_real:
-        pytest.skip("the emulator has no clusters")
+        pytest.skip("device: the emulator has no clusters")
     x, other = view(24, 17408, any_gpu), view(24, 17408, any_gpu, seed=1)
     together = make(24, 17408, any_gpu, in_rows=False)
     run(op, together, x, other, any_gpu)

@@ -41,11 +41,11 @@ def test_rows_are_those_of_the_decoder(team: Team, qtype: QuantType) -> None:
     np.testing.assert_array_equal(found.view(np.uint32), expected.view(np.uint32))
 
 
-@pytest.mark.parametrize("qtype", QuantType, ids=lambda qtype: qtype.name)
+@pytest.mark.parametrize(
+    "qtype", [q for q in QuantType if q is not QuantType.F32], ids=lambda qtype: qtype.name
+)
 @pytest.mark.parametrize("kind", ["rand", "gauss"])
 def test_blocks_are_those_of_ggml(team: Team, qtype: QuantType, kind: str) -> None:
-    if qtype == QuantType.F32:
-        pytest.skip("float32 has no reference blocks")
     with np.load(golden("quants/quants.npz")) as arrays:
         raw = arrays[f"{qtype.name}.{kind}.raw"].reshape(-1, qtype.block_bytes)
         expected = arrays[f"{qtype.name}.{kind}.f32"].reshape(len(raw), -1)

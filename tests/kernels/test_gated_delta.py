@@ -125,9 +125,10 @@ def test_two_trees_one_after_the_other():
 
 def test_golden_layer():
     """Convolution, delta rule and gated norm of a real layer; value heads in the files' order."""
-    gguf = pytest.importorskip("gguf")
-    data = np.load(golden("qwen35/internals.npz"))
-    file = gguf.GGUFReader(golden("qwen35/tiny-qwen35-A-F16.gguf"))
+    import gguf
+
+    data = np.load(golden("qwen35/layer0.npz"))
+    file = gguf.GGUFReader(golden("qwen35/tiny-qwen35-A-mixed.gguf"))
     tensors = {
         t.name: np.array(t.data, dtype=np.float32) for t in file.tensors if "blk.0." in t.name
     }

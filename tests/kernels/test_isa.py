@@ -23,7 +23,7 @@ def test_the_system_and_the_compiler_agree() -> None:
     features = llvm.get_host_cpu_features()
     known = {name for name in WORDS if name in features}
     if not known:
-        pytest.skip("the compiler does not list what this processor has")
+        pytest.skip("processor: the compiler does not list what this processor has")
     said = set(describe_cpu().split())
     assert {WORDS[name] for name in known if features[name]} == {
         WORDS[name] for name in known if WORDS[name] in said

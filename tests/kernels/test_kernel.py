@@ -70,7 +70,7 @@ class Processes:
         )
 
     def finish(self, process: "subprocess.Popen[str]") -> tuple[dict[str, Any], str]:
-        out, errors = process.communicate(timeout=60)
+        out, errors = process.communicate(timeout=600)
         assert process.returncode == 0, errors
         return json.loads(out), errors
 

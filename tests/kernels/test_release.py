@@ -42,7 +42,7 @@ def test_the_compiler_works_on() -> None:
     assert add(2, 3) == 5
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="system: there is no /proc")
 def test_its_code_leaves_memory() -> None:
     def resident() -> int:
         name, total = "", 0

@@ -7,12 +7,12 @@ from draftree.layers.delta_net import DeltaNet
 from draftree.models.facts import read_facts
 from draftree.weights.checkpoint import open_checkpoint
 from tests.golden import golden
-from tests.tiny import tiny_target
+from tests.tiny import tiny_path, tiny_target
 
 
 def test_facts_are_those_of_the_config_it_was_converted_from() -> None:
     config = json.loads(golden("qwen35/hf_config.json").read_text())
-    facts = read_facts(open_checkpoint(golden("qwen35/tiny-qwen35-A-F16.gguf")))
+    facts = read_facts(open_checkpoint(tiny_path("qwen35")))
     assert facts.vocab_size == config["vocab_size"]
     assert facts.hidden_size == config["hidden_size"]
     assert facts.ffn_size == config["intermediate_size"]

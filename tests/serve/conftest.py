@@ -33,7 +33,7 @@ class Running:
     def start(self):
         self.service.thread.start()
         self._thread.start()
-        wait_for(lambda: self.service.state is not State.LOADING, 120)  # kernels may be compiled
+        wait_for(lambda: self.service.state is not State.LOADING, 600)  # kernels may be compiled
         wait_for(lambda: self.server.started)
         return self
 
@@ -45,13 +45,13 @@ class Running:
 
     def stop(self):
         self.server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(120)
         self.service.queue.close()
-        self.service.thread.join(5)
+        self.service.thread.join(120)
         assert not self._thread.is_alive()
 
 
-def wait_for(condition, seconds=10.0):
+def wait_for(condition, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -118,7 +118,7 @@ def start(engine):
 def client(shared, engine):
     import httpx2
 
-    with httpx2.Client(base_url=shared[1].url, timeout=10) as client:
+    with httpx2.Client(base_url=shared[1].url, timeout=120) as client:
         yield client
 
 
@@ -135,12 +135,17 @@ def server(smollm2_path):
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_certificates():
-    """Nothing here is encrypted, and reading certificates takes longer than most of the tests."""
+    """Nothing here is encrypted, and reading certificates takes longer than most of the tests;
+    waits are long.
+    """
     import ssl
 
     import httpx2
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    patience = httpx2._config.DEFAULT_TIMEOUT_CONFIG
     with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "read", "write", "pool"):
+            patch.setattr(patience, name, 120)  # a busy machine is not a failure
         patch.setattr(httpx2._transports.default, "create_ssl_context", lambda **_: context)
         yield

@@ -91,7 +91,7 @@ class Server:
         return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) / 1024
 
     def ask(self, path):
-        with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as response:
+        with urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=120) as response:
             return response.read().decode()
 
     def count(self, name):
@@ -114,8 +114,8 @@ def run_server(model, queue):
         drain = subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL)
         yield Server(process, int(found[1]), model or "paced")
         process.terminate()
-        assert process.wait(30) == 0
-        drain.wait(10)
+        assert process.wait(120) == 0
+        drain.wait(120)
     finally:
         process.kill()
         process.wait()

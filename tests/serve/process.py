@@ -27,7 +27,7 @@ class Process:
         self.lines = []
         self._reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr))
         self._reader.start()
-        wait_for(lambda: self._find() or self.process.poll() is not None, 120)
+        wait_for(lambda: self._find() or self.process.poll() is not None, 600)
         assert self.process.poll() is None, "".join(self.lines)
         self.url = self._find()
 
@@ -38,8 +38,8 @@ class Process:
     def stop(self):
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGTERM)
-        status = self.process.wait(30)
-        self._reader.join(10)
+        status = self.process.wait(120)
+        self._reader.join(120)
         return status
 
 

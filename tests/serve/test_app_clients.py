@@ -16,6 +16,7 @@ import pytest
 
 from draftree.core import FinishReason
 from draftree.text.reply import DeltaKind
+from tests.needs import needs
 from tests.serve.conftest import wait_for
 from tests.serve.fake import Call, Delta
 from tests.serve.process import MODEL, ROOT, read_metric
@@ -226,7 +227,8 @@ def test_responses_errors(gpt):
 
 def test_litellm(server, monkeypatch):
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it asks the network for prices
-    litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+    import litellm
+
     options = {"messages": [{"role": "user", "content": "Say hi."}], "api_key": "one"}
     openai_way = {"model": f"openai/{MODEL}", "api_base": f"{server.url}/v1"}
     anthropic_way = {"model": f"anthropic/{MODEL}", "api_base": server.url}
@@ -245,10 +247,11 @@ def test_litellm(server, monkeypatch):
 def find_command(name):
     """Installed for everyone, or by npm in the repository's folder."""
     local = ROOT / "node_modules" / ".bin" / name
-    found = shutil.which(name) or (str(local) if local.exists() else None)
-    if found is None:
-        pytest.skip(f"the command {name} is not installed; npm has it")
-    return found
+    return shutil.which(name) or (str(local) if local.exists() else None)
+
+
+def needs_command(name):
+    return needs(f"the command {name} (npm has it)", find_command(name) is not None)
 
 
 def run(command, home, **variables):
@@ -261,7 +264,7 @@ def run(command, home, **variables):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=600,
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     return result.stdout.strip()
@@ -300,6 +303,7 @@ def run_codex(url, home, model, *arguments):
     return run(command, home, DRAFTREE_API_KEY="one")
 
 
+@needs_command("claude")
 def test_claude_code_answers(server, tmp_path):
     tokens = read_metric(server, "draftree_completion_tokens_total")
     small = ("--system-prompt", "You are a helpful assistant.", "--tools", "")
@@ -307,6 +311,7 @@ def test_claude_code_answers(server, tmp_path):
     assert read_metric(server, "draftree_completion_tokens_total") > tokens
 
 
+@needs_command("claude")
 def test_claude_code_with_all_its_tools_calls_one(start, engine, tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "note.txt").write_text("The word is marmalade.\n")
@@ -321,6 +326,7 @@ def test_claude_code_with_all_its_tools_calls_one(start, engine, tmp_path):
     assert result["role"] == "tool" and "The word is marmalade." in result["content"]
 
 
+@needs_command("codex")
 def test_codex_answers(server, tmp_path):
     schema = {
         "type": "object",
@@ -336,6 +342,7 @@ def test_codex_answers(server, tmp_path):
     assert list(json.loads(said)) == ["greeting"]
 
 
+@needs_command("codex")
 def test_codex_with_all_its_tools_calls_one(start, engine, tmp_path):
     call_a_tool(engine, "exec_command", {"cmd": "echo marmalade"})
     assert run_codex(start().url, tmp_path, "fake", "What is the word?") == "It is marmalade."

@@ -1,9 +1,5 @@
 """A few requests made up from the OpenAPI schema; `python -m tests.serve.fuzz` makes thousands."""
 
-import pytest
-
-pytest.importorskip("schemathesis", reason="schemathesis is not installed")
-
 from tests.serve import fuzz, result
 from tests.serve.fuzz import RIGHT, WRONG, Found
 

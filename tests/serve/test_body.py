@@ -28,7 +28,7 @@ def small(shared):
 
 @pytest.fixture
 def post(small, engine):
-    with httpx2.Client(base_url=small.url, timeout=10) as client:
+    with httpx2.Client(base_url=small.url, timeout=120) as client:
         yield lambda content, headers=JSON: client.post(PATH, content=content, headers=headers)
         assert client.post(PATH, json=HELLO).is_success
 

@@ -9,6 +9,7 @@ import time
 import httpx2
 import pytest
 
+from draftree.core import FinishReason
 from draftree.serve import body
 from draftree.serve import connection as module
 from tests.serve.conftest import Running, wait_for
@@ -27,7 +28,7 @@ class Raw:
         self.socket.bind((address, 0))
         if receive_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        self.socket.settimeout(10)
+        self.socket.settimeout(120)
         self.socket.connect(("127.0.0.1", running.port))
 
     def send(self, data):
@@ -64,7 +65,7 @@ def running(server, engine):
     """A server without connections, on which the next request must work."""
     wait_for(lambda: not server.server.server_state.connections)
     yield server
-    answer = httpx2.post(server.url + PATH, json=HELLO, timeout=10)
+    answer = httpx2.post(server.url + PATH, json=HELLO, timeout=120)
     assert answer.json()["choices"][0]["message"]["content"] == "".join(engine.pieces)
 
 
@@ -142,26 +143,25 @@ def test_odd_targets_and_methods(running, method, target):
 
 
 def test_slow_heads_are_cut_off(running, monkeypatch):
-    monkeypatch.setattr(module, "REQUEST_S", 0.4)
+    monkeypatch.setattr(module, "REQUEST_S", 2.0)
     raws = [Raw(running) for _ in range(20)]
     start_s = time.monotonic()
     for letter in GET[:-2]:
         for raw in raws[1:]:
             raw.send(bytes([letter]))
         time.sleep(0.02)
-        if time.monotonic() - start_s > 0.35:
+        if time.monotonic() - start_s > 0.3:
             break
     assert raws[0].read() == ("", "")  # said nothing, and is told nothing
     for raw in raws[1:]:
         assert "did not arrive" in refusal(raw, 408)
-    assert time.monotonic() - start_s < 5
 
 
 def test_a_slow_second_head_is_cut_off_too(running, monkeypatch):
     raw = Raw(running)
     raw.send(GET)
     assert raw.read_one() == 200
-    monkeypatch.setattr(module, "REQUEST_S", 0.3)
+    monkeypatch.setattr(module, "REQUEST_S", 2.0)
     raw.send(b"GET /health HTT")
     time.sleep(0.15)
     raw.send(b"P/1.1\r\n")
@@ -185,24 +185,22 @@ def test_a_request_in_two_pieces_is_not_cut_off(running, monkeypatch):
 
 
 def test_a_slow_reply_is_not_a_slow_request(running, engine, monkeypatch):
-    monkeypatch.setattr(module, "REQUEST_S", 0.2)
-    engine.pieces = ["word "] * 5
-    engine.round_s = 0.15
-    text = httpx2.post(running.url + PATH, json={**HELLO, "stream": True}, timeout=10).text
+    monkeypatch.setattr(module, "REQUEST_S", 1.0)
+    engine.pieces = ["word "] * 3
+    engine.round_s = 0.6
+    text = httpx2.post(running.url + PATH, json={**HELLO, "stream": True}, timeout=120).text
     assert text.endswith("data: [DONE]\n\n")
     engine.round_s = 0.0
 
 
 def test_slow_bodies_are_cut_off(running, monkeypatch):
-    monkeypatch.setattr(body, "_READ_S", 0.3)
+    monkeypatch.setattr(body, "_READ_S", 2.0)
     raw = Raw(running)
     raw.send(post_head(1000))
-    start_s = time.monotonic()
     for _ in range(10):
         raw.send(b" ")
         time.sleep(0.02)
     assert raw.read_one() == 408
-    assert time.monotonic() - start_s < 3
     raw.close()
 
 
@@ -218,16 +216,17 @@ def test_bodies_in_tiny_chunks(running):
 
 def test_a_body_that_nobody_reads_ends(running, monkeypatch):
     """The answer comes at once; what is left of the body is taken for a while."""
-    monkeypatch.setattr(module, "REQUEST_S", 0.5)
+    monkeypatch.setattr(module, "REQUEST_S", 2.0)
     raw = Raw(running)
     raw.send(post_head(1_000_000).replace(PATH.encode(), b"/nothing"))
     assert raw.read_one() == 404
-    start_s = time.monotonic()
+    num_sent, end_s = 0, time.monotonic() + 120
     with pytest.raises(OSError):
-        while time.monotonic() - start_s < 5:
+        while time.monotonic() < end_s:
             raw.send(b" ")
+            num_sent += 1
             time.sleep(0.02)
-    assert 0.3 < time.monotonic() - start_s < 3
+    assert num_sent > 2  # where nobody takes them, the first or second one fails
 
 
 def test_a_connection_serves_on_after_a_body_that_nobody_read(running):
@@ -254,7 +253,8 @@ def test_closing_the_sending_half_is_leaving(running, engine):
     stream = open_stream(running)
     wait_for(lambda: engine.started)
     stream.shutdown(socket.SHUT_WR)
-    wait_for(lambda: engine.ended, 2.0)
+    wait_for(lambda: engine.ended)
+    assert engine.started[0].finish_reason is FinishReason.CANCELLED
     stream.close()
     engine.pieces = ["fine"]
 
@@ -265,8 +265,8 @@ def test_readers_that_stall_are_cut_off(running, engine, monkeypatch):
     stalled = Raw(running, receive_bytes=4096)
     content = json.dumps({**HELLO, "stream": True}).encode()
     stalled.send(post_head(len(content)) + content)
-    wait_for(lambda: len(running.server.server_state.connections) == 1)
-    wait_for(lambda: not running.server.server_state.connections, 5)
+    wait_for(lambda: engine.started)
+    wait_for(lambda: not running.server.server_state.connections)
     wait_for(lambda: running.service.queue.num_admitted == 0)
     wait_for(lambda: not running.server.server_state.tasks)
     engine.pieces = ["fine"]
@@ -282,18 +282,18 @@ def test_readers_that_stall_at_the_end_are_cut_off(running, engine, monkeypatch)
     head = post_head(len(content)).replace(b"Host", b"Connection: close\r\nHost")
     stalled.send(head + content)
     wait_for(lambda: engine.ended)
-    wait_for(lambda: not running.server.server_state.connections, 5)
+    wait_for(lambda: not running.server.server_state.connections)
     engine.pieces = ["fine"]
     stalled.close()
 
 
 def test_slow_readers_get_everything(running, engine, monkeypatch):
-    monkeypatch.setattr(module, "READ_S", 1.0)
+    monkeypatch.setattr(module, "READ_S", 10.0)
     engine.pieces = [f"{number:<5000}" for number in range(120)]
     slow = Raw(running, receive_bytes=4096)
     content = json.dumps({**HELLO, "stream": True}).encode()
     slow.send(post_head(len(content)) + content)
-    received, deadline = b"", time.monotonic() + 20
+    received, deadline = b"", time.monotonic() + 120
     while b"[DONE]" not in received[-200:]:
         assert time.monotonic() < deadline
         received += slow.socket.recv(65_536)
@@ -430,10 +430,9 @@ def test_stopping_does_not_wait_for_readers_that_stall(start, engine, monkeypatc
     content = json.dumps({**HELLO, "stream": True}).encode()
     stalled.send(post_head(len(content)) + content)
     wait_for(lambda: engine.ended)
-    start_s = time.monotonic()
     running.server.should_exit = True
-    running._thread.join(10)
-    assert time.monotonic() - start_s < 3
+    running._thread.join(120)
+    assert not running._thread.is_alive()
     stalled.close()
 
 
@@ -442,9 +441,7 @@ def test_idle_crowds_do_not_disturb(running):
     threads = [threading.Thread(target=raw.send, args=(b"POST /v1/cha",)) for raw in raws]
     for thread in threads:
         thread.start()
-    start_s = time.monotonic()
-    assert httpx2.post(running.url + PATH, json=HELLO, timeout=10).is_success
-    assert time.monotonic() - start_s < 5
+    assert httpx2.post(running.url + PATH, json=HELLO, timeout=120).is_success
     for thread in threads:
         thread.join()
     for raw in raws:

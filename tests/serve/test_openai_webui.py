@@ -20,7 +20,7 @@ class OpenWebUi:
 
     def verify(self):
         """The button that checks a connection shows the error's text, or that all is well."""
-        return httpx2.get(f"{self.url}/models", headers=self.headers, timeout=10)
+        return httpx2.get(f"{self.url}/models", headers=self.headers, timeout=120)
 
     def list_models(self):
         found = self.verify().json()["data"]
@@ -29,7 +29,7 @@ class OpenWebUi:
     def complete(self, **fields):
         body = json.dumps({"model": MODEL, "messages": ASK, **fields})
         url = f"{self.url}/chat/completions"
-        return httpx2.post(url, content=body, headers=self.headers, timeout=60)
+        return httpx2.post(url, content=body, headers=self.headers, timeout=120)
 
     def chat(self, **fields):
         """A message, its text put together as the page shows it."""

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from playwright import sync_api
 
 from draftree.core import FinishReason
 from draftree.text.reply import DeltaKind
@@ -10,7 +11,6 @@ from tests.serve import fake
 from tests.serve.conftest import Running, wait_for
 from tests.serve.viewer import PageEngine, make_chain, make_round, open_browser
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = sync_api.expect
 
 PHONE = {"width": 360, "height": 740}
@@ -35,7 +35,7 @@ def visit(browser):
         context = browser.new_context(**options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(120_000)
 
         def note(message):
             if message.type == "error" and not any(word in message.text for word in expected):
@@ -170,7 +170,7 @@ def test_stopping(pages, how):
     else:
         page.keyboard.press("Escape")
     expect(last(page, "footer")).to_contain_text("Stopped")
-    wait_for(lambda: engine.ended, 3)
+    wait_for(lambda: engine.ended)
     assert engine.ended[0].finish_reason is FinishReason.CANCELLED
     engine.round_s, engine.pieces = 0.0, ["Done."]
     say(page, "Again")

@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import threading
-import time
 
 import httpx2
 import pytest
@@ -36,12 +35,12 @@ def test_leaving_ends_the_reply_within_a_round(start, engine, is_stream):
     engine.pieces = ["word "] * 1000
     connection = open_stream(running, stream=is_stream)
     wait_for(lambda: engine.started and engine.started[0].usage.completion_tokens >= 3)
+    (generation,), num_tokens = engine.started, []
+    cancel = generation.cancel
+    generation.cancel = lambda: num_tokens.append(generation.usage.completion_tokens) or cancel()
     connection.close()
-    left_s, (generation,) = time.monotonic(), engine.started
-    num_tokens = generation.usage.completion_tokens
     wait_for(lambda: engine.ended)
-    assert time.monotonic() - left_s < 0.5
-    assert generation.usage.completion_tokens <= num_tokens + 2
+    assert generation.usage.completion_tokens <= num_tokens[0] + 1
     assert generation.finish_reason is FinishReason.CANCELLED
     wait_for(lambda: running.service.queue.num_admitted == 0)
     metrics = httpx2.get(f"{running.url}/metrics").text
@@ -57,13 +56,13 @@ def test_leaving_while_nothing_is_said(start, engine):
     connection = open_stream(running)
     wait_for(lambda: engine.started)
     connection.close()
-    wait_for(lambda: engine.ended, 1.0)
+    wait_for(lambda: engine.ended)
+    assert engine.started[0].finish_reason is FinishReason.CANCELLED
 
 
 def test_leaving_the_queue(start, engine):
-    running = start()
-    engine.round_s = 0.05
-    engine.pieces = ["word "] * 5
+    running, gate = start(), threading.Event()
+    engine.pieces = [lambda: gate.wait(120), "word "]
     first = open_stream(running)
     wait_for(lambda: engine.started)
     second, third = open_stream(running), open_stream(running)
@@ -71,6 +70,7 @@ def test_leaving_the_queue(start, engine):
     second.close()
     wait_for(lambda: running.service.queue.num_waiting == 1)
     assert running.service.queue.num_admitted == 2
+    gate.set()
     wait_for(lambda: len(engine.ended) == 2)
     assert len(engine.started) == 2
     for connection in (first, third):
@@ -94,7 +94,7 @@ def test_slow_reader_keeps_nobody_waiting(start, engine):
     connection = open_stream(running)
     wait_for(lambda: len(engine.ended) == 1)
     engine.pieces = ["quick"]
-    answer = httpx2.post(running.url + PATH, json=HELLO, timeout=5).json()
+    answer = httpx2.post(running.url + PATH, json=HELLO, timeout=120).json()
     assert answer["choices"][0]["message"]["content"] == "quick"
     received = b""
     while b"[DONE]" not in received[-100:]:
@@ -105,13 +105,18 @@ def test_slow_reader_keeps_nobody_waiting(start, engine):
 
 def test_long_waits_show_signs_of_life(start, engine, monkeypatch):
     monkeypatch.setattr(reply, "_PATIENCE_S", 0.05)
-    running = start()
-    engine.pieces = [lambda: time.sleep(0.3), "word", lambda: time.sleep(0.3)]
-    body = {**HELLO, "stream": True}
-    text = httpx2.post(running.url + PATH, json=body, timeout=10).text
-    assert text.count(": waiting\n\n") >= 4
-    assert "word" in text.replace(": waiting\n\n", "")
-    assert text.endswith("data: [DONE]\n\n")
+    running, gates = start(), [threading.Event(), threading.Event()]
+    engine.pieces = [lambda: gates[0].wait(120), "word", lambda: gates[1].wait(120)]
+    lines = []
+    with httpx2.stream("POST", running.url + PATH, json={**HELLO, "stream": True}) as response:
+        for line in filter(None, response.iter_lines()):
+            lines.append(line)
+            is_said = any("word" in each for each in lines)
+            if lines[-2:] == [": waiting"] * 2:
+                gates[is_said].set()
+    first = next(i for i, line in enumerate(lines) if "word" in line)
+    assert lines[:first].count(": waiting") >= 2 and lines[first:].count(": waiting") >= 2
+    assert lines[-1] == "data: [DONE]"
 
 
 @pytest.fixture
@@ -180,7 +185,7 @@ def test_a_wire_that_fails_breaks_the_stream_off(start, engine, monkeypatch):
     engine.round_s = 0.005
     engine.pieces = ["word "] * 1000
     with open_stream(running) as connection:
-        connection.settimeout(5)
+        connection.settimeout(120)
         text = b"".join(iter(lambda: connection.recv(2**16), b"")).decode()
     assert "word" in text and "[DONE]" not in text
     wait_for(lambda: engine.ended)
@@ -191,12 +196,12 @@ def test_clients_take_turns(start, engine):
 
     running = start(api_keys=("one", "two"))
     gate = threading.Event()
-    engine.pieces = [lambda: gate.wait(10), "word"]
+    engine.pieces = [lambda: gate.wait(120), "word"]
 
     def ask(key):
         headers = {"Authorization": f"Bearer {key}"}
         body = {**HELLO, "messages": [{"role": "user", "content": key}]}
-        return httpx2.post(running.url + PATH, json=body, headers=headers, timeout=20)
+        return httpx2.post(running.url + PATH, json=body, headers=headers, timeout=120)
 
     with ThreadPoolExecutor(8) as pool:
         replies = [pool.submit(ask, "one") for _ in range(6)]
@@ -262,7 +267,7 @@ def test_two_streams_are_not_mixed(start, engine):
 
     def ask(name):
         body = {**HELLO, "messages": [{"role": "user", "content": name}], "stream": True}
-        found = chunks(httpx2.post(running.url + PATH, json=body, timeout=20))
+        found = chunks(httpx2.post(running.url + PATH, json=body, timeout=120))
         return "".join(c["choices"][0]["delta"].get("content", "") for c in found)
 
     with ThreadPoolExecutor(8) as pool:

@@ -34,7 +34,7 @@ def real(smollm2_path):
 
 
 def read_events(url, path, body):
-    with httpx2.stream("POST", f"{url}{path}", json=body, timeout=60) as response:
+    with httpx2.stream("POST", f"{url}{path}", json=body, timeout=120) as response:
         lines = [line for line in response.iter_lines() if line.startswith("data: {")]
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 

@@ -4,7 +4,6 @@ import asyncio
 import signal
 import socket
 import threading
-import time
 
 import httpx2
 import pytest
@@ -19,22 +18,23 @@ from tests.serve.test_reply import open_stream
 
 def read_all(connection):
     received = b""
-    connection.settimeout(10)
+    connection.settimeout(120)
     while piece := connection.recv(100_000):
         received += piece
     return received.decode()
 
 
 def test_what_runs_may_finish_and_what_waits_is_told(start, engine):
-    running = start(grace_s=5.0)
-    engine.round_s = 0.05
-    engine.pieces = ["word "] * 10
+    running, gate = start(grace_s=120.0), threading.Event()
+    engine.pieces = [lambda: gate.wait(120), *["word "] * 10]
     first = open_stream(running)
     wait_for(lambda: engine.started)
     second = open_stream(running)
     wait_for(lambda: running.service.queue.num_waiting == 1)
     running.server.should_exit = True
-    refused, finished = read_all(second), read_all(first)
+    refused = read_all(second)
+    gate.set()
+    finished = read_all(first)
     assert refused.startswith("HTTP/1.1 503")
     assert "retry-after" in refused.lower()
     assert '"finish_reason":"stop"' in finished
@@ -49,10 +49,8 @@ def test_after_the_grace_a_stream_ends_with_an_event(start, engine):
     engine.pieces = ["word "] * 1000
     connection = open_stream(running)
     wait_for(lambda: engine.started)
-    start_s = time.monotonic()
     running.server.should_exit = True
     text = read_all(connection)
-    assert time.monotonic() - start_s < 3
     assert "word " in text
     assert '"message":"The server is shutting down."' in text
     assert "data: [DONE]" in text
@@ -95,7 +93,7 @@ def quiet(monkeypatch):
 def test_missing_model_ends_the_server_with_its_reason(quiet):
     engine = fake.Engine(opening_error=ModelError("There is no such model."))
     thread, result, _ = serve_in_thread(engine)
-    thread.join(10)
+    thread.join(120)
     assert [str(error) for error in result] == ["There is no such model."]
 
 

@@ -4,13 +4,15 @@ import pytest
 
 from tests.serve import load
 
+OUTCOMES = {"whole", "slow, whole", "left while reading", "left while waiting"}
+
 
 def test_a_crowd_for_a_few_seconds():
+    """Every reply is right. Who waits how long hangs on the machine, and is looked at below."""
     figures = load.measure(num_streams=28, seconds=2)
-    assert load.find_faults(figures) == [], figures
-    outcomes = figures["outcomes"]
-    assert set(outcomes) == {"whole", "slow, whole", "left while reading", "left while waiting"}
-    assert set(figures["refusals"]) == {"429", "503"}
+    assert figures["faults"] == [] and figures["server"]["engine_failures_total"] == 0, figures
+    assert OUTCOMES >= set(figures["outcomes"]) >= {"whole"}
+    assert {"429", "503"} >= set(figures["refusals"]) >= {"429"}
     assert figures["retry_after_s"][0] >= 1
 
 
@@ -18,6 +20,7 @@ def test_a_crowd_for_a_few_seconds():
 def test_a_crowd_for_long():
     figures = load.measure(num_streams=200, seconds=120)
     assert load.find_faults(figures) == [], figures
+    assert set(figures["outcomes"]) == OUTCOMES and set(figures["refusals"]) == {"429", "503"}
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.serve.test_reply import open_stream
 
 def post(running, **fields):
     body = {**HELLO, **fields}
-    return httpx2.post(f"{running.url}/v1/chat/completions", json=body, timeout=10)
+    return httpx2.post(f"{running.url}/v1/chat/completions", json=body, timeout=120)
 
 
 def test_failure_in_a_stream_is_an_error_event(start, engine):
@@ -84,7 +84,7 @@ def test_while_loading_everything_waits_politely(start, engine):
     may_load = threading.Event()
     from tests.serve.conftest import Running
 
-    running = Running(lambda: may_load.wait(10) and engine.open())
+    running = Running(lambda: may_load.wait(120) and engine.open())
     running.service.thread.start()
     running._thread.start()
     try:
@@ -107,7 +107,7 @@ def test_model_that_is_missing_is_a_failure():
     engine = fake.Engine(opening_error=ModelError("There is no such model."))
     thread = EngineThread(engine.open, FairQueue(1, 1), states.append)
     thread.start()
-    thread.join(5)
+    thread.join(120)
     assert states == [State.FAILED]
     assert str(thread.failure) == "There is no such model."
 
@@ -133,10 +133,10 @@ def test_wrong_values_of_the_engine_are_400(client, engine, monkeypatch):
 def test_tokens_are_handed_over_at_once(start, engine):
     """A reader must not wait for the next round to see this one."""
     running, is_seen, waits = start(), threading.Event(), []
-    engine.pieces = ["first", lambda: waits.append(is_seen.wait(5)), "second"]
+    engine.pieces = ["first", lambda: waits.append(is_seen.wait(120)), "second"]
     body = {**HELLO, "stream": True}
     url = f"{running.url}/v1/chat/completions"
-    with httpx2.stream("POST", url, json=body, timeout=10) as response:
+    with httpx2.stream("POST", url, json=body, timeout=120) as response:
         for line in response.iter_lines():
             if "first" in line:
                 is_seen.set()
@@ -174,9 +174,11 @@ def test_conversations_are_kept_when_nothing_waits(start, engine):
     running = start()
     post(running)
     wait_for(lambda: engine.num_kept == 1)
-    engine.round_s = 0.05
-    engine.pieces = ["word "] * 4
+    gate = threading.Event()
+    engine.pieces = [lambda: gate.wait(120), "word "]
     streams = [open_stream(running) for _ in range(3)]
+    wait_for(lambda: running.service.queue.num_waiting == 2)
+    gate.set()
     wait_for(lambda: len(engine.ended) == 4)
     wait_for(lambda: engine.num_kept == 2)
     for stream in streams:

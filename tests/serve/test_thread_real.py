@@ -40,7 +40,7 @@ def running(request, monkeypatch):
 
 
 def complete(running, body):
-    response = httpx2.post(f"{running.url}/v1/completions", json=body, timeout=30)
+    response = httpx2.post(f"{running.url}/v1/completions", json=body, timeout=120)
     assert response.is_success, response.text
     return response.json()["choices"][0]["text"]
 
@@ -49,7 +49,7 @@ def stream(running, body):
     """The text and the error that a stream ends with."""
     url, body = f"{running.url}/v1/completions", {**body, "stream": True}
     text, error = "", None
-    with httpx2.stream("POST", url, json=body, timeout=30) as response:
+    with httpx2.stream("POST", url, json=body, timeout=120) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert lines[-1] == "[DONE]"
     for data in map(json.loads, lines[:-1]):
@@ -79,7 +79,7 @@ def break_pass(running, kind, words, hold=lambda: None):
 def test_it_is_opened_again_and_the_next_replies_are_right(running):
     expected, other = complete(running, TEXT), complete(running, OTHER)
     waits = threading.Event()
-    break_pass(running, RuntimeError, "a kernel failed", hold=lambda: waits.wait(10))
+    break_pass(running, RuntimeError, "a kernel failed", hold=lambda: waits.wait(120))
     found = []
     first = threading.Thread(target=lambda: found.append(stream(running, TEXT)))
     second = threading.Thread(target=lambda: found.append(complete(running, OTHER)))
@@ -88,8 +88,8 @@ def test_it_is_opened_again_and_the_next_replies_are_right(running):
     second.start()
     wait_for(lambda: running.service.queue.num_waiting == 1)
     waits.set()
-    first.join(30)
-    second.join(30)
+    first.join(120)
+    second.join(120)
     (text, error), waiting = found
     assert expected.startswith(text) and 0 < len(text) < len(expected)
     assert error["code"] == "engine_failure"

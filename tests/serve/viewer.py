@@ -4,13 +4,11 @@ import shutil
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-import pytest
-
 from draftree.core import DraftTree, TokenSource
+from tests.needs import BROWSERS
 from tests.serve import fake
 
 WORDS = (" the", " mat", " and", " rug", " purred", " a_rather_long_token_indeed")
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
 def make_round(path=(0, 3), bonus=4):
@@ -65,14 +63,14 @@ class PageEngine(fake.Engine):
 
 
 def open_browser(playwright):
-    """Whatever Chromium there is, or a reason to skip."""
+    """Whatever Chromium there is."""
     from playwright.sync_api import Error
 
-    found = [path for name in NAMES if (path := shutil.which(name))]
+    found = [path for name in BROWSERS if (path := shutil.which(name))]
     reasons = []
     for path in (None, *found):
         try:
             return playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         except Error as error:
             reasons.append(str(error).strip().splitlines()[0])
-    pytest.skip(f"there is no Chromium that starts: {'; '.join(reasons)}")
+    raise RuntimeError(f"there is no Chromium that starts: {'; '.join(reasons)}")

@@ -36,4 +36,4 @@ def qwen3(qwen3_metadata) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def tiny_qwen35() -> Tokenizer:
-    return read_tokenizer(golden("qwen35/tiny-qwen35-A-F16.gguf"))
+    return read_tokenizer(golden("qwen35/tiny-qwen35-A-mixed.gguf"))

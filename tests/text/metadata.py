@@ -10,7 +10,7 @@ from typing import Any
 
 from draftree.text.bpe import byte_of_character
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data" / "tokenizer"
 
 
 def read_data(name: str) -> Any:

@@ -4,13 +4,16 @@ import json
 
 import pytest
 
-from draftree.errors import TokenizerError
+from draftree.errors import FetchError, TokenizerError
 from draftree.text.template import ChatTemplate
 from draftree.text.tokenizer import Tokenizer
+from draftree.weights import hub
 from draftree.weights.checkpoint import open_checkpoint
 from tests.golden import golden
+from tests.needs import needs
 from tests.text.metadata import byte_metadata
 
+CODER = "qwen2.5-coder-0.5b"
 USER = {"role": "user", "content": "Hi"}
 TOOL = {
     "type": "function",
@@ -37,8 +40,16 @@ def test_smollm2_prompts(smollm2):
         assert smollm2.encode_chat(text) == case["prompt_ids"]
 
 
-def test_qwen25_template(coder_path):
-    tokenizer = Tokenizer.from_metadata(open_checkpoint(coder_path).metadata)
+def has_model(name: str) -> bool:
+    try:
+        return hub.resolve(name).exists()
+    except FetchError:
+        return False
+
+
+@needs(f"`draftree pull {CODER}`", has_model(CODER))
+def test_qwen25_template():
+    tokenizer = Tokenizer.from_metadata(open_checkpoint(hub.resolve(CODER)).metadata)
     template = ChatTemplate.for_tokenizer(tokenizer)
     system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
     assert template.render([USER]) == (

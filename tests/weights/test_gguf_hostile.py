@@ -220,9 +220,9 @@ def test_many_short_arrays_take_no_long_time(tmp_path: Path) -> None:
     inner = array(STRING, 1, string("x")) * count
     path = tmp_path / "nested.gguf"
     path.write_bytes(with_entry(entry("a", ARRAY, array(ARRAY, count, inner))))
-    start = time.perf_counter()
+    start = time.process_time()
     assert open_checkpoint(path).metadata["a"] == [["x"]] * count
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_header_is_bounded_even_in_a_large_file(tmp_path: Path) -> None:

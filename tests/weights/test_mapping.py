@@ -20,7 +20,7 @@ def resident_pages(path: Path) -> int:
     )
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="knows Linux's tables alone")
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="system: there is no smaps")
 def test_pages_go_and_come_again(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     numbers = np.arange(64 * PAGE, dtype=np.uint64).astype(np.uint8)
