@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from draftree.decode.sample import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.decode.tree import DraftBlock
 from draftree.kernels.ops import Array, Ops, Runnable
 from draftree.models.dflash import Draft
@@ -78,10 +78,8 @@ class BlockDrafter:
 
     def programs(self) -> DraftPrograms:
         """For devices that run whole rounds by themselves."""
-        return DraftPrograms(
-            *(self._context_program, self._block_program, self._head_program),
-            *(self._input, self._logits, self._mask, self.block_len),
-        )
+        programs = self._context_program, self._block_program, self._head_program
+        return DraftPrograms(*programs, self._input, self._logits, self._mask, self.block_len)
 
     def reset(self) -> None:
         self._context_len = self._num_waiting = 0

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from draftree.core import Request, RoundStats, TokenSource
+from draftree.decode.decoder import Emitted
 from draftree.decode.draft import BlockDrafter
 from draftree.decode.speculative import Round
-from draftree.decode.step import Emitted
 from draftree.models.target import Target
 
 _TRIAL = 8  # drafted rounds before they are judged

@@ -4,8 +4,8 @@ import time
 from typing import NamedTuple
 
 from draftree.core import DraftTree, RoundStats, TokenSource
-from draftree.decode.sample import Sampler
-from draftree.decode.step import Emitted
+from draftree.decode.decoder import Emitted
+from draftree.decode.sampler import Sampler
 from draftree.models.target import Target, Verified
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from draftree.core import DraftTree, RoundStats, TokenSource
 from draftree.decode.accept import Accepted, accept
 from draftree.decode.budget import Calibration, CostModel, best_budget, follow, path_probabilities
+from draftree.decode.decoder import Emitted
 from draftree.decode.draft import Drafter
 from draftree.decode.ngram import NgramIndex
 from draftree.decode.plain import take_plain_step
-from draftree.decode.sample import Sampler
-from draftree.decode.step import Emitted
+from draftree.decode.sampler import Sampler
 from draftree.decode.tree import DraftBlock, RankedTree, build_tree
 from draftree.decode.turns import Turns
 from draftree.models.target import Target, Verified

@@ -14,15 +14,15 @@ from pathlib import Path
 from draftree.config import EngineConfig, Plan, resolve
 from draftree.core import FinishReason, ModelFacts, Request, TokenEvent, Usage
 from draftree.decode.budget import Calibration, CostModel
+from draftree.decode.decoder import Decoder
 from draftree.decode.draft import BlockDrafter
 from draftree.decode.graph import DeviceRounds, GraphDecoder, Pace
 from draftree.decode.plain import PlainDecoder
-from draftree.decode.sample import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
-from draftree.decode.step import Decoder
 from draftree.decode.turns import PRIOR_SAMPLED_GAIN, Turns
-from draftree.engine.card import find_card
 from draftree.engine.device import Device, open_device
+from draftree.engine.gpu import find_card
 from draftree.engine.prefix import PrefixCache
 from draftree.errors import CapacityError
 from draftree.models.dflash import check_fit, load_draft, read_draft_facts, read_draft_size
@@ -30,7 +30,8 @@ from draftree.models.facts import read_facts
 from draftree.models.load import load_model
 from draftree.models.target import Target
 from draftree.prefill.chunked import prefill
-from draftree.weights.checkpoint import Checkpoint, open_checkpoint
+from draftree.weights.checkpoint import Checkpoint
+from draftree.weights.file import open_checkpoint
 
 _log = logging.getLogger("draftree")
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from draftree.errors import ModelError
-from draftree.weights.checkpoint import Checkpoint, open_checkpoint
+from draftree.weights.checkpoint import Checkpoint
+from draftree.weights.file import open_checkpoint
 from draftree.weights.hub import draft_for, resolve
 
 

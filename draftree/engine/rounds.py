@@ -1,15 +1,16 @@
 """Between decoding and a GPU that runs whole rounds: requests to words, records to rounds."""
 
-from typing import Any
-
 from draftree.core import DraftTree, Request, TokenSource
 from draftree.decode.draft import BlockDrafter
 from draftree.decode.graph import DeviceRecord
 from draftree.decode.speculative import Round
 from draftree.kernels.cpu.sampling import Filters
 from draftree.kernels.cuda.accept import RoundRecord
+from draftree.kernels.cuda.ops import CudaOps
+from draftree.kernels.cuda.program import Program
 from draftree.kernels.cuda.request import MAX_STOPS, End
 from draftree.kernels.cuda.round import CudaRounds, DraftParts, RoundStart, TargetParts
+from draftree.kernels.ops import Ops, Runnable, narrow
 from draftree.models.target import Target
 
 
@@ -17,10 +18,19 @@ class GraphRounds:
     """Rounds of a target and its draft, if there is one."""
 
     def __init__(
-        self, target: Target, ops: Any, drafter: BlockDrafter | None, draft_ops: Any, budget: int
+        self,
+        target: Target,
+        ops: Ops,
+        drafter: BlockDrafter | None,
+        draft_ops: Ops | None,
+        budget: int,
     ) -> None:
-        parts = TargetParts(ops, *target.programs())  # type: ignore[arg-type]
-        draft = DraftParts(draft_ops, *drafter.programs()) if drafter is not None else None  # type: ignore[arg-type]
+        made = target.programs()
+        parts, draft = TargetParts(narrow(ops, CudaOps), *_own(made[:3]), *made[3:]), None
+        if drafter is not None:
+            mine = drafter.programs()
+            arrays, sizes = (mine.features, mine.logits), (mine.mask_token, mine.block_len)
+            draft = DraftParts(narrow(draft_ops, CudaOps), *_own(mine[:3]), *arrays, *sizes)
         self._rounds = CudaRounds(parts, draft, budget)
 
     @staticmethod
@@ -53,6 +63,11 @@ class GraphRounds:
             return None
         done = record.end is not End.RUNNING
         return DeviceRecord(Round(_read_tree(record), record.path, record.bonus), done, ms)
+
+
+def _own(programs: tuple[Runnable, Runnable, Runnable]) -> tuple[Program, Program, Program]:
+    first, second, third = (narrow(program, Program) for program in programs)
+    return first, second, third
 
 
 def _read_tree(record: RoundRecord) -> DraftTree:

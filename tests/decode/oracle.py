@@ -14,7 +14,7 @@ from draftree.core import SamplingParams, TokenScores, TokenSource
 from draftree.decode.budget import CostModel
 from draftree.decode.draft import Drafter
 from draftree.decode.plain import PlainDecoder
-from draftree.decode.sample import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
 from draftree.decode.tree import DraftBlock
 from draftree.models.target import Target

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from draftree.decode.sample import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.decode.tree import DraftBlock
-from draftree.kernels.cpu.step import NUM_TOKENS, Step
+from draftree.kernels.cpu.pass_args import NUM_TOKENS, Step
 from draftree.models.target import Verified
 from draftree.state.sequence import SequenceState
 

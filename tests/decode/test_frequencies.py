@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from draftree.core import SamplingParams
+from draftree.decode.decoder import Decoder
 from draftree.decode.plain import PlainDecoder
-from draftree.decode.sample import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.decode.speculative import SpeculationOptions, SpeculativeDecoder
-from draftree.decode.step import Decoder
 from tests.decode.table import TableDrafter, TableTarget
 
 NUM_RUNS = 20_000

@@ -12,12 +12,12 @@ from draftree.decode import speculative
 from draftree.decode.budget import CostModel
 from draftree.decode.draft import BlockDrafter, Drafter
 from draftree.decode.ngram import NgramIndex
-from draftree.decode.sample import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.decode.speculative import SpeculationOptions, SpeculativeDecoder
 from draftree.kernels.cpu.attention_chunk import CHUNK
 from draftree.models.dflash import load_draft
 from draftree.models.target import Target
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.decode.oracle import (
     OracleDrafter,
     PlainRun,

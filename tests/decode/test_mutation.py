@@ -16,7 +16,7 @@ from draftree.core import SamplingParams
 from draftree.decode import speculative
 from draftree.decode.accept import Accepted, accept
 from draftree.decode.plain import PlainDecoder
-from draftree.decode.sample import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.decode.speculative import SpeculativeDecoder
 from draftree.decode.tree import DraftBlock
 from draftree.kernels.cpu import conv, gated_delta
@@ -24,7 +24,7 @@ from draftree.kernels.cpu.conv import ConvState
 from draftree.kernels.cpu.gated_delta import DeltaState
 from draftree.kernels.cpu.kv_cache import KvCache
 from draftree.kernels.cpu.ops import CpuOps
-from draftree.kernels.cpu.step import Step
+from draftree.kernels.cpu.pass_args import Step
 from tests.decode import test_frequencies as frequencies
 from tests.decode import test_lossless as lossless
 from tests.decode import test_speculative as rounds

@@ -11,13 +11,13 @@ from draftree.core import SamplingParams, TokenSource, Usage
 from draftree.decode import plain, speculative
 from draftree.decode.accept import accept
 from draftree.decode.budget import CostModel
+from draftree.decode.decoder import Emitted
 from draftree.decode.draft import Drafter
 from draftree.decode.plain import PlainDecoder
-from draftree.decode.sample import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
-from draftree.decode.step import Emitted
 from draftree.decode.tree import DraftBlock, build_tree
-from draftree.kernels.cpu.step import Step
+from draftree.kernels.cpu.pass_args import Step
 from tests.decode.oracle import OracleDrafter, run_plain
 from tests.decode.table import Clock, TableDrafter, TableTarget
 from tests.tiny import open_target, tiny_path

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from draftree.core import SamplingParams, TokenSource
-from draftree.decode.sample import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.decode.speculative import SpeculationOptions, SpeculativeDecoder
 from draftree.models.target import Target
 from tests.decode.oracle import (

@@ -9,8 +9,8 @@ import torch
 
 from draftree.engine.engine import TokenEngine
 from draftree.engine.rounds import GraphRounds
+from draftree.kernels.cuda.pass_args import COMMITTED
 from draftree.kernels.cuda.round import CudaRounds, TargetParts
-from draftree.kernels.cuda.step import COMMITTED
 from draftree.kernels.cuda.tree import build_tree
 
 NUM_POSITIONS, NUM_CANDIDATES = 15, 6

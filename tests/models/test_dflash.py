@@ -11,15 +11,16 @@ import pytest
 from draftree.config import EngineConfig
 from draftree.core import SamplingParams
 from draftree.decode.draft import BlockDrafter
-from draftree.decode.sample import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.decode.speculative import Round, SpeculationOptions, SpeculativeDecoder
 from draftree.decode.tree import DraftBlock
 from draftree.engine.engine import TokenEngine
 from draftree.errors import ModelError
+from draftree.kernels.ops import Columns
 from draftree.models.dflash import Draft, check_fit, load_draft, read_draft_facts
 from draftree.models.target import Target
 from draftree.prefill.chunked import prefill
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 from tests.made import make_draft
 from tests.tiny import make_qwen2, new_ops, open_target, tiny_path
@@ -107,13 +108,14 @@ def test_fused_features_and_every_layer(
     fused_out, layer_out = ops.new_rows(hidden), ops.new_rows(num_layers * hidden)
     with ops.scope(), ops.capture() as context:
         draft.record_context(ops, features, states)
-        fused = ops.rms_norm(draft.fuse(ops, features), draft.context_norm, draft.eps)
-        ops.copy_columns(fused, fused_out, 0)
+        fused = draft.fuse(ops, ops.matmul_input(features))
+        normed = ops.rms_norm(fused, draft.context_norm, draft.eps)
+        ops.copy_columns(normed.rows, Columns(fused_out, 0))
     with ops.scope(), ops.capture() as block:
         x = target.embedding(ops)
         for i, (layer, state) in enumerate(zip(draft.blocks, states, strict=True)):
             layer(ops, x, state)
-            ops.copy_columns(x, layer_out, i * hidden)
+            ops.copy_columns(x, Columns(layer_out, i * hidden))
     features[:7] = arrays["target_features"][:7]
     ops.step.set_chain(np.zeros(7, dtype=np.int64), 0)
     context.run()

@@ -7,7 +7,7 @@ import pytest
 from draftree.errors import TokenizerError
 from draftree.text.template import ChatTemplate
 from draftree.text.tokenizer import Tokenizer
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 from tests.text.metadata import byte_metadata
 

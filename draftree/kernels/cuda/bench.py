@@ -12,20 +12,19 @@ from functools import partial
 
 import torch
 
+from draftree.kernels.cuda import prepare
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.layout import PackedMatrix, new_matrix, unit_format
-from draftree.kernels.cuda.linear import (
+from draftree.kernels.cuda.layout import (
     Activations,
-    LinearPlan,
-    linear,
+    PackedMatrix,
     new_activations,
-    new_workspace,
-    prepare,
+    new_matrix,
+    unit_format,
 )
+from draftree.kernels.cuda.linear import LinearPlan, linear, new_workspace
 from draftree.kernels.cuda.pack import repack
 from draftree.kernels.cuda.prefill import prefill_linear, prepare_rows
-from draftree.kernels.cuda.prepare import gated_norm_prepare, norm_prepare, silu_mul_prepare
-from draftree.kernels.cuda.sample import random_raw
+from draftree.kernels.cuda.synthetic import random_raw
 from draftree.kernels.quant.formats import QuantType
 
 _ROTATED_BYTES = 512 * 1024 * 1024  # several times any cache
@@ -119,7 +118,7 @@ def bench_linear(
     for num_tokens in token_counts:
         x = torch.randn((num_tokens, num_cols), device=place)
         out = torch.empty((num_tokens, num_rows), device=place)
-        halves = prepare(x, new_activations(_MOST_TOKENS, num_cols, gpu), gpu)
+        halves = prepare.prepare_plain(x, new_activations(_MOST_TOKENS, num_cols, gpu), gpu)
         calls = [
             partial(linear, matrix, halves, out, workspace, gpu, plan=plan, is_chained=is_chained)
             for matrix in matrices
@@ -135,7 +134,7 @@ def bench_prepare(num_tokens: int, num_cols: int, gpu: Gpu) -> float:
     """Microseconds to prepare activations."""
     x = torch.randn((num_tokens, num_cols), device=gpu.place)
     into = new_activations(_MOST_TOKENS, num_cols, gpu)
-    return time_graph([partial(prepare, x, into, gpu)] * 50)
+    return time_graph([partial(prepare.prepare_plain, x, into, gpu)] * 50)
 
 
 def bench_prefill(
@@ -208,15 +207,15 @@ def bench_pass(sample: SamplePass, num_tokens: int, gpu: Gpu) -> PassRecord:
                 linear(matrix, x, out, workspace, gpu, add_to=add_to)
 
         for first, out, pair, down in sample.layers:
-            norm_prepare(residual, norm, 1e-6, wide, gpu)
+            prepare.norm_prepare(residual, norm, 1e-6, wide, gpu)
             multiply(first, wide, inputs[:, : first.num_rows])
-            gated_norm_prepare(mix, inputs[:, :6144], head_norm, 1e-6, mixed, gpu)
+            prepare.gated_norm_prepare(mix, inputs[:, :6144], head_norm, 1e-6, mixed, gpu)
             multiply(out, mixed, residual, add_to=True)
-            norm_prepare(residual, norm, 1e-6, wide, gpu)
+            prepare.norm_prepare(residual, norm, 1e-6, wide, gpu)
             multiply(pair, wide, gate)
-            silu_mul_prepare(gate[:, :17408], gate[:, 17408:], narrow, gpu)
+            prepare.silu_mul_prepare(gate[:, :17408], gate[:, 17408:], narrow, gpu)
             multiply(down, narrow, residual, add_to=True)
-        norm_prepare(residual, norm, 1e-6, wide, gpu)
+        prepare.norm_prepare(residual, norm, 1e-6, wide, gpu)
         multiply(sample.head, wide, logits)
 
     whole, small = (time_graph([partial(run, use_products=use)] * 2) for use in (True, False))

@@ -13,11 +13,11 @@ import torch
 from draftree.kernels.cpu.sampling import Filters
 from draftree.kernels.cuda.accept import RoundRecord, RoundRing, accept
 from draftree.kernels.cuda.ops import CudaOps
+from draftree.kernels.cuda.pass_args import PATH_LEN
 from draftree.kernels.cuda.program import Program, bucket
 from draftree.kernels.cuda.request import End, RequestWords, needs_border
 from draftree.kernels.cuda.rows import gather_rows
 from draftree.kernels.cuda.sampling import choose, new_sampling_workspace, rank
-from draftree.kernels.cuda.step import PATH_LEN
 from draftree.kernels.cuda.tree import (
     advance,
     build_tree,

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from draftree.core import Request, SamplingParams
-from draftree.decode import sample
-from draftree.decode.sample import Sampler
+from draftree.decode import sampler
+from draftree.decode.sampler import Sampler
 from draftree.kernels.cpu.noise import gumbel
 from draftree.kernels.cpu.sampling import Filters, SamplingScratch, choose
 from tests.decode.rule import RuleGrammar
@@ -202,6 +202,6 @@ def test_a_grammar_may_forbid_all_that_a_draft_knows(temperature: float) -> None
 
 
 def test_ranks_are_filled_where_few_tokens_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "_NOISE_REACH", 0.0)  # many that belong to the best are not seen
+    monkeypatch.setattr(sampler, "_NOISE_REACH", 0.0)  # many that belong to the best are not seen
     block = Sampler(SamplingParams(temperature=0.9, seed=1), VOCAB).rank(rows(50), 0, 8)
     assert all(len(set(tokens)) == 8 for tokens in block.tokens.tolist())
