@@ -12,15 +12,8 @@ from functools import partial
 
 import torch
 
-from draftree.kernels.cuda import prepare
+from draftree.kernels.cuda import layout, prepare
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.layout import (
-    Activations,
-    PackedMatrix,
-    new_activations,
-    new_matrix,
-    unit_format,
-)
 from draftree.kernels.cuda.linear import LinearPlan, linear, new_workspace
 from draftree.kernels.cuda.pack import repack
 from draftree.kernels.cuda.prefill import prefill_linear, prepare_rows
@@ -87,11 +80,11 @@ def measure_read(gpu: Gpu, num_bytes: int = 4 * 1024**3) -> float:
 
 def sample_matrices(
     qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu, num_copies: int = 0
-) -> list[PackedMatrix]:
+) -> list[layout.PackedMatrix]:
     """As many made-up matrices of one shape as defeat the caches, or num_copies."""
     generator = torch.Generator(gpu.place).manual_seed(0)
     raw = random_raw(qtype, num_rows, num_cols, generator)
-    first = new_matrix(unit_format(qtype), num_rows, num_cols, gpu)
+    first = layout.new_matrix(layout.unit_format(qtype), num_rows, num_cols, gpu)
     repack(raw, qtype, first, 0, gpu)
     if not num_copies:
         num_copies = min(_MOST_COPIES, max(2, -(-_ROTATED_BYTES // first.num_bytes)))
@@ -101,7 +94,7 @@ def sample_matrices(
 
 
 def bench_linear(
-    matrices: Sequence[PackedMatrix],
+    matrices: Sequence[layout.PackedMatrix],
     qtype: QuantType,
     token_counts: Sequence[int],
     gpu: Gpu,
@@ -118,7 +111,7 @@ def bench_linear(
     for num_tokens in token_counts:
         x = torch.randn((num_tokens, num_cols), device=place)
         out = torch.empty((num_tokens, num_rows), device=place)
-        halves = prepare.prepare_plain(x, new_activations(_MOST_TOKENS, num_cols, gpu), gpu)
+        halves = prepare.prepare_plain(x, layout.new_activations(_MOST_TOKENS, num_cols, gpu), gpu)
         calls = [
             partial(linear, matrix, halves, out, workspace, gpu, plan=plan, is_chained=is_chained)
             for matrix in matrices
@@ -133,12 +126,12 @@ def bench_linear(
 def bench_prepare(num_tokens: int, num_cols: int, gpu: Gpu) -> float:
     """Microseconds to prepare activations."""
     x = torch.randn((num_tokens, num_cols), device=gpu.place)
-    into = new_activations(_MOST_TOKENS, num_cols, gpu)
+    into = layout.new_activations(_MOST_TOKENS, num_cols, gpu)
     return time_graph([partial(prepare.prepare_plain, x, into, gpu)] * 50)
 
 
 def bench_prefill(
-    matrices: Sequence[PackedMatrix],
+    matrices: Sequence[layout.PackedMatrix],
     qtype: QuantType,
     num_tokens: int,
     gpu: Gpu,
@@ -172,7 +165,7 @@ class SamplePass:
     def __init__(self, num_layers: int, gpu: Gpu) -> None:
         def made(
             qtype: QuantType, num_rows: int, num_cols: int, every: int = 1, first: int = 0
-        ) -> Iterator[PackedMatrix]:
+        ) -> Iterator[layout.PackedMatrix]:
             count = len(range(first, num_layers, every))
             return iter(sample_matrices(qtype, num_rows, num_cols, gpu, count) if count else [])
 
@@ -187,13 +180,15 @@ class SamplePass:
         self.head = sample_matrices(q6, 248320, 5120, gpu, 1)[0]
 
     @property
-    def matrices(self) -> list[PackedMatrix]:
+    def matrices(self) -> list[layout.PackedMatrix]:
         return [*(matrix for layer in self.layers for matrix in layer), self.head]
 
 
 def bench_pass(sample: SamplePass, num_tokens: int, gpu: Gpu) -> PassRecord:
     workspace = new_workspace(248320, num_tokens, gpu)
-    wide, mixed, narrow = (new_activations(_MOST_TOKENS, n, gpu) for n in (5120, 6144, 17408))
+    wide, mixed, narrow = (
+        layout.new_activations(_MOST_TOKENS, n, gpu) for n in (5120, 6144, 17408)
+    )
     widths = (5120, 6144, 16480, 34816, 248320)
     rows = [torch.randn((num_tokens, n), device=gpu.place) for n in widths]
     residual, mix, inputs, gate, logits = rows
@@ -201,7 +196,10 @@ def bench_pass(sample: SamplePass, num_tokens: int, gpu: Gpu) -> PassRecord:
 
     def run(*, use_products: bool) -> None:
         def multiply(
-            matrix: PackedMatrix, x: Activations, out: torch.Tensor, add_to: bool = False
+            matrix: layout.PackedMatrix,
+            x: layout.Activations,
+            out: torch.Tensor,
+            add_to: bool = False,
         ) -> None:
             if use_products:
                 linear(matrix, x, out, workspace, gpu, add_to=add_to)
@@ -228,7 +226,7 @@ def bench_pass(sample: SamplePass, num_tokens: int, gpu: Gpu) -> PassRecord:
 
 def _record(
     operation: str,
-    matrix: PackedMatrix,
+    matrix: layout.PackedMatrix,
     qtype: QuantType,
     num_tokens: int,
     micro: float,

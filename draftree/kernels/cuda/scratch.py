@@ -7,13 +7,8 @@ from typing import TypeVar
 
 import torch
 
+from draftree.kernels.cuda import layout
 from draftree.kernels.cuda.compile import Gpu
-from draftree.kernels.cuda.layout import (
-    Activations,
-    HalfRows,
-    new_activations,
-    new_half_rows,
-)
 from draftree.kernels.cuda.program import MOST_ROWS
 from draftree.kernels.ops import MatmulInput
 
@@ -24,10 +19,10 @@ _Block = TypeVar("_Block")
 class CudaMatmulInput(MatmulInput):
     """The same rows in the forms that short and long passes read."""
 
-    tiles: Activations
-    halves: HalfRows
+    tiles: layout.Activations
+    halves: layout.HalfRows
 
-    def form(self, num_rows: int) -> Activations | HalfRows:
+    def form(self, num_rows: int) -> layout.Activations | layout.HalfRows:
         return self.tiles if num_rows <= MOST_ROWS else self.halves
 
 
@@ -60,8 +55,8 @@ class Scratch:
             self._num_inputs - 1,
             lambda block: block.tiles.num_cols == num_cols,
             lambda: CudaMatmulInput(
-                new_activations(MOST_ROWS, num_cols, self._gpu),
-                new_half_rows(self._max_tokens, num_cols, self._gpu),
+                layout.new_activations(MOST_ROWS, num_cols, self._gpu),
+                layout.new_half_rows(self._max_tokens, num_cols, self._gpu),
             ),
         )
 
