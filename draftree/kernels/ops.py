@@ -121,10 +121,7 @@ class Ops(Protocol):
         ...
 
     def embed(self, raw: np.ndarray, qtype: QuantType) -> Array: ...
-    def matmul_input(self, x: Array) -> MatmulInput:
-        """The rows as they are."""
-        ...
-
+    def matmul_input(self, x: Array) -> MatmulInput: ...
     def rms_norm(
         self, x: Array, weight: Array, eps: float, *, copy_to: Columns | None = None
     ) -> MatmulInput:
@@ -146,9 +143,7 @@ class Ops(Protocol):
     def rope_and_store_kv(
         self, q: Heads | None, k: Heads, v: Array, cache: KvState, rope: Rope
     ) -> None:
-        """Rotate heads by the row's position: queries in place, keys on their way into the cache,
-        with the values. The rows of k may be changed.
-        """
+        """Rotate heads: queries in place, keys on their way into the cache, with the values."""
         ...
 
     def attention(
@@ -164,9 +159,7 @@ class Ops(Protocol):
         decay: Array,
         decay_bias: Array,
         delta_state: LayerStore,
-    ) -> Array:
-        """The short convolution of qkv, and the delta rule over what comes of it."""
-        ...
+    ) -> Array: ...
 
     def head(self, x: Array, norm: Array, eps: float, weight: Weight) -> Array:
         """Norm and output matrix for the rows that step.rows names: logits [rows, vocabulary]."""
