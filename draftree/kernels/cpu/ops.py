@@ -269,5 +269,4 @@ class CpuOps:
 
 
 def _recurrent(store: LayerStore) -> np.ndarray:
-    """What a convolution or a delta rule remembers."""
     return store.window if isinstance(store, ConvState) else narrow(store, DeltaState).state

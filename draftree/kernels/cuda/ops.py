@@ -143,7 +143,6 @@ class CudaOps:
     def rope_and_store_kv(
         self, q: Heads | None, k: Heads, v: torch.Tensor, cache: ops.KvState, rope: Rope
     ) -> None:
-        """One launch. The rows of k stay as they are."""
         queries = None if q is None else _turn(q, rope)
         keys, own = _turn(k, rope), narrow(cache, CudaKv)
 
@@ -277,7 +276,6 @@ class CudaOps:
         *weights: torch.Tensor | float,
         copy_to: Columns | None = None,
     ) -> CudaMatmulInput:
-        """What an operation of prepare.py makes of the rows."""
         num_cols = rows[0].shape[1]
         into = self._scratch.matmul_input(num_cols)
 
