@@ -8,6 +8,7 @@ import ast
 import io
 import re
 import tokenize
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -158,6 +159,35 @@ def check_imports(file: SourceFile) -> list[str]:
             may = ", ".join(rule or "draftree" for rule in allowed) or "nothing of ours"
             problems.append(file.at(line, f"imports {name}; {file.part} may import {may}"))
     return problems
+
+
+def find_import_cycles(files: Sequence[SourceFile]) -> list[str]:
+    """Modules that import each other, directly or not; imports inside functions count too."""
+    modules = {file.module for file in files}
+    imports = {file.module: _targets(file, modules) for file in files}
+    # Modules that import no others that are left cannot be in a cycle.
+    while done := {module for module, found in imports.items() if not found & imports.keys()}:
+        imports = {module: found for module, found in imports.items() if module not in done}
+    # Nor can those that no others that are left import.
+    while True:
+        wanted = set().union(*imports.values()) if imports else set()
+        if imports.keys() <= wanted:
+            break
+        imports = {module: found for module, found in imports.items() if module in wanted}
+    return [
+        f"{module} is in a cycle of imports with {', '.join(sorted(found & imports.keys()))}"
+        for module, found in sorted(imports.items())
+    ]
+
+
+def _targets(file: SourceFile, modules: set[str]) -> set[str]:
+    """The modules that a file imports: `from a import b` is a.b where that is one, else a."""
+    found = set()
+    for _, name in imported_modules(file):
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        found.add(name)
+    return found - {file.module, ""}
 
 
 def check_file_length(file: SourceFile) -> list[str]:

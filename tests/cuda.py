@@ -12,7 +12,7 @@ from draftree.kernels.cuda.ops import CudaOps
 from draftree.kernels.cuda.store import WeightStore
 from draftree.models.load import load_model
 from draftree.models.target import Target
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.tiny import run_chain
 
 MAX_CTX = 512

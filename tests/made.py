@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from draftree.kernels.quant.formats import dequantize
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 
 HYBRID = "qwen35/tiny-qwen35-C-mtp-F16.gguf"  # hidden 128, 4 layers, the last with attention

@@ -39,6 +39,11 @@ def test_imports_follow_the_table():
     _hold(architecture.check_imports)
 
 
+def test_no_modules_import_each_other():
+    problems = architecture.find_import_cycles(PACKAGE)
+    assert not problems, "\n" + "\n".join(problems)
+
+
 def test_files_are_short():
     _hold(architecture.check_file_length)
 
@@ -187,3 +192,25 @@ def test_mirror_rule_can_fail():
     assert architecture.check_mirror("tests/text/test_nothing.py", modules)
     assert not architecture.check_mirror("tests/text/test_template.py", modules)
     assert not architecture.check_mirror("tests/text/test_template_errors.py", modules)
+
+
+CYCLE = {
+    "draftree/a.py": "from draftree import b",
+    "draftree/b.py": "def f():\n    from draftree.c.d import x",
+    "draftree/c/d.py": "if TYPE_CHECKING:\n    from draftree.a import y",
+    "draftree/e.py": "from draftree.a import y",  # reaches the cycle, but is not in it
+    "draftree/f.py": "import numpy",
+}
+
+
+def test_cycle_rule_can_fail():
+    files = [SourceFile(path, text) for path, text in CYCLE.items()]
+    problems = architecture.find_import_cycles(files)
+    assert [problem.split()[0] for problem in problems] == [
+        "draftree.a",
+        "draftree.b",
+        "draftree.c.d",
+    ]
+    assert problems[1] == "draftree.b is in a cycle of imports with draftree.c.d"
+    for left_out in range(3):
+        assert architecture.find_import_cycles(files[:left_out] + files[left_out + 1 :]) == []

@@ -19,7 +19,7 @@ from draftree.core import FinishReason, SamplingParams, TokenSource
 from draftree.engine.engine import TokenEngine
 from draftree.errors import GrammarError
 from draftree.text.tokenizer import Tokenizer
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.decode.oracle import OracleDrafter
 from tests.text.tools.example import NOW, STORE, WEATHER
 

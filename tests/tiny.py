@@ -17,7 +17,7 @@ from draftree.kernels.cpu.team import Team
 from draftree.models.load import load_model
 from draftree.models.target import Target
 from draftree.state.sequence import Snapshot
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 
 MAX_CTX = 512

@@ -14,8 +14,8 @@ from draftree.bench.dataset import Prompt
 from draftree.chat import Engine
 from draftree.config import EngineConfig
 from draftree.core import Request, SamplingParams, Usage
-from draftree.engine.card import find_card
 from draftree.engine.engine import TokenEngine
+from draftree.engine.gpu import find_card
 
 STAGES: Final = ("draft", "tree", "verify", "accept", "commit")
 _WARM_UP: Final = "one two three four " * 12  # repeats, so that it is drafted

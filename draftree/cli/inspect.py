@@ -44,7 +44,7 @@ def inspect(
     from draftree.drafts.registry import is_draft, read_draft_size
     from draftree.models.facts import read_facts
     from draftree.weights import hub
-    from draftree.weights.checkpoint import open_checkpoint
+    from draftree.weights.file import open_checkpoint
 
     checkpoint = open_checkpoint(hub.resolve(file))
     console = Console(highlight=False, soft_wrap=True)
@@ -167,7 +167,7 @@ def list_places() -> list[Place]:
 
 def list_cards() -> list[Place]:
     """The usual sizes, which vendors count in powers of ten, and the card that is here."""
-    from draftree.engine.card import find_card
+    from draftree.engine.gpu import find_card
 
     here = find_card("auto")
     cards = [Place(f"{size} GB", size * 10**9) for size in _CARD_SIZES]

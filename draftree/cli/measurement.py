@@ -169,7 +169,7 @@ class Bench:
     @cached_property
     def context_length(self) -> int:
         from draftree.models.facts import read_facts
-        from draftree.weights.checkpoint import open_checkpoint
+        from draftree.weights.file import open_checkpoint
 
         return read_facts(open_checkpoint(self.path)).context_length
 

@@ -158,7 +158,7 @@ def _train(
     import torch
 
     from draftree.train.run import train_draft
-    from draftree.weights.checkpoint import open_checkpoint
+    from draftree.weights.file import open_checkpoint
     from draftree.weights.hub import resolve
 
     if device == "auto":

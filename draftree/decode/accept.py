@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from draftree.core import DraftTree, TokenScores
-from draftree.decode.sampling import Sampler
+from draftree.decode.sampler import Sampler
 
 
 @dataclass(frozen=True, slots=True)

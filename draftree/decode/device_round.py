@@ -6,16 +6,19 @@ nodes and way of choosing.
 """
 
 from collections import deque
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from draftree.core import DraftTree, Request, TokenSource
 from draftree.decode.decoder import Round
 from draftree.decode.device_decoder import DeviceRecord
-from draftree.drafts.drafter import Drafter, DraftPrograms
+from draftree.drafts.drafter import Drafter
 from draftree.kernels.cpu.sampling import Filters
 from draftree.kernels.cuda.accept import RoundRecord, RoundRing, accept
 from draftree.kernels.cuda.graph import LaunchGraph, Timestamp
-from draftree.kernels.cuda.program import bucket
+from draftree.kernels.cuda.ops import CudaOps
+from draftree.kernels.cuda.pass_args import PATH_LEN
+from draftree.kernels.cuda.program import Program, bucket
 from draftree.kernels.cuda.request import MAX_STOPS, End, RequestWords, needs_border
 from draftree.kernels.cuda.rows import gather_rows
 from draftree.kernels.cuda.sampling import (
@@ -25,7 +28,6 @@ from draftree.kernels.cuda.sampling import (
     new_sampling_workspace,
     rank,
 )
-from draftree.kernels.cuda.step import PATH_LEN
 from draftree.kernels.cuda.tree import (
     advance,
     build_tree,
@@ -33,22 +35,52 @@ from draftree.kernels.cuda.tree import (
     plan_context,
     plan_plain,
 )
+from draftree.kernels.ops import Ops, narrow
 from draftree.models.target import Target
+
+if TYPE_CHECKING:
+    import torch
 
 _NUM_RECORDS = 64  # more than are ever under way
 _MAX_CANDIDATES = 16  # of a position
+
+
+@dataclass(frozen=True)
+class _TargetParts:
+    ops: CudaOps
+    body: Program
+    head: Program
+    commit: Program
+    logits: "torch.Tensor"  # float32 [max_nodes, vocab_size]
+    features: "torch.Tensor | None"  # float32 [max_tokens, width]
+
+
+@dataclass(frozen=True)
+class _DraftParts:
+    ops: CudaOps
+    context: Program
+    block: Program
+    head: Program
+    features: "torch.Tensor"  # what the context program reads, float32 [max_tokens, width]
+    logits: "torch.Tensor"
+    mask_token: int
+    block_len: int
 
 
 class GpuRounds:
     """Rounds of one sequence. Those under way follow each other on the stream."""
 
     def __init__(
-        self, target: Target, ops: Any, drafter: Drafter | None, draft_ops: Any, budget: int
+        self,
+        target: Target,
+        ops: Ops,
+        drafter: Drafter | None,
+        draft_ops: Ops | None,
+        budget: int,
     ) -> None:
-        self._target: Any = target.programs()
-        self._ops, self._draft_ops, self._budget = ops, draft_ops, budget
-        self._draft: DraftPrograms | None = drafter.programs() if drafter is not None else None
-        self._gpu, (max_rows, vocab_size) = ops.gpu, self._target.logits.shape
+        self._target, self._budget = _target_parts(target, ops), budget
+        self._draft = _draft_parts(drafter, draft_ops) if drafter is not None else None
+        self._gpu, (max_rows, vocab_size) = self._target.ops.gpu, self._target.logits.shape
         self._words, self._ring = RequestWords(self._gpu), RoundRing(_NUM_RECORDS, self._gpu)
         self._workspace = new_sampling_workspace(max_rows, vocab_size, self._gpu)
         self._chosen = new_choices(max_rows, self._gpu)
@@ -85,9 +117,9 @@ class GpuRounds:
         assert not self._under_way, "rounds of the last request are still under way"
         sampling, vocab_size = request.sampling, self._target.logits.shape[1]
         filters = Filters(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        self._ops.step.set_idle(committed)
+        self._target.ops.step.set_idle(committed)
         if self._draft is not None:
-            self._draft_ops.step.set_idle(drafted)
+            self._draft.ops.step.set_idle(drafted)
         self._ring.clear()
         self._use_border = needs_border(filters, vocab_size)
         for use_draft in (False, True) if self.can_draft else (False,):
@@ -97,7 +129,7 @@ class GpuRounds:
             sampling.seed,
             anchor=anchor,
             tokens_left=max_tokens,
-            max_ctx=self._ops.max_ctx,
+            max_ctx=self._target.ops.max_ctx,
             budget=self._budget,
             stop_ids=request.stop_ids,
         )
@@ -130,7 +162,8 @@ class GpuRounds:
             self._graphs[key] = LaunchGraph(lambda: self._round(*key), self._gpu)
 
     def _round(self, use_draft: bool, use_border: bool) -> None:
-        target, gpu, words, step = self._target, self._gpu, self._words, self._ops.step
+        target, gpu, words = self._target, self._gpu, self._words
+        step = target.ops.step
         if use_draft:
             self._propose()
         else:
@@ -149,8 +182,9 @@ class GpuRounds:
 
     def _propose(self) -> None:
         """The draft's block, its candidates, and the tree of the best of them."""
-        draft: Any = self._draft
-        gpu, words, step, draft_step = self._gpu, self._words, self._ops.step, self._draft_ops.step
+        draft, gpu, words, step = self._draft, self._gpu, self._words, self._target.ops.step
+        assert draft is not None, "a round drafts only where there is a draft"
+        draft_step = draft.ops.step
         plan_block(words, draft_step, draft.mask_token, draft.block_len, gpu)
         draft.block.launch(bucket(draft.block_len))
         draft.head.launch(bucket(draft.block_len - 1))
@@ -158,16 +192,44 @@ class GpuRounds:
         rank(logits, step, draft_step, words, *self._candidates, self._draft_workspace, gpu)
         build_tree(*self._candidates, words, step, gpu)
 
-    def _extend_context(self, draft: Any) -> None:
+    def _extend_context(self, draft: _DraftParts) -> None:
         """The draft reads the features of the accepted path."""
-        gpu, step, draft_step = self._gpu, self._ops.step, self._draft_ops.step
+        gpu, step, draft_step = self._gpu, self._target.ops.step, draft.ops.step
+        features = self._target.features
+        assert features is not None, "a draft's target captures features"
         size = bucket(draft.block_len)
         plan_context(step, draft_step, gpu)
         live = step.word(PATH_LEN)
         rows = step.path[:size]
-        gather_rows(self._target.features, rows, draft.features[:size], gpu, live=live)
+        gather_rows(features, rows, draft.features[:size], gpu, live=live)
         draft.context.launch(size)
         advance(draft_step, gpu)
+
+
+def _target_parts(target: Target, ops: Ops) -> _TargetParts:
+    made = target.programs()
+    return _TargetParts(
+        ops=narrow(ops, CudaOps),
+        body=narrow(made.body, Program),
+        head=narrow(made.head, Program),
+        commit=narrow(made.commit, Program),
+        logits=made.logits,
+        features=made.features,
+    )
+
+
+def _draft_parts(drafter: Drafter, ops: Ops | None) -> _DraftParts:
+    made = drafter.programs()
+    return _DraftParts(
+        ops=narrow(ops, CudaOps),
+        context=narrow(made.context, Program),
+        block=narrow(made.block, Program),
+        head=narrow(made.head, Program),
+        features=made.features,
+        logits=made.logits,
+        mask_token=made.mask_token,
+        block_len=made.block_len,
+    )
 
 
 def _read_tree(record: RoundRecord) -> DraftTree:

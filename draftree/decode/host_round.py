@@ -14,7 +14,7 @@ from draftree.decode.accept import Accepted, accept
 from draftree.decode.controller import SpeculationController
 from draftree.decode.decoder import Emitted, Round
 from draftree.decode.plain import take_plain_step
-from draftree.decode.sampling import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.decode.tree import RankedTree, build_tree
 from draftree.drafts.drafter import Proposal, Proposer
 from draftree.drafts.lookup import LookupIndex

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from draftree.core import DraftTree, RoundStats, TokenSource
 from draftree.decode.decoder import Emitted
-from draftree.decode.sampling import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.models.target import Target, Verified
 
 

@@ -86,10 +86,8 @@ class BlockDrafter:
 
     def programs(self) -> DraftPrograms:
         """For devices that run whole rounds by themselves."""
-        return DraftPrograms(
-            *(self._context_program, self._block_program, self._head_program),
-            *(self._input, self._logits, self._mask, self.block_len),
-        )
+        programs = self._context_program, self._block_program, self._head_program
+        return DraftPrograms(*programs, self._input, self._logits, self._mask, self.block_len)
 
     def reset(self) -> None:
         self._context_len = self._num_waiting = 0

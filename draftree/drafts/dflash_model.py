@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from draftree.core import DraftSize
 from draftree.errors import CheckpointError, ModelError
-from draftree.kernels.ops import Array, Ops, Weight
+from draftree.kernels.ops import Array, KvState, Ops, Weight, narrow
 from draftree.layers.attention import Attention, Projection
-from draftree.layers.block import Block, LayerState
+from draftree.layers.block import Block
 from draftree.models.metadata import Metadata
 from draftree.models.model import Model
-from draftree.models.parts import read_attention, read_feed_forward, read_rotary
+from draftree.models.parts import read_attention, read_feed_forward, read_rope
 from draftree.models.source import TensorSource
 from draftree.weights.checkpoint import Checkpoint
 
@@ -45,18 +45,19 @@ class Draft:
     output_norm: Array
     eps: float
 
-    def new_state(self, ops: Ops) -> tuple[LayerState, ...]:
-        return tuple(block.mixer.new_state(ops) for block in self.blocks)
+    def new_state(self, ops: Ops) -> tuple[KvState, ...]:
+        return tuple(narrow(block.mixer.new_state(ops), KvState) for block in self.blocks)
 
-    def record_context(self, ops: Ops, features: Array, states: tuple[LayerState, ...]) -> None:
+    def record_context(self, ops: Ops, features: Array, states: tuple[KvState, ...]) -> None:
         """Keys and values of committed positions, the same fused vector for every layer."""
-        fused = ops.rms_norm(self.fuse(ops, features), self.context_norm, self.eps)
+        x = self.fuse(ops, ops.matmul_input(features))
+        fused = ops.rms_norm(x, self.context_norm, self.eps)
         for block, state in zip(self.blocks, states, strict=True):
             assert isinstance(block.mixer, Attention)
             with ops.scope():
                 block.mixer.write_keys(ops, fused, state)
 
-    def record_block(self, ops: Ops, target: Model, states: tuple[LayerState, ...]) -> Array:
+    def record_block(self, ops: Ops, target: Model, states: tuple[KvState, ...]) -> Array:
         """The block's hidden states before the final norm."""
         x = target.embedding(ops)
         for block, state in zip(self.blocks, states, strict=True):
@@ -162,7 +163,7 @@ def load_draft(checkpoint: Checkpoint, ops: Ops) -> Draft:
     hidden, num_layers = facts.hidden_size, metadata.count("block_count")
     eps = metadata.number("attention.layer_norm_rms_epsilon")
     head_dim = metadata.count("attention.key_length")
-    rotary = read_rotary(ops, metadata, source, head_dim, interleaved=False)
+    rope = read_rope(ops, metadata, source, head_dim, interleaved=False)
     blocks = []
     for i, window in enumerate(_windows(metadata, num_layers)):
         prefix = f"blk.{i}"
@@ -173,7 +174,7 @@ def load_draft(checkpoint: Checkpoint, ops: Ops) -> Draft:
                     source,
                     prefix,
                     metadata,
-                    rotary,
+                    rope,
                     has_head_norms=True,
                     window=window,
                     bidirectional=True,

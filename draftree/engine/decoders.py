@@ -9,7 +9,7 @@ from draftree.decode.decoder import Decoder, Round
 from draftree.decode.device_decoder import DeviceDecoder, DeviceRounds
 from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
 from draftree.decode.plain import PlainDecoder
-from draftree.decode.sampling import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.engine.parts import EngineParts
 
 

@@ -19,7 +19,8 @@ from draftree.engine.stream import TokenStream
 from draftree.engine.turnstile import Turnstile
 from draftree.errors import CapacityError
 from draftree.prefill.chunked import prefill
-from draftree.weights.checkpoint import Checkpoint, open_checkpoint
+from draftree.weights.checkpoint import Checkpoint
+from draftree.weights.file import open_checkpoint
 
 
 class TokenEngine:

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from draftree.drafts.registry import is_draft
 from draftree.errors import ModelError
-from draftree.weights.checkpoint import Checkpoint, open_checkpoint
+from draftree.weights.checkpoint import Checkpoint
+from draftree.weights.file import open_checkpoint
 from draftree.weights.hub import draft_for, resolve
 
 

@@ -7,8 +7,8 @@ from draftree.core import ModelFacts
 from draftree.decode.device_decoder import DeviceRounds
 from draftree.drafts.drafter import Drafter
 from draftree.drafts.registry import find_kind, read_draft_size
-from draftree.engine.card import find_card
 from draftree.engine.device import Device, open_device
+from draftree.engine.gpu import find_card
 from draftree.kernels.ops import Ops
 from draftree.models.facts import read_facts
 from draftree.models.load import load_model

@@ -8,21 +8,85 @@ is known only at run time.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, Union
 
 import numpy as np
 
 from draftree.kernels.quant.formats import QuantType
 
-Array = Any  # numpy on the CPU, torch elsewhere; layers only pass them on
-Weight = Any  # a matrix in the device's own layout
-Step = Any  # what changes from pass to pass: tokens, positions, parents, path
+if TYPE_CHECKING:
+    import torch
+
+Array = Union[np.ndarray, "torch.Tensor"]  # on the CPU, on a GPU; layers only pass them on
+Integers = Sequence[int] | np.ndarray
+_T = TypeVar("_T")
 
 
-LayerStore = Any  # what one layer remembers between passes, in the device's own layout
-KvState = LayerStore
-ConvState = LayerStore
-DeltaState = LayerStore
+class Weight:
+    """A matrix in the device's own layout."""
+
+
+class MatmulInput:
+    """Rows in the form that the device's products read; what it was made from may not change."""
+
+
+class LayerStore:
+    """What one layer remembers between passes, in the device's own layout."""
+
+
+class KvState(LayerStore):
+    """Keys and values."""
+
+
+def narrow(handle: object, kind: type[_T]) -> _T:
+    """The handle as what this device made it."""
+    if not isinstance(handle, kind):
+        raise TypeError(f"expected a {kind.__name__} of this device, not {type(handle).__name__}")
+    return handle
+
+
+class Columns(NamedTuple):
+    """Some columns of an array, from `first` on."""
+
+    array: Array
+    first: int
+
+
+class HeadNorm(NamedTuple):
+    """RMS norm of every head's query or key."""
+
+    weight: Array  # [head_dim]
+    eps: float
+
+
+class Heads(NamedTuple):
+    """Queries or keys, and what they are normed with before they are rotated."""
+
+    x: Array
+    norm: HeadNorm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions, one table for all layers of a model. interleaved: pairs (2i, 2i+1), else
+    (i, i + rotary_dim / 2).
+    """
+
+    table: Array
+    head_dim: int
+    interleaved: bool
+
+
+class Step(Protocol):
+    """What changes from pass to pass: tokens, positions, parents, path."""
+
+    def set_chain(self, tokens: Integers, committed: int) -> None: ...
+    def set_tree(
+        self, tokens: Integers, parents: Integers, depths: Integers, committed: int
+    ) -> None: ...
+    def set_path(self, path: Integers) -> None: ...
+    def set_rows(self, rows: Integers) -> None: ...
 
 
 class Runnable(Protocol):
@@ -31,11 +95,11 @@ class Runnable(Protocol):
 
 class Ops(Protocol):
     """float32 activations [tokens, width]; `add_to` accumulates in place instead of returning a
-    new array. What rms_norm, silu_mul, sigmoid_mul and gated_norm return is read by linear alone: a
-    device may keep it in the form that its matrix products want.
+    new array. Products read a `MatmulInput`, which norms, gates and activations make on the way.
     """
 
-    step: Step
+    @property
+    def step(self) -> Step: ...
 
     def capture(self) -> AbstractContextManager[Runnable]: ...
     def scope(self) -> AbstractContextManager[None]:
@@ -46,8 +110,8 @@ class Ops(Protocol):
     def constant(self, values: np.ndarray) -> Array: ...
     def rope_table(self, inv_freq: np.ndarray) -> Array: ...
     def new_kv(self, num_kv_heads: int, head_dim: int) -> KvState: ...
-    def new_conv(self, channels: int, kernel_len: int) -> ConvState: ...
-    def new_delta(self, key_heads: int, value_heads: int, head_dim: int) -> DeltaState: ...
+    def new_conv(self, channels: int, kernel_len: int) -> LayerStore: ...
+    def new_delta(self, key_heads: int, value_heads: int, head_dim: int) -> LayerStore: ...
     def new_rows(self, width: int, num_rows: int = 0) -> Array:
         """An array that outlives every scope; 0: as many rows as a pass may have."""
         ...
@@ -57,42 +121,53 @@ class Ops(Protocol):
         ...
 
     def embed(self, raw: np.ndarray, qtype: QuantType) -> Array: ...
+    def matmul_input(self, x: Array) -> MatmulInput: ...
+    def rms_norm(
+        self, x: Array, weight: Array, eps: float, *, copy_to: Columns | None = None
+    ) -> MatmulInput:
+        """copy_to: gets x as it is, on the way."""
+        ...
+
+    def silu_mul(self, gate: Array, up: Array) -> MatmulInput: ...
+    def sigmoid_mul(self, x: Array, gate: Array) -> MatmulInput: ...
+    def gated_norm(self, x: Array, z: Array, weight: Array, eps: float) -> MatmulInput: ...
     def linear(
-        self, x: Array, weight: Weight, *, bias: Array | None = None, add_to: Array | None = None
+        self, x: MatmulInput, weight: Weight, *, bias: Array | None, add_to: Array | None = None
     ) -> Array: ...
     def linears(
-        self, x: Array, weights: Sequence[Weight], biases: Sequence[Array | None]
+        self, x: MatmulInput, weights: Sequence[Weight], biases: Sequence[Array | None]
     ) -> tuple[Array, ...]:
         """Several matrices over the same rows, which a device may lay together."""
         ...
 
-    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array: ...
-    def head_norm(self, x: Array, weight: Array, eps: float) -> None: ...
-    def rope(self, x: Array, head_dim: int, table: Array, *, interleaved: bool) -> None: ...
-    def kv_write(self, k: Array, v: Array, cache: KvState) -> None: ...
+    def rope_and_store_kv(
+        self, q: Heads | None, k: Heads, v: Array, cache: KvState, rope: Rope
+    ) -> None:
+        """Rotate heads: queries in place, keys on their way into the cache, with the values."""
+        ...
+
     def attention(
         self, q: Array, cache: KvState, *, window: int = 0, bidirectional: bool = False
     ) -> Array: ...
-    def silu_mul(self, gate: Array, up: Array) -> Array: ...
-    def sigmoid_mul(self, x: Array, gate: Array) -> Array: ...
-    def conv(self, x: Array, weight: Array, state: ConvState) -> Array: ...
-    def gated_delta(
+    def conv_gated_delta(
         self,
         qkv: Array,
+        conv_weight: Array,
+        conv_state: LayerStore,
         alpha: Array,
         beta: Array,
         decay: Array,
         decay_bias: Array,
-        state: DeltaState,
+        delta_state: LayerStore,
     ) -> Array: ...
-    def gated_norm(self, x: Array, z: Array, weight: Array, eps: float) -> Array: ...
+
     def head(self, x: Array, norm: Array, eps: float, weight: Weight) -> Array:
         """Norm and output matrix for the rows that step.rows names: logits [rows, vocabulary]."""
         ...
 
-    def copy_columns(self, x: Array, into: Array, column: int) -> None: ...
-    def commit(self, store: LayerStore) -> None:
-        """Keep the nodes on step.path, in order, and forget the others."""
+    def copy_columns(self, x: Array, into: Columns) -> None: ...
+    def commit(self, stores: Sequence[LayerStore]) -> None:
+        """Keep the nodes on step.path, in order, and forget the others, in all layers."""
         ...
 
     def snapshot(self, store: LayerStore, start: int, end: int) -> tuple[np.ndarray, ...]:

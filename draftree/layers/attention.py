@@ -2,8 +2,18 @@
 
 from dataclasses import dataclass
 
-from draftree.kernels.ops import Array, KvState, Ops, Weight
-from draftree.layers.rotary import Rotary
+from draftree.kernels.ops import (
+    Array,
+    HeadNorm,
+    Heads,
+    KvState,
+    LayerStore,
+    MatmulInput,
+    Ops,
+    Rope,
+    Weight,
+    narrow,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,24 +23,13 @@ class Projection:
     weight: Weight
     bias: Array | None = None
 
-    def __call__(self, ops: Ops, x: Array, *, add_to: Array | None = None) -> Array:
+    def __call__(self, ops: Ops, x: MatmulInput, *, add_to: Array | None = None) -> Array:
         return ops.linear(x, self.weight, bias=self.bias, add_to=add_to)
 
 
-def project(ops: Ops, x: Array, *parts: Projection) -> tuple[Array, ...]:
+def project(ops: Ops, x: MatmulInput, *parts: Projection) -> tuple[Array, ...]:
     """Projections of the same rows."""
     return ops.linears(x, [part.weight for part in parts], [part.bias for part in parts])
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorm:
-    """RMS norm of every head's query or key."""
-
-    weight: Array
-    eps: float
-
-    def __call__(self, ops: Ops, x: Array) -> None:
-        ops.head_norm(x, self.weight, self.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Attention:
     key: Projection
     value: Projection
     output: Projection
-    rotary: Rotary
+    rope: Rope
     num_kv_heads: int
     head_dim: int
     query_norm: HeadNorm | None = None
@@ -55,29 +54,20 @@ class Attention:
     def new_state(self, ops: Ops) -> KvState:
         return ops.new_kv(self.num_kv_heads, self.head_dim)
 
-    def write_keys(self, ops: Ops, x: Array, cache: KvState) -> None:
+    def write_keys(self, ops: Ops, x: MatmulInput, cache: KvState) -> None:
         """Keys and values of x's rows, at the rows' positions."""
         k, v = project(ops, x, self.key, self.value)
-        self._write(ops, k, v, cache)
+        ops.rope_and_store_kv(None, Heads(k, self.key_norm), v, cache, self.rope)
 
-    def __call__(self, ops: Ops, x: Array, cache: KvState, *, add_to: Array) -> None:
-        gates = [self.gate] if self.gate else []
+    def __call__(self, ops: Ops, x: MatmulInput, state: LayerStore, *, add_to: Array) -> None:
+        cache, gates = narrow(state, KvState), [self.gate] if self.gate else []
         if self.bidirectional:  # keys and values of the context are projected alone, too
             q, *gate = project(ops, x, self.query, *gates)
             k, v = project(ops, x, self.key, self.value)
         else:
             q, k, v, *gate = project(ops, x, self.query, self.key, self.value, *gates)
-        if self.query_norm:
-            self.query_norm(ops, q)
-        self.rotary(ops, q)
-        self._write(ops, k, v, cache)
+        heads = Heads(q, self.query_norm), Heads(k, self.key_norm)
+        ops.rope_and_store_kv(*heads, v, cache, self.rope)
         out = ops.attention(q, cache, window=self.window, bidirectional=self.bidirectional)
-        if gate:
-            out = ops.sigmoid_mul(out, *gate)
-        self.output(ops, out, add_to=add_to)
-
-    def _write(self, ops: Ops, k: Array, v: Array, cache: KvState) -> None:
-        if self.key_norm:
-            self.key_norm(ops, k)
-        self.rotary(ops, k)
-        ops.kv_write(k, v, cache)
+        gated = ops.sigmoid_mul(out, *gate) if gate else ops.matmul_input(out)
+        self.output(ops, gated, add_to=add_to)

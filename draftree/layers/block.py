@@ -4,11 +4,9 @@ stream.
 
 from dataclasses import dataclass
 
-from draftree.kernels.ops import Array, KvState, Ops
+from draftree.kernels.ops import Array, Columns, LayerStore, MatmulInput, Ops
 from draftree.layers.attention import Attention, Projection, project
-from draftree.layers.delta_net import DeltaNet, RecurrentState
-
-LayerState = KvState | RecurrentState  # of an attention or a delta net layer
+from draftree.layers.delta_net import DeltaNet
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +17,9 @@ class FeedForward:
     up: Projection
     down: Projection
 
-    def __call__(self, ops: Ops, x: Array, *, add_to: Array) -> None:
-        self.down(ops, ops.silu_mul(*project(ops, x, self.gate, self.up)), add_to=add_to)
+    def __call__(self, ops: Ops, x: MatmulInput, *, add_to: Array) -> None:
+        gate, up = project(ops, x, self.gate, self.up)
+        self.down(ops, ops.silu_mul(gate, up), add_to=add_to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +30,12 @@ class Block:
     ffn: FeedForward
     eps: float
 
-    def __call__(self, ops: Ops, x: Array, state: LayerState) -> None:
-        """Updates x, the residual stream, in place."""
+    def __call__(
+        self, ops: Ops, x: Array, state: LayerStore, *, copy_to: Columns | None = None
+    ) -> None:
+        """Updates x, the residual stream, in place. copy_to: gets x as it was before."""
         with ops.scope():
-            self.mixer(ops, ops.rms_norm(x, self.mixer_norm, self.eps), state, add_to=x)
+            normed = ops.rms_norm(x, self.mixer_norm, self.eps, copy_to=copy_to)
+            self.mixer(ops, normed, state, add_to=x)
         with ops.scope():
             self.ffn(ops, ops.rms_norm(x, self.ffn_norm, self.eps), add_to=x)

@@ -4,16 +4,16 @@ values.
 
 from dataclasses import dataclass
 
-from draftree.kernels.ops import Array, ConvState, DeltaState, Ops
+from draftree.kernels.ops import Array, LayerStore, MatmulInput, Ops, narrow
 from draftree.layers.attention import Projection, project
 
 
 @dataclass(frozen=True, slots=True)
-class RecurrentState:
+class RecurrentState(LayerStore):
     """What one delta net layer remembers."""
 
-    conv: ConvState
-    delta: DeltaState
+    conv: LayerStore
+    delta: LayerStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,9 @@ class DeltaNet:
             ops.new_delta(self.key_heads, self.value_heads, self.head_dim),
         )
 
-    def __call__(self, ops: Ops, x: Array, state: RecurrentState, *, add_to: Array) -> None:
+    def __call__(self, ops: Ops, x: MatmulInput, state: LayerStore, *, add_to: Array) -> None:
+        own = narrow(state, RecurrentState)
         qkv, z, alpha, beta = project(ops, x, self.qkv, self.gate, self.alpha, self.beta)
-        qkv = ops.conv(qkv, self.conv_weight, state.conv)
-        mixed = ops.gated_delta(qkv, alpha, beta, self.decay, self.decay_bias, state.delta)
+        gates = alpha, beta, self.decay, self.decay_bias
+        mixed = ops.conv_gated_delta(qkv, self.conv_weight, own.conv, *gates, own.delta)
         self.output(ops, ops.gated_norm(mixed, z, self.norm, self.eps), add_to=add_to)

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftree.kernels.ops import Array, Ops, Weight
+from draftree.kernels.ops import Array, Columns, LayerStore, Ops, Weight
 from draftree.kernels.quant.formats import QuantType
-from draftree.layers.block import Block, LayerState
+from draftree.layers.block import Block
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class Model:
     def num_layers(self) -> int:
         return len(self.blocks)
 
-    def new_state(self, ops: Ops) -> tuple[LayerState, ...]:
+    def new_state(self, ops: Ops) -> tuple[LayerStore, ...]:
         return tuple(block.mixer.new_state(ops) for block in self.blocks)
 
     def record_body(
         self,
         ops: Ops,
-        states: tuple[LayerState, ...],
+        states: tuple[LayerStore, ...],
         feature_layers: tuple[int, ...] = (),
         features: Array | None = None,
     ) -> Array:
@@ -51,11 +51,16 @@ class Model:
         too.
         """
         x = self.embedding(ops)
-        for i, (block, state) in enumerate(zip(self.blocks, states, strict=True)):
-            block(ops, x, state)
+        copies: list[list[Columns]] = [[] for _ in range(self.num_layers + 1)]
+        if features is not None:  # the next block makes the copy, on its way
             for slot, layer in enumerate(feature_layers):
-                if layer == i:
-                    ops.copy_columns(x, features, slot * self.hidden_size)
+                copies[layer + 1].append(Columns(features, slot * self.hidden_size))
+        for block, state, found in zip(self.blocks, states, copies[:-1], strict=True):
+            for into in found[1:]:
+                ops.copy_columns(x, into)
+            block(ops, x, state, copy_to=found[0] if found else None)
+        for into in copies[-1]:
+            ops.copy_columns(x, into)
         return x
 
     def record_head(self, ops: Ops, x: Array) -> Array:

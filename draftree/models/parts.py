@@ -3,18 +3,18 @@
 from collections.abc import Iterable
 
 from draftree.errors import CheckpointError
-from draftree.kernels.ops import Ops, Weight
-from draftree.layers.attention import Attention, HeadNorm
+from draftree.kernels.ops import HeadNorm, Ops, Rope, Weight
+from draftree.layers.attention import Attention
 from draftree.layers.block import Block, FeedForward
-from draftree.layers.rotary import Rotary, inverse_frequencies
+from draftree.layers.rotary import inverse_frequencies
 from draftree.models.metadata import Metadata
 from draftree.models.model import Embedding, Model
 from draftree.models.source import TensorSource
 
 
-def read_rotary(
+def read_rope(
     ops: Ops, metadata: Metadata, source: TensorSource, head_dim: int, *, interleaved: bool
-) -> Rotary:
+) -> Rope:
     """Frequencies from the base, divided by rope_freqs.weight where the file has it."""
     rotary_dim = metadata.count("rope.dimension_count", head_dim)
     if rotary_dim > head_dim or rotary_dim % 2:
@@ -27,7 +27,7 @@ def read_rotary(
         frequencies /= metadata.number("rope.scaling.factor")
     elif scaling != "none":
         raise CheckpointError(f"Rope scaling of type '{scaling}' is not supported yet.")
-    return Rotary(ops.rope_table(frequencies), head_dim, interleaved)
+    return Rope(ops.rope_table(frequencies), head_dim, interleaved)
 
 
 def read_feed_forward(source: TensorSource, prefix: str, hidden: int, width: int) -> FeedForward:
@@ -53,14 +53,14 @@ def read_attention(
     source: TensorSource,
     prefix: str,
     metadata: Metadata,
-    rotary: Rotary,
+    rope: Rope,
     *,
     has_head_norms: bool,
     window: int = 0,
     bidirectional: bool = False,
 ) -> Attention:
     """Separate q, k, v, with biases where the file has them."""
-    hidden, head_dim = metadata.count("embedding_length"), rotary.head_dim
+    hidden, head_dim = metadata.count("embedding_length"), rope.head_dim
     heads = metadata.count("attention.head_count")
     kv_heads = metadata.count("attention.head_count_kv", heads)
     if heads % kv_heads:
@@ -85,7 +85,7 @@ def read_attention(
             heads * head_dim,
             bias=f"{prefix}.attn_output.bias",
         ),
-        rotary=rotary,
+        rope=rope,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         query_norm=norm("q"),
@@ -110,14 +110,14 @@ def read_dense_model(
     heads = metadata.count("attention.head_count")
     head_dim = metadata.count("attention.key_length", max(hidden // heads, 1))
     eps = metadata.number("attention.layer_norm_rms_epsilon")
-    rotary = read_rotary(ops, metadata, source, head_dim, interleaved=interleaved_rotary)
+    rope = read_rope(ops, metadata, source, head_dim, interleaved=interleaved_rotary)
     width = metadata.count("feed_forward_length")
 
     def read_block(index: int) -> Block:
         prefix = f"blk.{index}"
         return Block(
             mixer_norm=source.vector(f"{prefix}.attn_norm.weight", hidden),
-            mixer=read_attention(source, prefix, metadata, rotary, has_head_norms=has_head_norms),
+            mixer=read_attention(source, prefix, metadata, rope, has_head_norms=has_head_norms),
             ffn_norm=source.vector(f"{prefix}.ffn_norm.weight", hidden),
             ffn=read_feed_forward(source, prefix, hidden, width),
             eps=eps,

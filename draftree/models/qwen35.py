@@ -9,21 +9,20 @@ end is not part of the main pass.
 import numpy as np
 
 from draftree.errors import CheckpointError
-from draftree.kernels.ops import Ops
-from draftree.layers.attention import Attention, HeadNorm, Projection
+from draftree.kernels.ops import HeadNorm, Ops, Rope
+from draftree.layers.attention import Attention, Projection
 from draftree.layers.block import Block
 from draftree.layers.delta_net import DeltaNet
-from draftree.layers.rotary import Rotary
 from draftree.models.metadata import Metadata
 from draftree.models.model import Model
-from draftree.models.parts import assemble_model, read_feed_forward, read_rotary
+from draftree.models.parts import assemble_model, read_feed_forward, read_rope
 from draftree.models.source import TensorSource
 
 
 def _read_attention(
-    source: TensorSource, prefix: str, metadata: Metadata, rotary: Rotary, eps: float
+    source: TensorSource, prefix: str, metadata: Metadata, rope: Rope, eps: float
 ) -> Attention:
-    hidden, head_dim = metadata.count("embedding_length"), rotary.head_dim
+    hidden, head_dim = metadata.count("embedding_length"), rope.head_dim
     heads = metadata.count("attention.head_count")
     kv_heads = metadata.count("attention.head_count_kv")
     rows = np.arange(heads * 2 * head_dim).reshape(heads, 2, head_dim)  # per head: query, gate
@@ -34,7 +33,7 @@ def _read_attention(
         key=source.projection(f"{prefix}.attn_k.weight", kv_heads * head_dim, hidden),
         value=source.projection(f"{prefix}.attn_v.weight", kv_heads * head_dim, hidden),
         output=source.projection(f"{prefix}.attn_output.weight", hidden, heads * head_dim),
-        rotary=rotary,
+        rope=rope,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         query_norm=HeadNorm(source.vector(f"{prefix}.attn_q_norm.weight", head_dim), eps),
@@ -85,7 +84,7 @@ def _attention_layers(metadata: Metadata, num_layers: int) -> list[bool]:
 def read_model(ops: Ops, metadata: Metadata, source: TensorSource, *, vocab_size: int) -> Model:
     hidden = metadata.count("embedding_length")
     eps = metadata.number("attention.layer_norm_rms_epsilon")
-    rotary = read_rotary(
+    rope = read_rope(
         ops, metadata, source, metadata.count("attention.key_length"), interleaved=False
     )
     num_extra = metadata.optional("nextn_predict_layers") or 0
@@ -98,7 +97,7 @@ def read_model(ops: Ops, metadata: Metadata, source: TensorSource, *, vocab_size
         prefix = f"blk.{index}"
         return Block(
             mixer_norm=source.vector(f"{prefix}.attn_norm.weight", hidden),
-            mixer=_read_attention(source, prefix, metadata, rotary, eps)
+            mixer=_read_attention(source, prefix, metadata, rope, eps)
             if is_attention
             else _read_delta_net(ops, source, prefix, metadata, eps),
             ffn_norm=source.vector(f"{prefix}.post_attention_norm.weight", hidden),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftree.kernels.ops import Array, Ops, Runnable, Step
+from draftree.kernels.ops import Array, KvState, Ops, Runnable, Step
 from draftree.layers.delta_net import RecurrentState
 from draftree.models.model import Model
 from draftree.state.sequence import SequenceState
@@ -39,7 +39,7 @@ class Target:
         self.model = model
         self._ops = ops
         layers = model.new_state(ops)
-        kv = tuple(layer for layer in layers if not isinstance(layer, RecurrentState))
+        kv = tuple(layer for layer in layers if isinstance(layer, KvState))
         recurrent = tuple(
             store
             for layer in layers

@@ -148,8 +148,7 @@ class SequenceState:
         """Keeps the nodes on step.path in every store."""
         if self._commit_program is None:
             with self._ops.capture() as program:
-                for store in self._stores:
-                    self._ops.commit(store)
+                self._ops.commit(self._stores)
             self._commit_program = program
         return self._commit_program
 

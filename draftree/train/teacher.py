@@ -219,24 +219,24 @@ def load_teacher(
     decoder: Any = _Decoder(device, dtype)
     model = load_model(checkpoint, decoder)
     mixers: list[Any] = [block.mixer for block in model.blocks]
-    if any(not hasattr(mixer, "rotary") or mixer.gate is not None for mixer in mixers):
+    if any(not hasattr(mixer, "rope") or mixer.gate is not None for mixer in mixers):
         raise ModelError(
             f"{checkpoint.path} is a '{model.architecture}' model with recurrent layers; "
             "drafts can be trained for models with plain attention in every layer only."
         )
     if any(mixer.window for mixer in mixers):
         raise CheckpointError(f"{checkpoint.path} has sliding windows, which training cannot read.")
-    first = mixers[0]
+    first, layers = mixers[0], tuple(_read_layer(block) for block in model.blocks)
     return Teacher(
-        layers=tuple(_read_layer(block) for block in model.blocks),
+        layers=layers,
         embedding=decoder.pack(model.embedding.raw, model.embedding.qtype),
         output_norm=model.output_norm,
         head=model.head,
-        frequencies=first.rotary.table,
+        frequencies=first.rope.table,
         num_heads=first.query.weight.shape[0] // first.head_dim,
         num_kv_heads=first.num_kv_heads,
         head_dim=first.head_dim,
-        ffn_size=model.blocks[0].ffn.gate.weight.shape[0],
+        ffn_size=layers[0].down.shape[1],
         eps=model.eps,
         context_length=model.context_length,
         rope_base=float(checkpoint.metadata.get(f"{model.architecture}.rope.freq_base", 10000.0)),
@@ -245,7 +245,7 @@ def load_teacher(
 
 def _read_layer(block: Any) -> TeacherLayer:
     mixer = block.mixer
-    order = _pair_order(mixer.rotary.interleaved, 2 * len(mixer.rotary.table), mixer.head_dim)
+    order = _pair_order(mixer.rope.interleaved, 2 * len(mixer.rope.table), mixer.head_dim)
 
     def reorder(rows: Tensor) -> Tensor:
         return rows.unflatten(0, (-1, mixer.head_dim))[:, order].flatten(0, 1)

@@ -1,7 +1,7 @@
 """A checkpoint: named raw tensors and metadata, whatever kind of file they come from.
 
-In: a path. Out: a Checkpoint with the names and metadata keys that GGUF files use. It does not know
-what the tensors mean, and decodes none of them.
+Names and metadata keys are those that GGUF files use. It does not know what the tensors mean, and
+decodes none of them; file.py opens one.
 """
 
 from collections.abc import Mapping
@@ -90,18 +90,3 @@ class MappedCheckpoint:
 
     def close(self) -> None:
         self._views.clear()
-
-
-def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Open a GGUF file, the first part of a split GGUF, or a DFlash folder."""
-    from draftree.weights.dflash import OTHER_ARCHITECTURES, rename_gguf
-    from draftree.weights.gguf import open_gguf
-    from draftree.weights.safetensors import open_dflash_folder
-
-    path = Path(path)
-    if path.is_dir():
-        return open_dflash_folder(path)
-    checkpoint = open_gguf(path)
-    if checkpoint.architecture in OTHER_ARCHITECTURES:
-        return rename_gguf(checkpoint)
-    return checkpoint

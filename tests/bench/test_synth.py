@@ -10,7 +10,7 @@ from draftree.drafts.dflash_model import read_draft_facts
 from draftree.engine.engine import TokenEngine
 from draftree.kernels.quant.formats import dequantize
 from draftree.models.facts import read_facts
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from draftree.cli.inspect import (
 )
 from draftree.core import DraftSize, ModelFacts
 from draftree.models.facts import read_facts
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 from tests.weights.gguf_bytes import small_file
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.train.counting import make_counting
 
 TINY = (

@@ -16,7 +16,7 @@ from draftree.decode.cost import CostModel
 from draftree.decode.decoder import Round
 from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
 from draftree.decode.plain import PlainDecoder
-from draftree.decode.sampling import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.drafts.drafter import Proposal, Proposer
 from draftree.models.target import Target
 from draftree.prefill.chunked import prefill

@@ -9,7 +9,7 @@ import torch
 
 from draftree.decode.device_round import GpuRounds
 from draftree.engine.engine import TokenEngine
-from draftree.kernels.cuda.step import COMMITTED
+from draftree.kernels.cuda.pass_args import COMMITTED
 from draftree.kernels.cuda.tree import build_tree
 
 NUM_POSITIONS, NUM_CANDIDATES = 15, 6
@@ -42,7 +42,7 @@ class ScriptedRounds(GpuRounds):
         return True
 
     def _propose(self) -> None:
-        step, vocab_size = self._ops.step, self._target.logits.shape[1]
+        step, vocab_size = self._target.ops.step, self._target.logits.shape[1]
         at = (step.control[COMMITTED] + self._depths).clamp(max=len(self._text) - 1)
         ids = (self._text[at][:, None] + self._offsets[self._ranks[at]]) % vocab_size
         self._ids.copy_(ids)

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from draftree.decode.sampling import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.drafts.drafter import Proposal
-from draftree.kernels.cpu.step import NUM_TOKENS, Step
+from draftree.kernels.cpu.pass_args import NUM_TOKENS, Step
 from draftree.models.target import Verified
 from draftree.state.sequence import SequenceState
 
@@ -34,6 +34,9 @@ class _TableOps:
     @contextmanager
     def capture(self) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(run=lambda: None)
+
+    def commit(self, stores: tuple[()]) -> None:
+        """A table has nothing to keep."""
 
 
 class TableTarget:

@@ -17,7 +17,7 @@ from draftree.core import SamplingParams
 from draftree.decode.decoder import Decoder
 from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
 from draftree.decode.plain import PlainDecoder
-from draftree.decode.sampling import Sampler
+from draftree.decode.sampler import Sampler
 from tests.decode.table import TableDrafter, TableTarget
 
 NUM_RUNS, MANY_RUNS = 8_000, 40_000  # the second with -m long

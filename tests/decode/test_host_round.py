@@ -15,10 +15,10 @@ from draftree.decode.cost import CostModel
 from draftree.decode.decoder import Emitted, Round
 from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
 from draftree.decode.plain import PlainDecoder
-from draftree.decode.sampling import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.decode.tree import build_tree
 from draftree.drafts.drafter import Proposal, Proposer
-from draftree.kernels.cpu.step import Step
+from draftree.kernels.cpu.pass_args import Step
 from tests.decode.oracle import OracleDrafter, run_plain
 from tests.decode.table import Clock, TableDrafter, TableTarget
 from tests.tiny import open_target, tiny_path

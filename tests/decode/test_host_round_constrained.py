@@ -9,7 +9,7 @@ import pytest
 from draftree.core import SamplingParams, TokenSource
 from draftree.decode.decoder import Round
 from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
-from draftree.decode.sampling import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.models.target import Target
 from tests.decode.oracle import (
     NewSampler,

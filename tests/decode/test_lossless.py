@@ -11,14 +11,14 @@ from draftree.core import SamplingParams, TokenSource
 from draftree.decode import host_round
 from draftree.decode.cost import CostModel
 from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
-from draftree.decode.sampling import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.drafts.dflash import BlockDrafter
 from draftree.drafts.dflash_model import load_draft
 from draftree.drafts.drafter import Proposer
 from draftree.drafts.lookup import LookupIndex
 from draftree.kernels.cpu.attention_chunk import CHUNK
 from draftree.models.target import Target
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.decode.oracle import (
     OracleDrafter,
     PlainRun,

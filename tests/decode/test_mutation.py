@@ -17,14 +17,14 @@ from draftree.decode import host_round
 from draftree.decode.accept import Accepted, accept
 from draftree.decode.host_round import SpeculativeDecoder
 from draftree.decode.plain import PlainDecoder
-from draftree.decode.sampling import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.drafts.drafter import Proposal
 from draftree.kernels.cpu import conv, gated_delta
 from draftree.kernels.cpu.conv import ConvState
 from draftree.kernels.cpu.gated_delta import DeltaState
 from draftree.kernels.cpu.kv_cache import KvCache
 from draftree.kernels.cpu.ops import CpuOps
-from draftree.kernels.cpu.step import Step
+from draftree.kernels.cpu.pass_args import Step
 from tests.decode import test_frequencies as frequencies
 from tests.decode import test_host_round as rounds
 from tests.decode import test_host_round_constrained as constrained

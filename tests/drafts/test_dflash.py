@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from draftree.drafts.dflash import BlockDrafter
 from draftree.drafts.dflash_model import load_draft
 from draftree.state.span import Span
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.made import make_draft
 from tests.tiny import new_ops, open_target, tiny_path
 

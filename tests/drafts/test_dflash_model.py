@@ -14,15 +14,16 @@ from draftree.config import EngineConfig
 from draftree.core import SamplingParams
 from draftree.decode.decoder import Round
 from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
-from draftree.decode.sampling import Sampler
+from draftree.decode.sampler import Sampler
 from draftree.drafts.dflash import BlockDrafter
 from draftree.drafts.dflash_model import Draft, check_fit, load_draft, read_draft_facts
 from draftree.drafts.drafter import Proposal
 from draftree.engine.engine import TokenEngine
 from draftree.errors import ModelError
+from draftree.kernels.ops import Columns
 from draftree.models.target import Target, Verified
 from draftree.prefill.chunked import prefill
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.decode.table import TableTarget
 from tests.golden import golden
 from tests.made import HYBRID, make_draft
@@ -111,13 +112,14 @@ def test_fused_features_and_every_layer(
     fused_out, layer_out = ops.new_rows(hidden), ops.new_rows(num_layers * hidden)
     with ops.scope(), ops.capture() as context:
         draft.record_context(ops, features, states)
-        fused = ops.rms_norm(draft.fuse(ops, features), draft.context_norm, draft.eps)
-        ops.copy_columns(fused, fused_out, 0)
+        fused = draft.fuse(ops, ops.matmul_input(features))
+        normed = ops.rms_norm(fused, draft.context_norm, draft.eps)
+        ops.copy_columns(normed.rows, Columns(fused_out, 0))
     with ops.scope(), ops.capture() as block:
         x = target.embedding(ops)
         for i, (layer, state) in enumerate(zip(draft.blocks, states, strict=True)):
             layer(ops, x, state)
-            ops.copy_columns(x, layer_out, i * hidden)
+            ops.copy_columns(x, Columns(layer_out, i * hidden))
     features[:7] = arrays["target_features"][:7]
     ops.step.set_chain(np.zeros(7, dtype=np.int64), 0)
     context.run()

@@ -3,7 +3,7 @@
 import torch
 
 from draftree.kernels.cuda.kv_cache import CudaKv
-from draftree.kernels.cuda.step import COMMITTED, IS_TREE, NUM_TOKENS, CudaStep
+from draftree.kernels.cuda.pass_args import COMMITTED, IS_TREE, NUM_TOKENS, CudaStep
 
 LARGEST_HALF = 65504.0
 

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 from hypothesis import strategies as st
 
-from draftree.kernels.cpu.step import Step
+from draftree.kernels.cpu.pass_args import Step
 from draftree.kernels.cpu.team import Team
 
 

@@ -11,8 +11,8 @@ from draftree.kernels.cpu.attention import (
     record_kv_commit,
     record_kv_write,
 )
+from draftree.kernels.cpu.pass_args import Step
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.cpu.step import Step
 from draftree.kernels.reference.attention import (
     attention_reference,
     block_mask,

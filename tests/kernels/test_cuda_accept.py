@@ -7,17 +7,17 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.core import DraftTree, SamplingParams  # noqa: E402
 from draftree.decode.accept import accept as accept_on_host  # noqa: E402
-from draftree.decode.sampling import Sampler  # noqa: E402
+from draftree.decode.sampler import Sampler  # noqa: E402
 from draftree.kernels.cpu.sampling import Filters  # noqa: E402
 from draftree.kernels.cuda.accept import RoundRecord, RoundRing, accept  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
+from draftree.kernels.cuda.pass_args import COMMITTED, CudaStep  # noqa: E402
 from draftree.kernels.cuda.request import End, RequestWords, Word  # noqa: E402
 from draftree.kernels.cuda.sampling import (  # noqa: E402
     choose,
     new_sampling_workspace,
     rank,
 )
-from draftree.kernels.cuda.step import COMMITTED, CudaStep  # noqa: E402
 from draftree.kernels.cuda.tree import (  # noqa: E402
     advance,
     build_tree,

@@ -6,12 +6,15 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.kernels.cuda import prepare as prepare_module  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
-from draftree.kernels.cuda.linear import Activations, new_activations  # noqa: E402
-from draftree.kernels.cuda.prepare import (  # noqa: E402
+from draftree.kernels.cuda.layout import (  # noqa: E402
+    Activations,
     HalfRows,
+    new_activations,
+    new_half_rows,
+)
+from draftree.kernels.cuda.prepare import (  # noqa: E402
     RowPlan,
     gated_norm_prepare,
-    new_half_rows,
     norm_prepare,
     plan_row,
     prepare_plain,

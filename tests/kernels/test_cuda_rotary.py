@@ -10,9 +10,10 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.kv_cache import CudaKv  # noqa: E402
 from draftree.kernels.cuda.ops import CudaOps  # noqa: E402
+from draftree.kernels.cuda.pass_args import NUM_TOKENS, CudaStep  # noqa: E402
 from draftree.kernels.cuda.rotary import Turn, rope_table, turn_and_write  # noqa: E402
-from draftree.kernels.cuda.step import NUM_TOKENS, CudaStep  # noqa: E402
 from draftree.kernels.cuda.store import WeightStore  # noqa: E402
+from draftree.kernels.ops import HeadNorm, Heads, Rope  # noqa: E402
 from draftree.kernels.reference.norm import rms_norm_reference  # noqa: E402
 from draftree.kernels.reference.rope import rope_reference  # noqa: E402
 from tests.kernels.cuda_cache import write_rows  # noqa: E402
@@ -177,39 +178,27 @@ def test_no_live_rows_change_nothing(any_gpu: Gpu) -> None:
 
 
 def test_operations_turn_and_write_in_one_launch(any_gpu: Gpu) -> None:
-    """With queries, without, without any turn; what waits is turned by the write that follows."""
+    """With queries and without; keys stay as they are."""
     ops = CudaOps(WeightStore(any_gpu), max_tokens=8, max_nodes=8, max_ctx=64)
     q, k, v = (heads_of(8, heads, 32, any_gpu, heads) for heads in (4, 2, 2))
-    before, table, norm = q.clone(), ops.rope_table(frequencies(16)), ops.constant(np.ones(32))
+    rope = Rope(ops.rope_table(frequencies(16)), 32, interleaved=True)
+    before, norm = q.clone(), HeadNorm(ops.constant(np.ones(32)), EPS)
     ops.step.set_chain(np.zeros(5, np.int32), 7)
-    for turned in ((q, k), (k,), ()):
+    for turned in ((q, k), (k,)):
         cache, expected = ops.new_kv(2, 32), CudaKv(2, 32, 64, any_gpu)
         copies = [x.clone() for x in turned]
         for x in copies:
-            turn_alone(Turn(x, norm, EPS, 32, table, True), ops.step, any_gpu)
-        write_rows(copies[-1] if copies else k, v, expected, ops.step)
+            turn_alone(Turn(x, norm.weight, EPS, 32, rope.table, True), ops.step, any_gpu)
+        write_rows(copies[-1], v, expected, ops.step)
         kept = k.clone()
         with ops.capture() as program:
-            for x in turned:
-                ops.head_norm(x, norm, EPS)
-                ops.rope(x, 32, table, interleaved=True)
-            ops.kv_write(k, v, cache)
+            queries = Heads(q, norm) if len(turned) == 2 else None
+            ops.rope_and_store_kv(queries, Heads(k, norm), v, cache, rope)
         program.launch(8)
         assert torch.equal(cache.halves[:, :, :64], expected.halves)
         assert torch.equal(k, kept), "keys were turned in place"
         if len(turned) == 2:
             assert torch.equal(q, copies[0]) and not torch.equal(q, before)
-
-
-def test_operations_refuse_keys_that_are_not_turned_last(any_gpu: Gpu) -> None:
-    ops = CudaOps(WeightStore(any_gpu), max_tokens=8, max_nodes=8, max_ctx=64)
-    q, k = (heads_of(8, 2, 32, any_gpu, seed) for seed in range(2))
-    table, cache = ops.rope_table(frequencies(16)), ops.new_kv(2, 32)
-    for turned in ((k, q), (q,), (q, q, k)):
-        with ops.capture(), pytest.raises(AssertionError, match="after queries"):
-            for x in turned:
-                ops.rope(x, 32, table, interleaved=False)
-            ops.kv_write(k, k, cache)
 
 
 def test_table_is_exact_far_out(any_gpu: Gpu) -> None:

@@ -9,10 +9,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.core import SamplingParams  # noqa: E402
-from draftree.decode import sampling  # noqa: E402
-from draftree.decode.sampling import Sampler  # noqa: E402
+from draftree.decode import sampler  # noqa: E402
+from draftree.decode.sampler import Sampler  # noqa: E402
 from draftree.kernels.cpu.sampling import Filters, gumbel  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
+from draftree.kernels.cuda.pass_args import CudaStep  # noqa: E402
 from draftree.kernels.cuda.request import (  # noqa: E402
     MAX_STOPS,
     RequestWords,
@@ -24,7 +25,6 @@ from draftree.kernels.cuda.sampling import (  # noqa: E402
     new_sampling_workspace,
     rank,
 )
-from draftree.kernels.cuda.step import CudaStep  # noqa: E402
 from draftree.kernels.reference.sampling import kept_reference  # noqa: E402
 
 VOCAB = 20_003  # three slices, the last one odd
@@ -34,7 +34,7 @@ COMMITTED = 117
 @pytest.fixture(autouse=True)
 def exact_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU's sampler does not look for what would need much noise; the GPU's does."""
-    monkeypatch.setattr(sampling, "_NOISE_REACH", math.inf)
+    monkeypatch.setattr(sampler, "_NOISE_REACH", math.inf)
 
 
 def on(gpu: Gpu, array: np.ndarray) -> torch.Tensor:

@@ -11,8 +11,7 @@ from draftree.decode.tree import build_tree as build_on_host  # noqa: E402
 from draftree.drafts.drafter import Proposal  # noqa: E402
 from draftree.kernels.cpu.sampling import Filters  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
-from draftree.kernels.cuda.request import RequestWords  # noqa: E402
-from draftree.kernels.cuda.step import (  # noqa: E402
+from draftree.kernels.cuda.pass_args import (  # noqa: E402
     COMMITTED,
     IS_TREE,
     NUM_ROWS,
@@ -20,6 +19,7 @@ from draftree.kernels.cuda.step import (  # noqa: E402
     PATH_LEN,
     CudaStep,
 )
+from draftree.kernels.cuda.request import RequestWords  # noqa: E402
 from draftree.kernels.cuda.tree import (  # noqa: E402
     advance,
     build_tree,

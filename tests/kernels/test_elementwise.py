@@ -9,8 +9,8 @@ from draftree.kernels.cpu.elementwise import (
     record_sigmoid_mul,
     record_silu_mul,
 )
+from draftree.kernels.cpu.pass_args import Step
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.cpu.step import Step
 from tests.kernels.passes import poison, randn, set_rows, team
 
 SIZES = [16, 63, 65, 300, 1536]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from draftree.kernels.cpu.embed import record_embed
+from draftree.kernels.cpu.pass_args import NUM_ROWS, Step
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.cpu.step import NUM_ROWS, Step
 from draftree.kernels.cpu.team import Team
 from draftree.kernels.quant.formats import QuantType, dequantize
 from tests.golden import golden

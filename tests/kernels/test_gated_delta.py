@@ -12,8 +12,8 @@ from draftree.kernels.cpu.gated_delta import (
     record_gated_delta,
 )
 from draftree.kernels.cpu.norm import record_gated_norm
+from draftree.kernels.cpu.pass_args import Step
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.cpu.step import Step
 from draftree.kernels.reference.gated_delta import gated_delta_reference
 from tests.golden import golden
 from tests.kernels.passes import make_tree, poison, randn, set_rows, team, trees

@@ -22,8 +22,8 @@ from draftree.kernels.cpu.jit import realize
 from draftree.kernels.cpu.kernel import Compiled, Kernel, native
 from draftree.kernels.cpu.linear import _linear_kernel
 from draftree.kernels.cpu.pack import _pack_float_kernel, _pack_quant_kernel
+from draftree.kernels.cpu.pass_args import Step
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.cpu.step import Step
 from draftree.kernels.cpu.team import Team
 from draftree.kernels.quant.formats import QuantType
 from draftree.kernels.quant.layout import block_layout
@@ -35,7 +35,7 @@ import draftree.kernels.cpu.ops
 from draftree.kernels.cpu.elementwise import _elementwise_kernel, record_silu_mul
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.select import choose_greedy
-from draftree.kernels.cpu.step import Step
+from draftree.kernels.cpu.pass_args import Step
 from draftree.kernels.cpu.team import Team
 rng = np.random.default_rng(0)
 gate, up = rng.standard_normal((2, 5, 48)).astype(np.float32)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from draftree.kernels.cpu.isa import PORTABLE, Isa, current_isa, supported_isas
 from draftree.kernels.cpu.linear import _linear_kernel, record_linear
 from draftree.kernels.cpu.pack import Weight, pack
+from draftree.kernels.cpu.pass_args import NUM_ROWS, Step
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quantize import QuantizedRows, quantized_bytes, record_quantize
-from draftree.kernels.cpu.step import NUM_ROWS, Step
 from draftree.kernels.cpu.team import FIRST_ARG, Team
 from draftree.kernels.quant.formats import QuantType, dequantize
 from draftree.kernels.quant.layout import block_layout

@@ -16,9 +16,9 @@ from draftree.kernels.cpu.form import ALL_FORMS, Form
 from draftree.kernels.cpu.isa import NEON, NEON_DOTPROD, NEON_I8MM, Isa
 from draftree.kernels.cpu.linear import record_linear
 from draftree.kernels.cpu.pack import pack
+from draftree.kernels.cpu.pass_args import Step
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quantize import record_quantize
-from draftree.kernels.cpu.step import Step
 from draftree.kernels.cpu.team import Team
 from draftree.kernels.cpu.tile import emit_integer_tile
 from draftree.kernels.quant.formats import QuantType

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from draftree.kernels.cpu.norm import record_gated_norm, record_head_norm, record_rms_norm
+from draftree.kernels.cpu.pass_args import NUM_ROWS, Step
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.cpu.step import NUM_ROWS, Step
 from draftree.kernels.reference.norm import gated_norm_reference, rms_norm_reference
 from tests.kernels.passes import poison, randn, set_rows, team
 

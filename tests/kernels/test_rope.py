@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from draftree.kernels.cpu.pass_args import Step
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.rope import record_rope, rope_table
-from draftree.kernels.cpu.step import Step
 from draftree.kernels.reference.rope import rope_reference
 from tests.kernels.passes import make_tree, randn, set_rows, team
 

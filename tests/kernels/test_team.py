@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from draftree.kernels.cpu.elementwise import record_add
+from draftree.kernels.cpu.pass_args import Step
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.cpu.step import Step
 from draftree.kernels.cpu.team import Team
 
 

@@ -10,14 +10,18 @@ class Tape:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.args: list[tuple[Any, ...]] = []
+        self.options: list[dict[str, Any]] = []  # those of each call that are set
 
     @contextmanager
     def scope(self) -> Iterator[None]:
         yield
 
     def __getattr__(self, name: str) -> Any:
-        def operation(*args: Any, **options: Any) -> str:
+        def operation(*args: Any, **options: Any) -> str | tuple[str, ...]:
             self.calls.append(name)
+            self.args.append(args)
+            self.options.append({key: value for key, value in options.items() if value})
             if name == "linears":
                 return tuple(f"linear({args[0]}, {weight})" for weight in args[1])
             return f"{name}({', '.join(str(a) for a in args)})"

@@ -5,7 +5,7 @@ import json
 from draftree.layers.attention import Attention
 from draftree.layers.delta_net import DeltaNet
 from draftree.models.facts import read_facts
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 from tests.tiny import tiny_path, tiny_target
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from draftree.text.tokenizer import Tokenizer
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 
 

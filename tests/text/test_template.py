@@ -8,7 +8,7 @@ from draftree.errors import FetchError, TokenizerError
 from draftree.text.template import ChatTemplate
 from draftree.text.tokenizer import Tokenizer
 from draftree.weights import hub
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 from tests.needs import needs
 from tests.text.metadata import byte_metadata

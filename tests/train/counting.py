@@ -12,7 +12,7 @@ import gguf
 import numpy as np
 
 from draftree.kernels.quant.formats import dequantize
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 
 LETTERS = tuple(range(33, 57))  # ids of single bytes

@@ -8,7 +8,7 @@ import torch
 from draftree.train.corpus import Corpus, join_corpora, load_corpus, write_corpus
 from draftree.train.settings import TextPlan
 from draftree.train.teacher import load_teacher
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.tiny import tiny_path
 
 PLAN = TextPlan(600, 40, batch_size=8, greedy_share=0.5, held_out_share=0.25)

@@ -12,7 +12,7 @@ from draftree.kernels.quant.formats import dequantize
 from draftree.train.draft import DraftModule, DraftSpec, resolve_shape, usual_features
 from draftree.train.settings import DraftShape
 from draftree.train.teacher import load_teacher
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 from tests.tiny import tiny_path
 

@@ -17,8 +17,8 @@ from draftree.train.draft import DraftModule, DraftSpec, resolve_shape
 from draftree.train.export import export_folder, export_gguf
 from draftree.train.settings import DraftShape
 from draftree.train.teacher import load_teacher
-from draftree.weights.checkpoint import open_checkpoint
 from draftree.weights.dflash import rename_tensor
+from draftree.weights.file import open_checkpoint
 from tests.tiny import new_ops, open_target, tiny_path
 
 CPU = torch.device("cpu")

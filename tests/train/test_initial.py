@@ -11,7 +11,7 @@ from draftree.train.export import export_folder, export_gguf
 from draftree.train.initial import compare_shapes, copy_weights
 from draftree.train.settings import DraftShape
 from draftree.train.teacher import load_teacher
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.tiny import tiny_path
 
 

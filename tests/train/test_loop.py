@@ -13,7 +13,7 @@ from draftree.train.draft import resolve_shape
 from draftree.train.loop import Feeder, Trainer, learning_rate
 from draftree.train.settings import DraftShape, Schedule, TextPlan, TrainConfig
 from draftree.train.teacher import load_teacher
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.tiny import tiny_path
 
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from draftree.train.objective import (
 )
 from draftree.train.settings import DraftShape
 from draftree.train.teacher import load_teacher
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.tiny import tiny_path
 
 CPU = torch.device("cpu")

@@ -12,7 +12,7 @@ from draftree.text.tokenizer import Tokenizer
 from draftree.train.own_prompt import cut_template, write_own_prompts
 from draftree.train.prompt import expand_template
 from draftree.train.teacher import load_teacher
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.train.counting import END, make_counting
 
 CHATTY = open_checkpoint(make_counting(has_chat=True))

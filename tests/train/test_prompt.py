@@ -16,7 +16,7 @@ from draftree.train.prompt import (
     spare_token,
     template_prompts,
 )
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.tiny import tiny_path
 
 

@@ -15,7 +15,7 @@ from draftree.train.corpus import load_corpus
 from draftree.train.prompt import Prompt
 from draftree.train.run import train_draft
 from draftree.train.settings import DraftShape, Schedule, TextPlan, TrainConfig
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.train.counting import LETTERS, make_counting, next_letter
 
 CONFIG = TrainConfig(

@@ -6,7 +6,7 @@ import torch
 
 from draftree.errors import ModelError
 from draftree.train.teacher import load_teacher
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 from tests.tiny import make_qwen2, open_target, run_chain, tiny_path
 

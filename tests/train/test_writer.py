@@ -5,7 +5,7 @@ import torch
 
 from draftree.train.teacher import load_teacher
 from draftree.train.writer import Task, Writer
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 from tests.tiny import tiny_path
 

@@ -6,7 +6,7 @@ import pytest
 
 from draftree.weights import hub
 from draftree.weights.catalogue import CATALOGUE, PACKAGED_DRAFTS
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 
 MAX_BYTES = 20_000_000
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from draftree.errors import CheckpointError
-from draftree.weights.checkpoint import Checkpoint, open_checkpoint
+from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.dflash import default_target_layers, rename_tensor
+from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 from tests.weights.gguf_bytes import GgufBytes, entry, string, tensor
 

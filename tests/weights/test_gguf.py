@@ -13,7 +13,8 @@ import pytest
 
 from draftree.errors import CheckpointError
 from draftree.kernels.quant.formats import QuantType, dequantize
-from draftree.weights.checkpoint import TensorInfo, open_checkpoint
+from draftree.weights.checkpoint import TensorInfo
+from draftree.weights.file import open_checkpoint
 from draftree.weights.gguf import StringArray
 from tests.golden import golden
 from tests.weights.gguf_bytes import (
@@ -230,7 +231,7 @@ def test_opening_a_model_imports_nothing_heavy(tmp_path: Path) -> None:
     path.write_bytes(small_file().build())
     program = (
         "import sys; from draftree.weights.hub import resolve; "
-        "from draftree.weights.checkpoint import open_checkpoint; "
+        "from draftree.weights.file import open_checkpoint; "
         "open_checkpoint(resolve(sys.argv[1])); "
         "heavy = {'torch', 'gguf', 'huggingface_hub', 'safetensors', 'numba'}; "
         "print(sorted(heavy & set(sys.modules)))"

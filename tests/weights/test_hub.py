@@ -11,7 +11,7 @@ import pytest
 from draftree.errors import FetchError
 from draftree.weights import hub
 from draftree.weights.catalogue import CATALOGUE, ModelEntry
-from draftree.weights.checkpoint import open_checkpoint
+from draftree.weights.file import open_checkpoint
 from draftree.weights.source import (
     Fetched,
     HubSource,

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from draftree.errors import CheckpointError
 from draftree.kernels.quant.formats import QuantType, dequantize
-from draftree.weights.checkpoint import Checkpoint, open_checkpoint
+from draftree.weights.checkpoint import Checkpoint
+from draftree.weights.file import open_checkpoint
 from draftree.weights.safetensors import read_safetensors
 from tests.golden import golden
 

@@ -26,9 +26,9 @@ from draftree.kernels.cpu.elementwise import head_strides
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.kv_cache import KvCache, record_kv_commit, record_kv_write
+from draftree.kernels.cpu.pass_args import COMMITTED, NUM_TOKENS, Step
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import load, load_i64, splat, store
-from draftree.kernels.cpu.step import COMMITTED, NUM_TOKENS, Step
 
 __all__ = [
     "KvCache",

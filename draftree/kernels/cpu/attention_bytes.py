@@ -23,6 +23,7 @@ from draftree.kernels.cpu.pairs import (
     store_words,
     weigh_pairs,
 )
+from draftree.kernels.cpu.pass_args import COMMITTED, IS_TREE, NUM_TOKENS
 from draftree.kernels.cpu.quads import WORD_TOP
 from draftree.kernels.cpu.simd import (
     LANES,
@@ -39,7 +40,6 @@ from draftree.kernels.cpu.simd import (
     store_f32,
     sum_lanes,
 )
-from draftree.kernels.cpu.step import COMMITTED, IS_TREE, NUM_TOKENS
 
 _TOP = np.float32(WORD_TOP)
 _MINUS_INFINITY = np.float32(-np.inf)

@@ -18,6 +18,7 @@ from draftree.kernels.cpu.block import (
     touched_rows,
 )
 from draftree.kernels.cpu.jit import njit
+from draftree.kernels.cpu.pass_args import COMMITTED, IS_TREE, NUM_TOKENS
 from draftree.kernels.cpu.simd import (
     LANES,
     bits_to_float,
@@ -35,7 +36,6 @@ from draftree.kernels.cpu.simd import (
     store_i64,
     sum_lanes,
 )
-from draftree.kernels.cpu.step import COMMITTED, IS_TREE, NUM_TOKENS
 
 CHUNK = 256
 _MINUS_INFINITY = np.float32(-np.inf)

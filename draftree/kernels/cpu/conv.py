@@ -11,14 +11,15 @@ import numpy as np
 from draftree.kernels.cpu.elementwise import row_count
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
+from draftree.kernels.cpu.pass_args import IS_TREE, NUM_TOKENS, PATH_LEN, Step
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import LANES, fma, load, load_i64, silu, splat, store
-from draftree.kernels.cpu.step import IS_TREE, NUM_TOKENS, PATH_LEN, Step
+from draftree.kernels.ops import LayerStore
 
 _COLS = 64  # channels that one thread takes at a time, through all rows
 
 
-class ConvState:
+class ConvState(LayerStore):
     """window [kernel - 1, channels]: committed inputs, oldest first; inputs of a tree's nodes."""
 
     def __init__(self, channels: int, kernel_len: int, max_nodes: int) -> None:

@@ -9,6 +9,7 @@ knows nothing of models.
 import numpy as np
 
 from draftree.kernels.cpu.kernel import kernel
+from draftree.kernels.cpu.pass_args import NUM_ROWS, NUM_TOKENS, Step
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import (
     load,
@@ -19,7 +20,6 @@ from draftree.kernels.cpu.simd import (
     store,
     store_first,
 )
-from draftree.kernels.cpu.step import NUM_ROWS, NUM_TOKENS, Step
 
 _SILU_MUL, _SIGMOID_MUL, _ADD, _COPY = range(4)
 _CHUNK = 256  # columns a thread takes at once

@@ -10,9 +10,9 @@ import numpy as np
 
 from draftree.kernels.cpu.jit import overload
 from draftree.kernels.cpu.kernel import Kernel, kernel
+from draftree.kernels.cpu.pass_args import NUM_TOKENS, Step
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import load_f32, load_i64, splat, store, store_f32
-from draftree.kernels.cpu.step import NUM_TOKENS, Step
 from draftree.kernels.cpu.word import (
     load_byte_lanes,
     load_f16,

@@ -15,6 +15,7 @@ from draftree.kernels.cpu.elementwise import row_count
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.norm import sum_squares
+from draftree.kernels.cpu.pass_args import IS_TREE, NUM_TOKENS, PATH_LEN, Step
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import (
     LANES,
@@ -28,13 +29,13 @@ from draftree.kernels.cpu.simd import (
     store_f32,
     store_i64,
 )
-from draftree.kernels.cpu.step import IS_TREE, NUM_TOKENS, PATH_LEN, Step
+from draftree.kernels.ops import LayerStore
 
 _COLS = 64  # columns of a state that one thread advances at a time
 _NORM_EPS = np.float32(1e-6)
 
 
-class DeltaState:
+class DeltaState(LayerStore):
     """state [value_heads, key dim, value dim]; per node of the last tree what a commit needs."""
 
     def __init__(self, key_heads: int, value_heads: int, head_dim: int, max_nodes: int) -> None:

@@ -24,6 +24,7 @@ from draftree.kernels.cpu.elementwise import head_strides, row_count
 from draftree.kernels.cpu.hadamard import transform_row
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
+from draftree.kernels.cpu.pass_args import COMMITTED, NUM_TOKENS, PATH_LEN, Step
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quads import WORD_STEP
 from draftree.kernels.cpu.simd import (
@@ -37,14 +38,14 @@ from draftree.kernels.cpu.simd import (
     splat,
     store_f32,
 )
-from draftree.kernels.cpu.step import COMMITTED, NUM_TOKENS, PATH_LEN, Step
+from draftree.kernels.ops import KvState
 
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-class KvCache:
+class KvCache(KvState):
     """keys [kv_heads, capacity / 16, head_dim / cell_len, 16, cell_len], values [kv_heads,
     capacity, value_dim]; cell_len is 2 for bytes, else 1.
 

@@ -12,6 +12,7 @@ import numpy as np
 from draftree.kernels.cpu.elementwise import head_strides, row_count
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
+from draftree.kernels.cpu.pass_args import NUM_TOKENS, Step
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import (
     bits_to_float,
@@ -25,7 +26,6 @@ from draftree.kernels.cpu.simd import (
     store_first,
     sum_lanes,
 )
-from draftree.kernels.cpu.step import NUM_TOKENS, Step
 
 
 @njit(inline="always")

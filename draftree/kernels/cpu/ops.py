@@ -4,31 +4,40 @@ work on.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
+from draftree.kernels import ops
 from draftree.kernels.cpu import attention as attend
-from draftree.kernels.cpu import conv, elementwise, gated_delta, norm, rope
+from draftree.kernels.cpu import conv, elementwise, gated_delta, norm
 from draftree.kernels.cpu.conv import ConvState
 from draftree.kernels.cpu.embed import record_embed
 from draftree.kernels.cpu.gated_delta import DeltaState
 from draftree.kernels.cpu.kv_cache import KvCache
 from draftree.kernels.cpu.linear import record_linear
 from draftree.kernels.cpu.pack import Weight, pack
+from draftree.kernels.cpu.pass_args import NUM_ROWS, NUM_TOKENS, Step
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quantize import QuantizedRows, quantized_bytes, record_quantize
 from draftree.kernels.cpu.room import Room, new_floats
-from draftree.kernels.cpu.step import NUM_ROWS, NUM_TOKENS, Step
+from draftree.kernels.cpu.rope import record_rope
 from draftree.kernels.cpu.team import Team
+from draftree.kernels.ops import Columns, Heads, LayerStore, MatmulInput, Rope, narrow
 from draftree.kernels.quant.formats import QuantType
 
-Store = KvCache | ConvState | DeltaState
+
+@dataclass(slots=True)
+class CpuMatmulInput(MatmulInput):
+    """Rows, and the quantised copy that all products with quantised weights share."""
+
+    rows: np.ndarray
+    buffer: np.ndarray  # float32, where the copy will be
+    quantized: QuantizedRows | None = None  # once a product has asked for it
 
 
 class CpuOps:
-    """Operations for passes of at most max_tokens rows (trees: max_nodes) over max_ctx
-    positions.
-    """
+    """For passes of at most max_tokens rows (trees: max_nodes) over max_ctx positions."""
 
     def __init__(
         self,
@@ -49,13 +58,12 @@ class CpuOps:
         self._kv_dtype = kv_dtype
         self._room = room or Room()
         self._program: Program | None = None
-        self._quantized: dict[int, QuantizedRows] = {}  # by address of the rows they were made from
 
     @contextmanager
     def capture(self) -> Iterator[Program]:
         """Operations called inside are recorded into the program that this yields."""
         assert self._program is None, "captures do not nest"
-        self._program, self._quantized = Program(self.team), {}
+        self._program = Program(self.team)
         try:
             yield self._program
         finally:
@@ -65,7 +73,6 @@ class CpuOps:
     def scope(self) -> Iterator[None]:
         with self._room.scratch.scope():
             yield
-        self._quantized = {}  # their memory may be taken again
 
     def pack(self, raw: np.ndarray, qtype: QuantType) -> Weight:
         return pack(raw, qtype, exact=self._exact, team=self.team, arena=self._room.weights)
@@ -98,174 +105,168 @@ class CpuOps:
         record_embed(self._recording, self.step, raw, qtype, self.step.tokens, out)
         return out
 
+    def matmul_input(self, x: np.ndarray) -> CpuMatmulInput:
+        num_floats = -(-quantized_bytes(*x.shape) // 4)
+        return CpuMatmulInput(x, self._take(num_floats, 1)[0])
+
+    def rms_norm(
+        self, x: np.ndarray, weight: np.ndarray, eps: float, *, copy_to: Columns | None = None
+    ) -> CpuMatmulInput:
+        if copy_to is not None:
+            self.copy_columns(x, copy_to)
+        out = self._take(x.shape[1])
+        norm.record_rms_norm(self._recording, self.step, x, weight, eps, out)
+        return self.matmul_input(out)
+
+    def silu_mul(self, gate: np.ndarray, up: np.ndarray) -> CpuMatmulInput:
+        elementwise.record_silu_mul(self._recording, self.step, gate, up, gate)
+        return self.matmul_input(gate)
+
+    def sigmoid_mul(self, x: np.ndarray, gate: np.ndarray) -> CpuMatmulInput:
+        elementwise.record_sigmoid_mul(self._recording, self.step, x, gate)
+        return self.matmul_input(x)
+
+    def gated_norm(
+        self, x: np.ndarray, z: np.ndarray, weight: np.ndarray, eps: float
+    ) -> CpuMatmulInput:
+        head_dim = len(weight)
+        heads = x.shape[1] // head_dim
+        out = self._take(x.shape[1])
+        norm.record_gated_norm(self._recording, self.step, x, z, weight, eps, heads, head_dim, out)
+        return self.matmul_input(out)
+
     def linear(
         self,
-        x: np.ndarray,
-        weight: Weight,
+        x: MatmulInput,
+        weight: ops.Weight,
         *,
         bias: np.ndarray | None = None,
         add_to: np.ndarray | None = None,
     ) -> np.ndarray:
-        out = self._take(weight.rows) if add_to is None else add_to
-        rows = x if weight.form.is_float else self._quantize(x, NUM_TOKENS)
-        record_linear(
-            self._recording, self.step, rows, weight, out, bias=bias, accumulate=add_to is not None
-        )
-        self._written(out)
+        matrix, is_added = narrow(weight, Weight), add_to is not None
+        out = self._take(matrix.rows) if add_to is None else add_to
+        self._multiply(narrow(x, CpuMatmulInput), matrix, out, bias=bias, accumulate=is_added)
         return out
 
     def linears(
-        self, x: np.ndarray, weights: Sequence[Weight], biases: Sequence[np.ndarray | None]
+        self, x: MatmulInput, weights: Sequence[ops.Weight], biases: Sequence[np.ndarray | None]
     ) -> tuple[np.ndarray, ...]:
         pairs = zip(weights, biases, strict=True)
         return tuple(self.linear(x, weight, bias=bias) for weight, bias in pairs)
 
-    def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
-        out = self._take(x.shape[1])
-        norm.record_rms_norm(self._recording, self.step, x, weight, eps, out)
-        return out
-
-    def head_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> None:
-        head_dim = len(weight)
-        heads = x.shape[1] // head_dim
-        norm.record_head_norm(self._recording, self.step, x, heads, head_dim, weight, eps)
-        self._written(x)
-
-    def rope(self, x: np.ndarray, head_dim: int, table: np.ndarray, *, interleaved: bool) -> None:
-        heads, rotary_dim = x.shape[1] // head_dim, 2 * table.shape[2]
-        rope.record_rope(
-            self._recording, self.step, x, heads, head_dim, rotary_dim, table, interleaved
-        )
-        self._written(x)
-
-    def kv_write(self, k: np.ndarray, v: np.ndarray, cache: KvCache) -> None:
-        attend.record_kv_write(self._recording, self.step, k, v, cache)
+    def rope_and_store_kv(
+        self, q: Heads | None, k: Heads, v: np.ndarray, cache: ops.KvState, rope: Rope
+    ) -> None:
+        for heads in (k,) if q is None else (q, k):
+            args = self._recording, self.step, heads.x, heads.x.shape[1] // rope.head_dim
+            if heads.norm is not None:
+                norm.record_head_norm(*args, rope.head_dim, *heads.norm)
+            rotary_dim = 2 * rope.table.shape[2]
+            record_rope(*args, rope.head_dim, rotary_dim, rope.table, rope.interleaved)
+        attend.record_kv_write(self._recording, self.step, k.x, v, narrow(cache, KvCache))
 
     def attention(
-        self, q: np.ndarray, cache: KvCache, *, window: int = 0, bidirectional: bool = False
+        self, q: np.ndarray, cache: ops.KvState, *, window: int = 0, bidirectional: bool = False
     ) -> np.ndarray:
+        cache = narrow(cache, KvCache)
         heads = q.shape[1] // cache.head_dim
         out = self._take(q.shape[1])
         length = attend.attention_scratch_len(self.step, cache, heads, self.team.num_threads)
+        scale, scratch = cache.head_dim**-0.5, self._take(length, 1)[0]
         attend.record_attention(
-            self._recording,
-            self.step,
-            q,
-            cache,
-            heads,
-            cache.head_dim**-0.5,
-            out,
-            self._take(length, 1)[0],
+            *(self._recording, self.step, q, cache, heads, scale, out, scratch),
             window=window,
             bidirectional=bidirectional,
         )
         return out
 
-    def silu_mul(self, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-        elementwise.record_silu_mul(self._recording, self.step, gate, up, gate)
-        self._written(gate)
-        return gate
-
-    def sigmoid_mul(self, x: np.ndarray, gate: np.ndarray) -> np.ndarray:
-        elementwise.record_sigmoid_mul(self._recording, self.step, x, gate)
-        self._written(x)
-        return x
-
-    def conv(self, x: np.ndarray, weight: np.ndarray, state: ConvState) -> np.ndarray:
-        out = self._take(x.shape[1])
-        conv.record_conv(self._recording, self.step, x, weight, state, out)
-        return out
-
-    def gated_delta(
+    def conv_gated_delta(
         self,
         qkv: np.ndarray,
+        conv_weight: np.ndarray,
+        conv_state: LayerStore,
         alpha: np.ndarray,
         beta: np.ndarray,
         decay: np.ndarray,
         decay_bias: np.ndarray,
-        state: DeltaState,
+        delta_state: LayerStore,
     ) -> np.ndarray:
+        window, state = narrow(conv_state, ConvState), narrow(delta_state, DeltaState)
+        convolved = self._take(qkv.shape[1])
+        conv.record_conv(self._recording, self.step, qkv, conv_weight, window, convolved)
         out = self._take(state.value_heads * state.head_dim)
-        length = gated_delta.delta_scratch_len(
-            self.step, state.key_heads, state.value_heads, state.head_dim, self.team.num_threads
-        )
-        gated_delta.record_gated_delta(
-            self._recording,
-            self.step,
-            *(qkv, alpha, beta, decay, decay_bias, state, out),
-            self._take(length, 1)[0],
-        )
-        return out
-
-    def gated_norm(
-        self, x: np.ndarray, z: np.ndarray, weight: np.ndarray, eps: float
-    ) -> np.ndarray:
-        head_dim = len(weight)
-        heads = x.shape[1] // head_dim
-        out = self._take(x.shape[1])
-        norm.record_gated_norm(self._recording, self.step, x, z, weight, eps, heads, head_dim, out)
+        shape = state.key_heads, state.value_heads, state.head_dim, self.team.num_threads
+        length = gated_delta.delta_scratch_len(self.step, *shape)
+        args = convolved, alpha, beta, decay, decay_bias, state, out, self._take(length, 1)[0]
+        gated_delta.record_gated_delta(self._recording, self.step, *args)
         return out
 
     def head(
-        self, x: np.ndarray, norm_weight: np.ndarray, eps: float, weight: Weight
+        self, x: np.ndarray, norm_weight: np.ndarray, eps: float, weight: ops.Weight
     ) -> np.ndarray:
-        rows = self.step.max_nodes
+        rows, matrix = self.step.max_nodes, narrow(weight, Weight)
         gathered = self._take(x.shape[1], rows)
         elementwise.record_gather_rows(self._recording, self.step, x, self.step.rows, gathered)
-        norm.record_rms_norm(
-            self._recording, self.step, gathered, norm_weight, eps, gathered, NUM_ROWS
-        )
-        logits = new_floats(rows * weight.rows).reshape(rows, weight.rows)
-        source = gathered if weight.form.is_float else self._quantize(gathered, NUM_ROWS)
-        record_linear(self._recording, self.step, source, weight, logits, rows_word=NUM_ROWS)
+        args = gathered, norm_weight, eps, gathered, NUM_ROWS
+        norm.record_rms_norm(self._recording, self.step, *args)
+        logits = new_floats(rows * matrix.rows).reshape(rows, matrix.rows)
+        self._multiply(self.matmul_input(gathered), matrix, logits, rows_word=NUM_ROWS)
         return logits
 
-    def copy_columns(self, x: np.ndarray, into: np.ndarray, column: int) -> None:
-        elementwise.record_copy_columns(self._recording, self.step, x, into, column)
+    def copy_columns(self, x: np.ndarray, into: Columns) -> None:
+        elementwise.record_copy_columns(self._recording, self.step, x, into.array, into.first)
 
-    def commit(self, store: Store) -> None:
-        if isinstance(store, KvCache):
-            attend.record_kv_commit(self._recording, self.step, store)
-        elif isinstance(store, ConvState):
-            conv.record_conv_commit(self._recording, self.step, store)
-        else:
-            gated_delta.record_delta_commit(self._recording, self.step, store)
+    def commit(self, stores: Sequence[LayerStore]) -> None:
+        program = self._recording
+        for store in stores:
+            if isinstance(store, KvCache):
+                attend.record_kv_commit(program, self.step, store)
+            elif isinstance(store, ConvState):
+                conv.record_conv_commit(program, self.step, store)
+            else:
+                gated_delta.record_delta_commit(program, self.step, narrow(store, DeltaState))
 
-    def snapshot(self, store: Store, start: int, end: int) -> tuple[np.ndarray, ...]:
+    def snapshot(self, store: LayerStore, start: int, end: int) -> tuple[np.ndarray, ...]:
         if isinstance(store, KvCache):
             return store.copy(start, end)
-        return (store.window.copy(),) if isinstance(store, ConvState) else (store.state.copy(),)
+        return (_recurrent(store).copy(),)
 
     def restore(
-        self, store: Store, parts: tuple[np.ndarray, ...], start: int = 0, end: int = 0
+        self, store: LayerStore, parts: tuple[np.ndarray, ...], start: int = 0, end: int = 0
     ) -> None:
         if isinstance(store, KvCache):
             if parts:
                 store.put(parts, start, end)
             return
-        array = store.window if isinstance(store, ConvState) else store.state
-        array[...] = parts[0] if parts else 0.0
+        _recurrent(store)[...] = parts[0] if parts else 0.0
 
-    def _quantize(self, x: np.ndarray, rows_word: int) -> QuantizedRows:
-        """Projections of the same rows share one quantised copy."""
-        known = self._quantized.get(x.ctypes.data)
-        if known is None or known.source.shape != x.shape:
-            num_floats = -(-quantized_bytes(*x.shape) // 4)
-            buffer = self._take(num_floats, 1)[0].view(np.uint8)
-            known = record_quantize(
-                self._recording, self.step, x, buffer=buffer, rows_word=rows_word
-            )
-            self._quantized[x.ctypes.data] = known
-        return known
+    def _multiply(
+        self,
+        x: CpuMatmulInput,
+        weight: Weight,
+        out: np.ndarray,
+        *,
+        bias: np.ndarray | None = None,
+        accumulate: bool = False,
+        rows_word: int = NUM_TOKENS,
+    ) -> None:
+        program, rows = self._recording, x.rows if weight.form.is_float else x.quantized
+        if rows is None:
+            buffer = x.buffer.view(np.uint8)
+            rows = record_quantize(program, self.step, x.rows, buffer=buffer, rows_word=rows_word)
+            x.quantized = rows
+        operands = program, self.step, rows, weight, out
+        record_linear(*operands, bias=bias, accumulate=accumulate, rows_word=rows_word)
 
     def _take(self, width: int, num_rows: int = 0) -> np.ndarray:
         """Until the scope ends; 0: as many rows as a pass may have."""
         return self._room.scratch.take(num_rows or self.step.max_tokens, width)
 
-    def _written(self, x: np.ndarray) -> None:
-        self._quantized.pop(x.ctypes.data, None)
-
     @property
     def _recording(self) -> Program:
         assert self._program is not None, "operations are called inside capture()"
         return self._program
+
+
+def _recurrent(store: LayerStore) -> np.ndarray:
+    return store.window if isinstance(store, ConvState) else narrow(store, DeltaState).state

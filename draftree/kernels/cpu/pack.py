@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 
+from draftree.kernels import ops
 from draftree.kernels.cpu.arena import Arena
 from draftree.kernels.cpu.atomic import atomic_add
 from draftree.kernels.cpu.dot import wants_signed_bytes
@@ -48,7 +49,7 @@ _FLOAT_TYPES = {QuantType.F32: F32, QuantType.F16: F16, QuantType.BF16: BF16}
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class Weight(ops.Weight):
     """A packed matrix. Rows are padded with zeros to whole strips."""
 
     rows: int

@@ -17,9 +17,9 @@ from draftree.kernels.cpu.form import GROUP_COLS, LINE_BYTES
 from draftree.kernels.cpu.isa import NEON_I8MM, Isa, current_isa
 from draftree.kernels.cpu.jit import cgutils, intrinsic, types
 from draftree.kernels.cpu.kernel import kernel
+from draftree.kernels.cpu.pass_args import NUM_TOKENS, Step
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import load_i64
-from draftree.kernels.cpu.step import NUM_TOKENS, Step
 
 RECORD_BYTES = 64
 _SPARE_ROWS = 15  # after the last row: matrix registers read whole tiles

@@ -9,6 +9,7 @@ import numpy as np
 
 from draftree.kernels.cpu.elementwise import head_strides, row_count
 from draftree.kernels.cpu.kernel import kernel
+from draftree.kernels.cpu.pass_args import NUM_TOKENS, Step
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import (
     even_lanes,
@@ -19,7 +20,6 @@ from draftree.kernels.cpu.simd import (
     zip_high,
     zip_low,
 )
-from draftree.kernels.cpu.step import NUM_TOKENS, Step
 
 
 def rope_table(inv_freq: np.ndarray, max_ctx: int) -> np.ndarray:

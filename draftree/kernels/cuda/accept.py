@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
+from draftree.kernels.cuda.pass_args import CudaStep
 from draftree.kernels.cuda.request import WORD_MACROS, End, RequestWords
-from draftree.kernels.cuda.step import CudaStep
 from draftree.kernels.cuda.tree import MAX_NODES
 
 _HEADER_LEN = 8  # number, num_nodes, path_len, bonus, end; then tokens, parents, path

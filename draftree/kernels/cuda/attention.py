@@ -12,7 +12,7 @@ import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.kv_cache import CudaKv, head_strides
-from draftree.kernels.cuda.step import CudaStep
+from draftree.kernels.cuda.pass_args import CudaStep
 
 SEGMENT_LEN = 256
 _THREADS, _MOST_MERGE_THREADS = 256, 1024

@@ -9,7 +9,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from draftree.kernels.cuda.kv_cache import CudaKv, head_strides
-from draftree.kernels.cuda.step import CudaStep
+from draftree.kernels.cuda.pass_args import CudaStep
 
 _LARGEST_HALF = 65504.0
 _MASK_ROWS = 256  # of one call, where a mask has to be written out

@@ -12,20 +12,12 @@ from functools import partial
 
 import torch
 
+from draftree.kernels.cuda import layout, prepare
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.layout import PackedMatrix, new_matrix, unit_format
-from draftree.kernels.cuda.linear import (
-    Activations,
-    LinearPlan,
-    linear,
-    new_activations,
-    new_workspace,
-    prepare,
-)
+from draftree.kernels.cuda.linear import LinearPlan, linear, new_workspace
 from draftree.kernels.cuda.pack import repack
 from draftree.kernels.cuda.prefill import prefill_linear, prepare_rows
-from draftree.kernels.cuda.prepare import gated_norm_prepare, norm_prepare, silu_mul_prepare
-from draftree.kernels.cuda.sample import random_raw
+from draftree.kernels.cuda.synthetic import random_raw
 from draftree.kernels.quant.formats import QuantType
 
 _ROTATED_BYTES = 512 * 1024 * 1024  # several times any cache
@@ -88,11 +80,11 @@ def measure_read(gpu: Gpu, num_bytes: int = 4 * 1024**3) -> float:
 
 def sample_matrices(
     qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu, num_copies: int = 0
-) -> list[PackedMatrix]:
+) -> list[layout.PackedMatrix]:
     """As many made-up matrices of one shape as defeat the caches, or num_copies."""
     generator = torch.Generator(gpu.place).manual_seed(0)
     raw = random_raw(qtype, num_rows, num_cols, generator)
-    first = new_matrix(unit_format(qtype), num_rows, num_cols, gpu)
+    first = layout.new_matrix(layout.unit_format(qtype), num_rows, num_cols, gpu)
     repack(raw, qtype, first, 0, gpu)
     if not num_copies:
         num_copies = min(_MOST_COPIES, max(2, -(-_ROTATED_BYTES // first.num_bytes)))
@@ -102,7 +94,7 @@ def sample_matrices(
 
 
 def bench_linear(
-    matrices: Sequence[PackedMatrix],
+    matrices: Sequence[layout.PackedMatrix],
     qtype: QuantType,
     token_counts: Sequence[int],
     gpu: Gpu,
@@ -119,7 +111,7 @@ def bench_linear(
     for num_tokens in token_counts:
         x = torch.randn((num_tokens, num_cols), device=place)
         out = torch.empty((num_tokens, num_rows), device=place)
-        halves = prepare(x, new_activations(_MOST_TOKENS, num_cols, gpu), gpu)
+        halves = prepare.prepare_plain(x, layout.new_activations(_MOST_TOKENS, num_cols, gpu), gpu)
         calls = [
             partial(linear, matrix, halves, out, workspace, gpu, plan=plan, is_chained=is_chained)
             for matrix in matrices
@@ -134,12 +126,12 @@ def bench_linear(
 def bench_prepare(num_tokens: int, num_cols: int, gpu: Gpu) -> float:
     """Microseconds to prepare activations."""
     x = torch.randn((num_tokens, num_cols), device=gpu.place)
-    into = new_activations(_MOST_TOKENS, num_cols, gpu)
-    return time_graph([partial(prepare, x, into, gpu)] * 50)
+    into = layout.new_activations(_MOST_TOKENS, num_cols, gpu)
+    return time_graph([partial(prepare.prepare_plain, x, into, gpu)] * 50)
 
 
 def bench_prefill(
-    matrices: Sequence[PackedMatrix],
+    matrices: Sequence[layout.PackedMatrix],
     qtype: QuantType,
     num_tokens: int,
     gpu: Gpu,
@@ -173,7 +165,7 @@ class SamplePass:
     def __init__(self, num_layers: int, gpu: Gpu) -> None:
         def made(
             qtype: QuantType, num_rows: int, num_cols: int, every: int = 1, first: int = 0
-        ) -> Iterator[PackedMatrix]:
+        ) -> Iterator[layout.PackedMatrix]:
             count = len(range(first, num_layers, every))
             return iter(sample_matrices(qtype, num_rows, num_cols, gpu, count) if count else [])
 
@@ -188,13 +180,15 @@ class SamplePass:
         self.head = sample_matrices(q6, 248320, 5120, gpu, 1)[0]
 
     @property
-    def matrices(self) -> list[PackedMatrix]:
+    def matrices(self) -> list[layout.PackedMatrix]:
         return [*(matrix for layer in self.layers for matrix in layer), self.head]
 
 
 def bench_pass(sample: SamplePass, num_tokens: int, gpu: Gpu) -> PassRecord:
     workspace = new_workspace(248320, num_tokens, gpu)
-    wide, mixed, narrow = (new_activations(_MOST_TOKENS, n, gpu) for n in (5120, 6144, 17408))
+    wide, mixed, narrow = (
+        layout.new_activations(_MOST_TOKENS, n, gpu) for n in (5120, 6144, 17408)
+    )
     widths = (5120, 6144, 16480, 34816, 248320)
     rows = [torch.randn((num_tokens, n), device=gpu.place) for n in widths]
     residual, mix, inputs, gate, logits = rows
@@ -202,21 +196,24 @@ def bench_pass(sample: SamplePass, num_tokens: int, gpu: Gpu) -> PassRecord:
 
     def run(*, use_products: bool) -> None:
         def multiply(
-            matrix: PackedMatrix, x: Activations, out: torch.Tensor, add_to: bool = False
+            matrix: layout.PackedMatrix,
+            x: layout.Activations,
+            out: torch.Tensor,
+            add_to: bool = False,
         ) -> None:
             if use_products:
                 linear(matrix, x, out, workspace, gpu, add_to=add_to)
 
         for first, out, pair, down in sample.layers:
-            norm_prepare(residual, norm, 1e-6, wide, gpu)
+            prepare.norm_prepare(residual, norm, 1e-6, wide, gpu)
             multiply(first, wide, inputs[:, : first.num_rows])
-            gated_norm_prepare(mix, inputs[:, :6144], head_norm, 1e-6, mixed, gpu)
+            prepare.gated_norm_prepare(mix, inputs[:, :6144], head_norm, 1e-6, mixed, gpu)
             multiply(out, mixed, residual, add_to=True)
-            norm_prepare(residual, norm, 1e-6, wide, gpu)
+            prepare.norm_prepare(residual, norm, 1e-6, wide, gpu)
             multiply(pair, wide, gate)
-            silu_mul_prepare(gate[:, :17408], gate[:, 17408:], narrow, gpu)
+            prepare.silu_mul_prepare(gate[:, :17408], gate[:, 17408:], narrow, gpu)
             multiply(down, narrow, residual, add_to=True)
-        norm_prepare(residual, norm, 1e-6, wide, gpu)
+        prepare.norm_prepare(residual, norm, 1e-6, wide, gpu)
         multiply(sample.head, wide, logits)
 
     whole, small = (time_graph([partial(run, use_products=use)] * 2) for use in (True, False))
@@ -229,7 +226,7 @@ def bench_pass(sample: SamplePass, num_tokens: int, gpu: Gpu) -> PassRecord:
 
 def _record(
     operation: str,
-    matrix: PackedMatrix,
+    matrix: layout.PackedMatrix,
     qtype: QuantType,
     num_tokens: int,
     micro: float,

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
+from draftree.kernels.cuda.pass_args import CudaStep
 from draftree.kernels.cuda.prepare import check_rows
-from draftree.kernels.cuda.step import CudaStep
+from draftree.kernels.ops import LayerStore
 
 _THREADS = 128  # of a block, four channels each
 _CHUNK = 16  # rows that a thread goes through
@@ -21,7 +22,7 @@ _MOST_TAPS = 5
 _MOST_LAYERS = 512
 
 
-class CudaConv:
+class CudaConv(LayerStore):
     """What one layer remembers: windows [2, kernel_len - 1, channels], committed inputs, oldest
     first; stash [max_nodes, channels], the inputs of a tree's nodes. The second window counts when
     exactly second_at tokens are committed, the first one otherwise.

@@ -11,8 +11,9 @@ import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.conv import Convolution
+from draftree.kernels.cuda.pass_args import CudaStep
 from draftree.kernels.cuda.prepare import check_rows
-from draftree.kernels.cuda.step import CudaStep
+from draftree.kernels.ops import LayerStore
 
 MOST_ROWS = 64
 _HEAD_DIMS = (16, 32, 64, 128)
@@ -20,7 +21,7 @@ _MOST_LAYERS = 512
 _RESERVED_SHARED = 2048  # what the kernel has beside the rows and slots
 
 
-class CudaDelta:
+class CudaDelta(LayerStore):
     """What one layer remembers: state [value_heads, value dim, key dim]; per node of the last tree
     its unit key, its correction (what it adds to the state, times that key) and its decay.
     """

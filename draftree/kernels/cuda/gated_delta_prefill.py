@@ -11,7 +11,7 @@ import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.gated_delta import CudaDelta, check_inputs
-from draftree.kernels.cuda.step import CudaStep
+from draftree.kernels.cuda.pass_args import CudaStep
 
 CHUNK = 64
 _SLAB_ROWS = 16 * CHUNK

@@ -8,14 +8,15 @@ import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.step import CudaStep
+from draftree.kernels.cuda.pass_args import CudaStep
+from draftree.kernels.ops import KvState
 
 _THREADS = 256
 _MOST_LAYERS = 512
 COMMIT_SOURCE = KernelSource("kv_commit_kernel", ("bits", "attention_cache"))
 
 
-class CudaKv:
+class CudaKv(KvState):
     """One layer: halves [keys and values, kv_heads, capacity, head_dim], all finite."""
 
     def __init__(self, num_kv_heads: int, head_dim: int, capacity: int, gpu: Gpu) -> None:

@@ -15,6 +15,7 @@ from draftree.kernels.quant.formats import QuantType
 
 ROWS = 128
 X_COLS = 256  # activations are padded to whole units of any format
+X_TILE_BYTES = 2176
 # Left to the small kernels before and after a product, which then need not wait for its blocks.
 _SPARE_SMS = 2
 _MOST_SHARES = 8  # of a band: adding up more parts takes longer than what they save
@@ -124,3 +125,46 @@ def new_matrix(form: UnitFormat, num_rows: int, num_cols: int, device: Gpu) -> P
         torch.ones(1, dtype=torch.int32, device=device.place),
         num_shares,
     )
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Prepared activations of up to 8 * num_tiles tokens."""
+
+    halves: torch.Tensor  # uint8 [padded_cols / 128, num_tiles, 2176], see source/halves.cu
+    token_scale: torch.Tensor  # float32 [8 * num_tiles], powers of two
+    num_cols: int
+
+    @property
+    def num_tiles(self) -> int:
+        return self.halves.shape[1]
+
+    @property
+    def padded_cols(self) -> int:
+        return self.halves.shape[0] * 128
+
+
+@dataclass(frozen=True)
+class HalfRows:
+    """Prepared activations of any number of tokens, for prefill."""
+
+    halves: torch.Tensor  # float16 [tokens, padded_cols]
+    token_scale: torch.Tensor  # float32 [tokens], powers of two
+    num_cols: int
+
+    @property
+    def padded_cols(self) -> int:
+        return self.halves.shape[1]
+
+
+def new_activations(num_tokens: int, num_cols: int, gpu: Gpu) -> Activations:
+    tiles, blocks = -(-num_tokens // 8), -(-num_cols // X_COLS) * X_COLS // 128
+    place = gpu.place
+    halves = torch.zeros((blocks, tiles, X_TILE_BYTES), dtype=torch.uint8, device=place)
+    return Activations(halves, torch.zeros(tiles * 8, device=place), num_cols)
+
+
+def new_half_rows(num_tokens: int, num_cols: int, gpu: Gpu) -> HalfRows:
+    padded = -(-num_cols // X_COLS) * X_COLS
+    halves = torch.empty((num_tokens, padded), dtype=torch.float16, device=gpu.place)
+    return HalfRows(halves, torch.empty(num_tokens, device=gpu.place), num_cols)

@@ -1,7 +1,7 @@
 """Matrix products for a few tokens, 1 to 64 and more in slices: quantised weights, float32 results.
 
-`prepare` turns activations into 16-bit floats once for all matrices that read them; `linear`
-multiplies. A token's result has the same bits whatever other tokens share the call. The number of
+Activations are 16-bit floats already, made once for all matrices that read them (prepare.py). A
+token's result has the same bits whatever other tokens share the call. The number of
 tokens may lie in device memory, so that one CUDA graph serves several. Long prompts: prefill.py.
 """
 
@@ -10,8 +10,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.layout import X_COLS, PackedMatrix, UnitFormat, band_tiles
-from draftree.kernels.cuda.prepare import prepare_plain
+from draftree.kernels.cuda.layout import (
+    X_TILE_BYTES,
+    Activations,
+    PackedMatrix,
+    UnitFormat,
+    band_tiles,
+)
 from draftree.kernels.quant.formats import QuantType
 
 TOKEN_TILES = (1, 2, 3, 4, 6, 8)  # kernels exist for this many groups of 8 tokens
@@ -23,27 +28,9 @@ _MOST_STAGES = 6
 # before, for which everything waits. Where a step takes longer, fewer steps ahead are enough.
 _RING_BYTES, _SHORT_RING_BYTES = 100 * 1024, 70 * 1024
 _LONG_STEP_TILES = 3
-_X_TILE_BYTES = 2176
 _STRIP = 16  # rows
 _SWAP_TILES = 4
 _RESERVED_SHARED = 2048  # what a block needs beside its stages, and the driver's own
-
-
-@dataclass(frozen=True)
-class Activations:
-    """Prepared activations of up to 8 * num_tiles tokens."""
-
-    halves: torch.Tensor  # uint8 [padded_cols / 128, num_tiles, 2176], see source/halves.cu
-    token_scale: torch.Tensor  # float32 [8 * num_tiles], powers of two
-    num_cols: int
-
-    @property
-    def num_tiles(self) -> int:
-        return self.halves.shape[1]
-
-    @property
-    def padded_cols(self) -> int:
-        return self.halves.shape[0] * 128
 
 
 @dataclass(frozen=True)
@@ -66,7 +53,7 @@ class LinearPlan:
 
     @property
     def stage_bytes(self) -> int:
-        x_bytes = self.token_tiles * self.format.cols // 128 * _X_TILE_BYTES
+        x_bytes = self.token_tiles * self.format.cols // 128 * X_TILE_BYTES
         return self.band_tiles * self.format.unit_bytes + x_bytes
 
     @property
@@ -109,13 +96,6 @@ def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
     return replace(plan, num_stages=max(2, min(enough, _MOST_STAGES, most_stages)))
 
 
-def new_activations(num_tokens: int, num_cols: int, gpu: Gpu) -> Activations:
-    tiles, blocks = -(-num_tokens // 8), -(-num_cols // X_COLS) * X_COLS // 128
-    place = gpu.place
-    halves = torch.zeros((blocks, tiles, _X_TILE_BYTES), dtype=torch.uint8, device=place)
-    return Activations(halves, torch.zeros(tiles * 8, device=place), num_cols)
-
-
 def partial_floats(token_tiles: int, gpu: Gpu) -> int:
     """Two bands' sums of every block, for so many groups of 8 tokens."""
     return gpu.num_sms * 2 * token_tiles * 8 * 128 * band_tiles(gpu)
@@ -129,14 +109,6 @@ def new_workspace(max_rows: int, max_tokens: int, gpu: Gpu) -> Workspace:
     strips = -(-max_rows // band) * band // _STRIP
     arrived = torch.zeros(strips, dtype=torch.int32, device=place)
     return Workspace(torch.empty(floats, device=place), arrived)
-
-
-def prepare(
-    x: torch.Tensor, into: Activations, gpu: Gpu, *, live: torch.Tensor | None = None
-) -> Activations:
-    """Fill `into` from float32 [tokens, num_cols]; live: how many count, int32 [1] on the GPU."""
-    prepare_plain(x, into, gpu, live=live)
-    return into
 
 
 def linear(

@@ -8,8 +8,8 @@ take a detour. Scratch is bounded by `slab_bytes` of weights and one slab of flo
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.layout import ROWS, PackedMatrix, UnitFormat
-from draftree.kernels.cuda.prepare import HalfRows, new_half_rows, prepare_plain
+from draftree.kernels.cuda.layout import ROWS, HalfRows, PackedMatrix, UnitFormat, new_half_rows
+from draftree.kernels.cuda.prepare import prepare_plain
 
 SLAB_BYTES = 192 * 1024 * 1024
 
@@ -36,9 +36,7 @@ def expand(matrix: PackedMatrix, first_band: int, num_bands: int, gpu: Gpu) -> t
 
 def prepare_rows(x: torch.Tensor, gpu: Gpu) -> HalfRows:
     """float32 [tokens, cols] as 16-bit floats, columns padded, and a scale for each token."""
-    into = new_half_rows(x.shape[0], x.shape[1], gpu)
-    prepare_plain(x, into, gpu)
-    return into
+    return prepare_plain(x, new_half_rows(x.shape[0], x.shape[1], gpu), gpu)
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:

@@ -1,23 +1,21 @@
 """Inputs of matrix products, made in one launch from what comes before: norms, gates, activations.
 
 In: float32 rows, which may be views of wider buffers. Out: 16-bit floats with one power of two a
-row, as tiles for few rows (`Activations`) or as plain rows (`HalfRows`). A row's bits depend on the
-row alone. `live`, int32 [1] on the device, says how many rows count; the others are left alone.
+row, as tiles for few rows or as plain rows (layout.py). A row's bits depend on the row alone.
+`live`, int32 [1] on the device, says how many rows count; the others are left alone.
 """
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeVar
 
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.layout import X_COLS
+from draftree.kernels.cuda.layout import Activations, HalfRows
 
-if TYPE_CHECKING:
-    from draftree.kernels.cuda.linear import Activations
-
-Prepared: TypeAlias = "Activations | HalfRows"
+Prepared = Activations | HalfRows
+_Form = TypeVar("_Form", bound=Prepared)
 _SLICE = 8  # columns that a thread has in registers
 _WARP_COLS = 32 * _SLICE
 _MOST_BLOCKS = 8  # of a cluster
@@ -36,25 +34,6 @@ class RowOp(IntEnum):
     SILU_MUL = 2
     SIGMOID_MUL = 3
     GATED_NORM = 4
-
-
-@dataclass(frozen=True)
-class HalfRows:
-    """Prepared activations of any number of tokens, for prefill."""
-
-    halves: torch.Tensor  # float16 [tokens, padded_cols]
-    token_scale: torch.Tensor  # float32 [tokens], powers of two
-    num_cols: int
-
-    @property
-    def padded_cols(self) -> int:
-        return self.halves.shape[1]
-
-
-def new_half_rows(num_tokens: int, num_cols: int, gpu: Gpu) -> HalfRows:
-    padded = -(-num_cols // X_COLS) * X_COLS
-    halves = torch.empty((num_tokens, padded), dtype=torch.float16, device=gpu.place)
-    return HalfRows(halves, torch.empty(num_tokens, device=gpu.place), num_cols)
 
 
 @dataclass(frozen=True)
@@ -146,10 +125,11 @@ def _launch(
 
 
 def prepare_plain(
-    x: torch.Tensor, into: Prepared, gpu: Gpu, *, live: torch.Tensor | None = None
-) -> None:
-    """The rows of x as they are."""
+    x: torch.Tensor, into: _Form, gpu: Gpu, *, live: torch.Tensor | None = None
+) -> _Form:
+    """The rows of x as they are, in `into`."""
     _launch(RowOp.PLAIN, x, into, gpu, live)
+    return into
 
 
 def norm_prepare(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from draftree.kernels.cuda.compile import Gpu
-from draftree.kernels.cuda.step import CudaStep
+from draftree.kernels.cuda.pass_args import CudaStep
 
 BUCKETS = (8, 16, 24, 32, 48, 64)
 MOST_ROWS = BUCKETS[-1]  # passes of more rows than this are prefill

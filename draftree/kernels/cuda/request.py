@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from draftree.kernels.cpu.sampling import Filters
-from draftree.kernels.cuda import step
+from draftree.kernels.cuda import pass_args
 from draftree.kernels.cuda.compile import Gpu
 
 MAX_STOPS = 16
@@ -51,7 +51,7 @@ class End(IntEnum):
 _CONTROL = ("NUM_TOKENS", "COMMITTED", "IS_TREE", "PATH_LEN", "NUM_ROWS")
 # Names for the words, for sources that read or write them.
 WORD_MACROS = (
-    *((name, getattr(step, name)) for name in _CONTROL),
+    *((name, getattr(pass_args, name)) for name in _CONTROL),
     *((word.name, word.value) for word in Word),
     *((f"ENDED_BY_{end.name}", end.value) for end in End),
     ("MAX_TOP_K", MAX_TOP_K),

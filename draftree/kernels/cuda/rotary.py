@@ -12,8 +12,8 @@ import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.kv_cache import CudaKv
+from draftree.kernels.cuda.pass_args import CudaStep
 from draftree.kernels.cuda.prepare import check_rows
-from draftree.kernels.cuda.step import CudaStep
 
 _WARPS = 8  # heads of a block
 _SLAB = 16384  # positions whose angles the host has at a time

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
+from draftree.kernels.cuda.pass_args import CudaStep
 from draftree.kernels.cuda.request import MAX_TOP_K, WORD_MACROS, RequestWords
-from draftree.kernels.cuda.step import CudaStep
 
 MAX_CANDIDATES = MAX_TOP_K
 _THREADS = 256

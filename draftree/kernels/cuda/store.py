@@ -16,13 +16,14 @@ from draftree.kernels.cuda.layout import PackedMatrix
 from draftree.kernels.cuda.linear import Workspace, new_workspace
 from draftree.kernels.cuda.pack import Uploader
 from draftree.kernels.cuda.program import MOST_ROWS
+from draftree.kernels.ops import Weight
 from draftree.kernels.quant.formats import QuantType
 
 _MOST_MATRIX_ROWS = 2**19  # more than any vocabulary
 
 
 @dataclass(frozen=True, eq=False)
-class LazyMatrix:
+class LazyMatrix(Weight):
     """Rows as the file holds them; they go to the GPU when it is known which others lie beside."""
 
     raw: np.ndarray

@@ -7,8 +7,8 @@ request's words. Once the request has ended, every pass is one over nothing. One
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
+from draftree.kernels.cuda.pass_args import CudaStep
 from draftree.kernels.cuda.request import WORD_MACROS, RequestWords
-from draftree.kernels.cuda.step import CudaStep
 
 MAX_NODES = 64
 MAX_CANDIDATES = 64

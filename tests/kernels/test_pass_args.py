@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftree.kernels.cpu.step import COMMITTED, IS_TREE, NUM_ROWS, NUM_TOKENS, PATH_LEN, Step
+from draftree.kernels.cpu.pass_args import COMMITTED, IS_TREE, NUM_ROWS, NUM_TOKENS, PATH_LEN, Step
 
 TREE = (5, 6, 7, 8, 9), (-1, 0, 0, 1, 3), (0, 1, 1, 2, 3)
 WAYS = ([0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 3, 4])

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from draftree.core import Request, SamplingParams
-from draftree.decode import sampling
-from draftree.decode.sampling import Sampler
+from draftree.decode import sampler
+from draftree.decode.sampler import Sampler
 from draftree.kernels.cpu.noise import gumbel
 from draftree.kernels.cpu.sampling import Filters, SamplingScratch, choose
 from tests.decode.rule import RuleGrammar
@@ -129,11 +129,11 @@ def test_a_draft_is_ranked_with_bias_and_with_the_grammar_where_it_is_known() ->
 
 def test_a_request_that_asks_for_nothing_takes_the_short_way() -> None:
     plain = Sampler.for_request(Request((1, 2), 5), VOCAB)
-    assert plain._shaping is None and plain.matcher is None and not plain.is_complete
+    assert plain._processor is None and plain.matcher is None and not plain.is_complete
     shaped = Sampler.for_request(
         Request((1, 2), 5, logit_bias=((1, 1.0),), logprobs=1, grammar=RuleGrammar(VOCAB, 1)), VOCAB
     )
-    assert shaped._shaping is not None and shaped.matcher is not None
+    assert shaped._processor is not None and shaped.matcher is not None
     for position, row in enumerate(rows(10)):
         neutral = Sampler(SamplingParams(), VOCAB, num_logprobs=1)
         assert plain.choose(row, position) == neutral.choose(row, position)
@@ -202,6 +202,6 @@ def test_a_grammar_may_forbid_all_that_a_draft_knows(temperature: float) -> None
 
 
 def test_ranks_are_filled_where_few_tokens_are_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_NOISE_REACH", 0.0)  # many that belong to the best are not seen
+    monkeypatch.setattr(sampler, "_NOISE_REACH", 0.0)  # many that belong to the best are not seen
     block = Sampler(SamplingParams(temperature=0.9, seed=1), VOCAB).rank(rows(50), 0, 8)
     assert all(len(set(tokens)) == 8 for tokens in block.tokens.tolist())

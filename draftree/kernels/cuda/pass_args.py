@@ -1,7 +1,7 @@
 """What changes from one pass to the next, in device memory that never moves, so that a CUDA graph
 can read it.
 
-The words mean what they mean in kernels/cpu/step.py; `order` adds the nodes in depth-first
+The words mean what they mean in kernels/cpu/pass_args.py; `order` adds the nodes in depth-first
 preorder. The host fills a copy and uploads it; kernels of a round write the device's words
 themselves.
 """
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu
+from draftree.kernels.ops import Integers
 
 NUM_TOKENS, COMMITTED, IS_TREE, PATH_LEN, NUM_ROWS = range(5)
 CONTROL_LEN = 16
@@ -52,17 +53,17 @@ class CudaStep:
         """One control word on the device: int32 [1]."""
         return self.control[index : index + 1]
 
-    def set_chain(self, tokens: np.ndarray, committed: int) -> None:
+    def set_chain(self, tokens: Integers, committed: int) -> None:
         """A certain pass over tokens that follow `committed` earlier ones."""
         count = len(tokens)
         assert 1 <= count <= self.max_tokens
         self._begin(tokens, np.arange(committed, committed + count), committed, is_tree=False)
 
     def set_tree(
-        self, tokens: np.ndarray, parents: np.ndarray, depths: np.ndarray, committed: int
+        self, tokens: Integers, parents: Integers, depths: Integers, committed: int
     ) -> None:
         """A tentative pass over a tree whose root is at position `committed`."""
-        count = len(tokens)
+        count, depths = len(tokens), np.asarray(depths)
         assert 1 <= count <= self.max_nodes
         self._parents[:count], self._depths[:count] = parents, depths
         for node in range(count):
@@ -73,12 +74,12 @@ class CudaStep:
         self._order[:count] = preorder(parents)
         self._begin(tokens, committed + depths, committed, is_tree=True)
 
-    def set_path(self, path: np.ndarray) -> None:
+    def set_path(self, path: Integers) -> None:
         self._control[PATH_LEN] = len(path)
         self._path[: len(path)] = path
         self._upload()
 
-    def set_rows(self, rows: np.ndarray) -> None:
+    def set_rows(self, rows: Integers) -> None:
         self._control[NUM_ROWS] = len(rows)
         self._rows[: len(rows)] = rows
         self._upload()
@@ -90,7 +91,7 @@ class CudaStep:
         self._upload()
 
     def _begin(
-        self, tokens: np.ndarray, positions: np.ndarray, committed: int, *, is_tree: bool
+        self, tokens: Integers, positions: np.ndarray, committed: int, *, is_tree: bool
     ) -> None:
         count = len(tokens)
         self._tokens[:count], self._positions[:count] = tokens, positions
@@ -103,7 +104,7 @@ class CudaStep:
         self._device.copy_(self._host)
 
 
-def preorder(parents: np.ndarray) -> np.ndarray:
+def preorder(parents: Integers) -> np.ndarray:
     """The nodes depth first, each before its children: a tree's nodes point at earlier ones."""
     children: list[list[int]] = [[] for _ in parents]
     for node, parent in enumerate(parents):

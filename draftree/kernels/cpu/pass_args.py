@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from draftree.kernels.ops import Integers
+
 NUM_TOKENS, COMMITTED, IS_TREE, PATH_LEN, NUM_ROWS = range(5)
-Integers = Sequence[int] | np.ndarray
 
 
 class Step:
