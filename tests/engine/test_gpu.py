@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from draftree.engine import card
+from draftree.engine import gpu
 from draftree.errors import DeviceError
 
 MAJOR = 75
@@ -48,25 +48,25 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise metadata.PackageNotFoundError(name)
             return versions[name]
 
-        monkeypatch.setattr(card.metadata, "version", version)
-        monkeypatch.setattr(card.ctypes, "CDLL", lambda name: _driver(**details))
+        monkeypatch.setattr(gpu.metadata, "version", version)
+        monkeypatch.setattr(gpu.ctypes, "CDLL", lambda name: _driver(**details))
 
     return install
 
 
 def test_a_card_with_all_that_it_needs(machine) -> None:
     machine(ALL)
-    found = card.find_card("auto")
+    found = gpu.find_card("auto")
     assert found is not None and (found.name, found.memory_bytes) == ("NVIDIA T", 24 << 30)
-    assert card.find_card("cpu") is None
+    assert gpu.find_card("cpu") is None
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
 def test_a_missing_package_is_named_with_its_command(machine, name: str) -> None:
     machine({other: version for other, version in ALL.items() if other != name})
-    assert card.find_card("auto") is None
+    assert gpu.find_card("auto") is None
     with pytest.raises(DeviceError) as raised:
-        card.find_card("cuda")
+        gpu.find_card("cuda")
     words = str(raised.value)
     assert name in words and words.endswith("run `pip install 'draftree[gpu]'`.")
 
@@ -81,6 +81,6 @@ def test_a_missing_package_is_named_with_its_command(machine, name: str) -> None
 )
 def test_what_else_can_be_wrong(machine, versions, details, words: str) -> None:
     machine(versions, **details)
-    assert card.find_card("auto") is None
+    assert gpu.find_card("auto") is None
     with pytest.raises(DeviceError, match=words):
-        card.find_card("cuda")
+        gpu.find_card("cuda")
