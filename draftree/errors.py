@@ -38,3 +38,7 @@ class GrammarError(DraftreeError):
 
 class ServeError(DraftreeError):
     """A server that cannot start, or cannot be stopped."""
+
+
+class BenchError(DraftreeError):
+    """Something that a measurement needs and that is missing, broken or not comparable."""

@@ -13,17 +13,22 @@ from draftree.kernels.cpu.attention import (
 )
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.step import Step
-from draftree.kernels.reference.attention import (
+from tests.kernels.passes import make_tree, poison, randn, set_rows, team, trees
+from tests.kernels.reference.attention import (
     attention_reference,
     block_mask,
     chain_mask,
     tree_mask,
 )
-from tests.kernels.passes import make_tree, poison, randn, set_rows, team, trees
 
 MAX_ROWS, MAX_NODES = 160, 24
 # Of results of about 1; with bytes, queries and weights are rounded to 16 bits.
 TOLERANCE = {np.float32: 3e-6, np.float16: 3e-6, np.int8: 1.3e-3}
+
+
+def keys_by_position(cache, kv_head):
+    """A copy of one head's keys as [capacity, head_dim]."""
+    return cache.keys[kv_head].transpose(0, 2, 1, 3).reshape(cache.capacity, cache.head_dim)
 
 
 class Layer:
@@ -75,7 +80,7 @@ class Layer:
     def contents(self, length):
         """Keys and values [kv_heads, length, head_dim] of the committed positions, and scales."""
         cache = self.cache
-        keys = [cache.keys_by_position(h)[:length] for h in range(cache.kv_heads)]
+        keys = [keys_by_position(cache, h)[:length] for h in range(cache.kv_heads)]
         by_slot = (cache.values, cache.key_scales, cache.value_scales)
         return np.array(keys), *(array[:, :length].copy() for array in by_slot)
 

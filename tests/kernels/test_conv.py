@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from draftree.kernels.cpu.conv import ConvState, record_conv, record_conv_commit
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.step import Step
-from draftree.kernels.reference.conv import conv_reference
 from tests.kernels.passes import poison, randn, set_rows, team, trees
+from tests.kernels.reference.conv import conv_reference
 
 MAX_ROWS, MAX_NODES = 32, 24
 

@@ -13,10 +13,10 @@ from draftree.kernels.cuda.ops import CudaOps  # noqa: E402
 from draftree.kernels.cuda.rotary import Turn, rope_table, turn_and_write  # noqa: E402
 from draftree.kernels.cuda.step import NUM_TOKENS, CudaStep  # noqa: E402
 from draftree.kernels.cuda.store import WeightStore  # noqa: E402
-from draftree.kernels.reference.norm import rms_norm_reference  # noqa: E402
-from draftree.kernels.reference.rope import rope_reference  # noqa: E402
 from tests.kernels.cuda_cache import write_rows  # noqa: E402
 from tests.kernels.passes import make_tree  # noqa: E402
+from tests.kernels.reference.norm import rms_norm_reference  # noqa: E402
+from tests.kernels.reference.rope import rope_reference  # noqa: E402
 
 EPS, NUM_POSITIONS = 1e-5, 3000
 

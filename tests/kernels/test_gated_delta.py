@@ -14,9 +14,9 @@ from draftree.kernels.cpu.gated_delta import (
 from draftree.kernels.cpu.norm import record_gated_norm
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.step import Step
-from draftree.kernels.reference.gated_delta import gated_delta_reference
 from tests.golden import golden
 from tests.kernels.passes import make_tree, poison, randn, set_rows, team, trees
+from tests.kernels.reference.gated_delta import gated_delta_reference
 
 MAX_ROWS, MAX_NODES = 40, 24
 
