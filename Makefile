@@ -34,7 +34,7 @@ format: setup ## Rewrite the files in the house style
 
 bench: model ## Measure everything beside llama.cpp, write results/*.json and docs/benchmarks.md
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[bench,peers]'
-	$(BIN)/draftree bench all $(ARGS)
+	$(BIN)/python -m benchmarks all $(ARGS)
 
 docs: setup ## Regenerate the generated pages
 	$(BIN)/python -m draftree.cli.reference > docs/cli.md
@@ -53,7 +53,7 @@ $(WARM): $(STAMP) $(wildcard draftree/kernels/*/*.py) | model
 
 clean: ## Remove .venv and what the tools left behind
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	find draftree tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find draftree benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt Makefile
 	command -v '$(PYTHON)' >/dev/null || { \
