@@ -1,4 +1,4 @@
-"""Plain against speculative, on a tiny model and on made-up usage."""
+"""Plain against speculative, on a tiny model and on invented usage."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Made-up models open like real ones, and their activations keep their size."""
+"""Synthetic models open like real ones, and their activations keep their size."""
 
 import numpy as np
 import pytest
