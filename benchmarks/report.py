@@ -11,7 +11,7 @@ from typing import Final
 from benchmarks.plot import plot_name, plots_of
 from benchmarks.result import check_same_machine, find_older, read_places
 from benchmarks.section import SECTIONS, table
-from benchmarks.target import judge_targets
+from benchmarks.target import TARGETS, judge_targets
 from draftree.bench.disturbance import BUSY_SHARE
 from draftree.bench.record import Json
 from draftree.errors import BenchError
@@ -104,9 +104,10 @@ def _key(record: Json) -> tuple[str, str]:
 def _targets(records: Iterable[Json], older: set[tuple[str, str]]) -> list[str]:
     records, rows = list(records), []
     is_gpu = any(record["kind"] == "gpu" for record in records)
+    kinds = {t.kind for t in TARGETS} - {"gpu"} if not is_gpu else {"gpu", "suite"}
     for verdict in judge_targets(records, older):
         target = verdict.target
-        if (target.kind == "gpu") != is_gpu:
+        if target.kind not in kinds:
             continue
         sign = "≥" if target.is_at_least else "≤"
         value = "" if verdict.value is None else f"{verdict.value:.4g} {target.unit}".strip()

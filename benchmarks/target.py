@@ -94,6 +94,14 @@ def _overhead_ratio(measures: Json) -> float:
     return float(measures["decode_ratio"]["value"])
 
 
+def _changed_texts(measures: Json) -> float:
+    return float(sum(s["num_prompts"] - s["num_equal"] for s in measures["sets"].values()))
+
+
+def _slowest_set(measures: Json) -> float:
+    return float(min(item["speed_up"] for item in measures["sets"].values()))
+
+
 def _targets_of(
     sha256: str, decode: tuple[float, float], prefill: tuple[float, float]
 ) -> tuple[Target, ...]:
@@ -117,6 +125,8 @@ def _targets_of(
             *("parity", sha256, _perplexity_percent, False, 0.5, 0.1, "%"),
         ),
         Target("unexplained disagreements", "parity", sha256, _unexplained, False, 0.0, 0.0, ""),
+        Target("texts that drafting changed", "suite", sha256, _changed_texts, False, 0, 0, ""),
+        Target("speculative over plain, slowest set", "suite", sha256, _slowest_set, True, 0.97, 1),
     )
 
 

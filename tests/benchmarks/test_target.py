@@ -1,5 +1,7 @@
 """Targets are judged on the figures of the right file."""
 
+from dataclasses import replace
+
 from benchmarks.target import CODER, NEOVERSE_N1, SMOLLM2, TARGETS, judge_targets
 from tests.benchmarks import example
 
@@ -70,3 +72,13 @@ def test_verdicts_of_older_kernels_say_so():
     older = {("start", record["model"]["sha256"])}
     found = [v.words for v in judge_targets(records, older) if v.target.kind == "start"]
     assert found == ["aim reached, older kernels"]
+
+
+def test_drafting_changes_no_text_and_costs_nothing():
+    suite = example.suite()
+    assert words([example.record("suite", suite)], "suite") == ["aim reached", "aim reached"]
+    own = replace(suite.sets["own"], num_equal=3, speed_up=0.98)
+    worse = replace(suite, sets=suite.sets | {"own": own})
+    assert words([example.record("suite", worse)], "suite") == ["missed", "target reached"]
+    slow = replace(suite, sets={"own": replace(own, speed_up=0.86)})
+    assert words([example.record("suite", slow)], "suite")[1] == "missed"
