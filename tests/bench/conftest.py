@@ -1,4 +1,4 @@
-"""A tiny real model, and result records made of the same types that the measurements make."""
+"""A tiny real model, and somebody who is told how far a measurement is."""
 
 from pathlib import Path
 

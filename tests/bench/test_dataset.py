@@ -7,7 +7,7 @@ import pytest
 from draftree import env
 from draftree.bench import dataset
 from draftree.bench.dataset import DATASETS, OWN, Dataset, Prompt, load_prompts, read_prompt_file
-from draftree.bench.fault import BenchError
+from draftree.errors import BenchError
 from tests.needs import needs
 
 

@@ -7,7 +7,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from draftree.bench.fault import BenchError
 from draftree.bench.http import (
     Endpoint,
     HttpOptions,
@@ -18,6 +17,7 @@ from draftree.bench.http import (
     spread_of,
     summarize_level,
 )
+from draftree.errors import BenchError
 
 
 class Scripted(BaseHTTPRequestHandler):

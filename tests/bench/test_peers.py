@@ -1,15 +1,15 @@
-"""Ours beside llama.cpp: the arithmetic, and all of it on a tiny model if xllamacpp is there."""
+"""Ours beside llama.cpp: the arithmetic, a stand-in for `llama-bench`, the wheel if it is there."""
 
+import json
 import sys
 
 import pytest
 from typer.testing import CliRunner
 
-from draftree.bench.fault import BenchError
-from draftree.bench.parity import ParityOptions, measure_parity
-from draftree.bench.peers import PeerOptions, judge, measure_peers, open_peer
-from draftree.bench.subject import Subject, wide_config
+from draftree.bench.peer_native import NativeBuild, read_output
+from draftree.bench.peers import PeerOptions, judge, measure_peers, open_wheel
 from draftree.cli.app import app
+from draftree.errors import BenchError
 from tests.needs import needs_package
 
 needs_peer = needs_package("xllamacpp")
@@ -17,14 +17,26 @@ WITHOUT = """#!/bin/sh
 exec {python} -c 'import runpy, sys; sys.modules["xllamacpp"] = None
 runpy.run_module(sys.argv[2], run_name="__main__", alter_sys=True)' "$@"
 """
+# Tells its arguments to a file, and that a run took 2 ms.
+STAND_IN = """#!{python}
+import json, sys
+from pathlib import Path
+with Path({log!r}).open("a") as log:
+    log.write(json.dumps(sys.argv[1:]) + "\\n")
+print(json.dumps([{{"samples_ns": [2_000_000], "build_commit": "abc", "build_number": 7,
+                   "backends": "CPU", "cpu_info": "x", "n_threads": 1}}]))
+"""
 
 
-def test_times_become_rates_and_a_ratio():
-    duel = judge(100, [500.0, 400.0], [800.0, 1000.0], {"server": 1000.0, "library": 800.0})
-    assert duel.llama_way == "library"
+def test_times_become_rates_and_a_ratio_to_the_faster_build():
+    times = {"ours": [500.0, 400.0], "wheel": [1600.0, 2000.0], "native": [800.0, 1000.0]}
+    duel = judge(100, times, {"server": 1000.0, "library": 800.0})
+    assert duel.faster == "native" and list(duel.llama) == ["wheel", "native"]
     assert duel.trial["server"].samples == (100.0,)
-    assert (duel.ours.median, duel.llama.median) == (225.0, 112.5)
+    assert (duel.ours.median, duel.llama["native"].median) == (225.0, 112.5)
     assert (duel.ratio.value, duel.ratio.low, duel.ratio.high) == (2.0, 1.6, 2.5)
+    slower = times | {"native": [9000.0, 9000.0]}
+    assert judge(100, slower, {}).faster == "wheel"
 
 
 @pytest.fixture
@@ -36,64 +48,64 @@ def bare_python(tmp_path):
     return str(python)
 
 
+@pytest.fixture
+def llama_bench(tmp_path):
+    program = tmp_path / "llama-bench"
+    program.write_text(STAND_IN.format(python=sys.executable, log=str(tmp_path / "log")))
+    program.chmod(0o755)
+    return program
+
+
 def test_missing_package_is_said(bare_python):
-    with pytest.raises(BenchError, match=r"not installed for .*draftree\[peers\]"):
-        open_peer(bare_python)
+    with pytest.raises(BenchError, match=r"not installed for .*draftree\[peers\].*--llama-bench"):
+        open_wheel(bare_python)
 
 
-@pytest.mark.parametrize("command", ["peers", "parity"])
-def test_commands_say_it_in_one_sentence(tmp_path, tiny_path, bare_python, command):
+def test_command_says_it_in_one_sentence(tmp_path, tiny_path, bare_python):
     arguments = ["--results", str(tmp_path / "results"), "--peer-python", bare_python]
-    result = CliRunner().invoke(app, ["bench", command, str(tiny_path), *arguments])
+    result = CliRunner().invoke(app, ["bench", "peers", str(tiny_path), *arguments])
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr.splitlines()[-1].startswith("error: llama.cpp cannot be measured")
     assert not (tmp_path / "results").exists()
 
 
-@needs_peer
-def test_peers_on_a_tiny_model(tiny_path, say):
-    options = PeerOptions(threads=1, rounds=2, decode_tokens=4, prefill_lens=(40,))
+def test_a_native_build_does_without_the_wheel(tmp_path, tiny_path, bare_python, llama_bench, say):
+    options = PeerOptions(1, 2, 4, (40,), bare_python, llama_bench)
     measures = measure_peers(tiny_path, options, say)
-    assert len(measures.decode.ours.samples) == 2
-    assert list(measures.prefill) == ["40"]
+    assert list(measures.builds) == ["native"] and measures.builds["native"]["build_number"] == "7"
+    assert measures.decode.llama["native"].samples == (2000.0, 2000.0)  # 4 tokens in 2 ms
+    assert measures.prefill["40"].llama["native"].samples == (20_000.0, 20_000.0)
+    assert (measures.decode.faster, measures.decode.trial) == ("native", {})
+    assert any("without the wheel" in line for line in say.lines)
+    calls = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert calls[0][:2] == ["-m", str(tiny_path.resolve())]
+    assert calls[0][-6:] == ["-p", "0", "-n", "4", "-d", "32"]
+    assert calls[-1][-4:] == ["-p", "40", "-n", "0"] and len(calls) == 4
+    assert calls[0][calls[0].index("-t") + 1] == "1"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "[{}]", '[{"samples_ns": [1, 2]}]', "no JSON"])
+def test_other_programs_are_refused(text):
+    with pytest.raises(BenchError, match="is it `llama-bench`"):
+        read_output(text, "cat")
+
+
+def test_a_program_that_fails_is_a_sentence(tmp_path, tiny_path):
+    with pytest.raises(BenchError, match="could not be started: No such file"):
+        NativeBuild(tmp_path / "nothing", tiny_path, 1).prefill([1])
+    program = tmp_path / "failing"
+    program.write_text("#!/bin/sh\necho no such model >&2\nexit 3\n")
+    program.chmod(0o755)
+    with pytest.raises(BenchError, match="ended with status 3: no such model"):
+        NativeBuild(program, tiny_path, 1).prefill([1])
+
+
+@needs_peer
+def test_peers_on_a_tiny_model(tiny_path, llama_bench, say):
+    options = PeerOptions(1, 2, decode_tokens=4, prefill_lens=(40,), llama_bench=llama_bench)
+    measures = measure_peers(tiny_path, options, say)
+    assert len(measures.decode.ours.samples) == len(measures.decode.llama["wheel"].samples) == 2
+    assert list(measures.prefill) == ["40"] and list(measures.builds) == ["wheel", "native"]
     assert measures.decode.ratio.value > 0.0
-    assert measures.peer["version"]
-    assert (measures.kv_type, measures.peer["kv"]) == ("f32", "f16")
-
-
-@needs_peer
-def test_llama_says_what_our_exact_arithmetic_says(tiny_path):
-    subject = Subject(tiny_path, wide_config(threads=2, max_ctx=512, exact=True))
-    try:
-        (ids,) = subject.windows(1, 96)
-        ours = subject.score(ids)
-    finally:
-        subject.close()
-    peer, _ = open_peer()
-    with peer:
-        peer.ask("load", path=str(tiny_path), threads=1, max_ctx=512, use_server=False)
-        theirs = peer.ask("score", ids=ids)
-        text = peer.ask("greedy", ids=ids, num_tokens=3)
-    assert len(text) == 3
-    assert text[0] == theirs["best"][-1]
-    assert theirs["log_probs"] == pytest.approx(ours.log_probs, abs=0.03)
-    assert theirs["gaps"] == pytest.approx(ours.gaps, abs=0.03)
-
-
-@needs_peer
-def test_parity_on_a_tiny_model(tiny_path, say, tmp_path):
-    options = ParityOptions(1, sys.executable, tmp_path, 1024, 1, num_prompts=2, greedy_tokens=4)
-    measures = measure_parity(tiny_path, "hash", options, say)
-    assert measures.first_choices.num_positions == 512
-    assert len(measures.ours.samples) == 2
-    assert abs(measures.ours_over_llama) < 0.005
-    assert abs(measures.ours_over_exact) < 0.005
-    assert measures.equal_share > 0.9
-    assert measures.noise.ours.median <= measures.noise.ours.percentile_99
-    assert measures.greedy.num_positions == 8
-    # What llama.cpp said is kept, and so is not asked again.
-    assert "llama.cpp: window 2 of 2" in say.lines
-    say.lines.clear()
-    assert measure_parity(tiny_path, "hash", options, say) == measures
-    assert not any(line.startswith("llama.cpp") for line in say.lines)
+    assert measures.headline()["faster_build"] in measures.builds

@@ -1,12 +1,12 @@
-"""Plain against speculative, on a tiny model and on made-up usage."""
+"""Plain against speculative, on a tiny model and on invented usage."""
 
 import pytest
 
 from draftree.bench.dataset import Prompt
-from draftree.bench.fault import BenchError
 from draftree.bench.suite import Pair, SuiteOptions, measure_suite, summarize_pairs
 from draftree.bench.writing import Drafting
 from draftree.core import RoundStats, Usage
+from draftree.errors import BenchError
 
 
 def usage(tokens, decode_ms, rounds=0, verified=(), accepted=()):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from draftree.bench.fault import BenchError
 from draftree.bench.worker import Child
+from draftree.errors import BenchError
 
 
 def test_answers_come_back_whatever_is_printed():

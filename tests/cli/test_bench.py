@@ -5,11 +5,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from draftree.bench.fault import BenchError
-from draftree.bench.record import KINDS, read_records
 from draftree.cli.app import app
-from draftree.cli.bench import _all_kinds
-from draftree.cli.measurement import Bench
 from tests.golden import golden
 
 
@@ -22,36 +18,16 @@ def bench(*arguments):
     return CliRunner().invoke(app, ["bench", *map(str, arguments)])
 
 
-def last_line(result):
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout.splitlines()[-1])
-
-
-def test_context_says_what_it_leaves_out(tiny_path, tmp_path):
-    options = ("--depth", 16, "--depth", 99999, "-n", 4, "--rounds", 1, "--device", "cpu")
-    result = bench("context", tiny_path, *options, "--results", tmp_path)
-    line = last_line(result)
-    assert list(line["plain"]) == ["16"] and line["num_equal"] == line["num_texts"] == 3
-    assert "skipped: A depth of 99999: tiny-llama-A-F16.gguf was trained for 1024" in result.stderr
-    (record,) = read_records(tmp_path).values()
-    assert record["kind"] == "context" and record["settings"]["num_tokens"] == 4
-
-
-def test_budget_names_the_best(tiny_path, tmp_path):
+def test_suite_writes_a_file_and_one_line(tiny_path, tmp_path):
     prompts = tmp_path / "mine.jsonl"
     prompts.write_text('{"prompt": "one two one two"}\n')
-    options = ("--prompts", prompts, "--budget", 2, "--passes", 1, "-n", 6, "--device", "cpu")
-    result = bench("budget", tiny_path, *options, "--results", tmp_path / "results")
-    line = last_line(result)
-    assert line["best"] in ("0", "2") and list(line["tokens_per_second"]) == ["0", "2"]
-    (record,) = read_records(tmp_path / "results").values()
-    assert record["settings"]["sets"] == ["mine.jsonl"]
-    assert "one two" not in json.dumps(record)
-
-
-def test_a_budget_is_a_number(tiny_path):
-    result = bench("budget", tiny_path, "--budget", "many")
-    assert result.exit_code == 2 and "must be a number or `auto`" in result.stderr
+    options = ("--prompts", prompts, "-n", 6, "--device", "cpu", "--results", tmp_path / "results")
+    result = bench("suite", tiny_path, *options)
+    assert result.exit_code == 0, result.stderr
+    line = json.loads(result.stdout)
+    assert line["mine.jsonl"]["num_equal"] == line["mine.jsonl"]["num_prompts"] == 1
+    (path,) = (tmp_path / "results").iterdir()
+    assert str(path) == line["file"] and "one two" not in path.read_text()
 
 
 def test_a_server_that_is_not_there_is_a_sentence(tmp_path):
@@ -61,24 +37,19 @@ def test_a_server_that_is_not_there_is_a_sentence(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_all_takes_every_kind_but_the_card(tiny_path, tmp_path):
-    subject = Bench(tiny_path, 2, tmp_path, print, print)
-    kinds = _all_kinds(subject, 5, 20_480, "python")
-    assert sorted(kinds) == sorted(set(KINDS) - {"card"})
-    for kind, take in kinds.items():
-        name = take.func.__name__
-        assert kind == (take.args[0] if name == "alone" else name)
+def test_a_shape_that_is_not_known_is_refused(tmp_path):
+    result = bench("gpu", tmp_path, "--shape", "huge")
+    assert result.exit_code == 2 and "must be one of 27b, 0.8b, tiny" in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_all_says_what_it_could_not_take(tiny_path, tmp_path, monkeypatch):
-    def refuse(self, *_, **__):
-        raise BenchError("The machine is asleep.")
+def test_only_what_users_measure_is_in_the_package():
+    assert sorted(command.name or command.callback.__name__ for command in bench_commands()) == [
+        *("decode", "gpu", "http", "peers", "prefill", "suite"),
+    ]
 
-    for name in ("peers", "alone", "parity", "suite", "context", "budget", "overhead", "http"):
-        monkeypatch.setattr(Bench, name, refuse)
-    options = ("-m", tiny_path, "--results", tmp_path, "--page", tmp_path / "docs" / "page.md")
-    result = bench("all", *options)
-    assert result.exit_code == 1 and "Nothing could be measured." in result.stderr
-    line = json.loads(result.stdout.splitlines()[-1])
-    assert sum("asleep" in sentence for sentence in line["skipped"]) == len(KINDS) - 1
-    assert f"context of {tiny_path}: The machine is asleep." in line["skipped"]
+
+def bench_commands():
+    from draftree.cli.bench import app as bench_app
+
+    return bench_app.registered_commands

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-from draftree.bench.synth import write_pair
+from draftree.bench.synthetic import write_pair
 from draftree.config import Card, EngineConfig
 from draftree.core import FinishReason, Request, SamplingParams
 from draftree.decode.decoder import Round

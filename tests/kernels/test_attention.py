@@ -26,6 +26,11 @@ MAX_ROWS, MAX_NODES = 160, 24
 TOLERANCE = {np.float32: 3e-6, np.float16: 3e-6, np.int8: 1.3e-3}
 
 
+def keys_by_position(cache, kv_head):
+    """A copy of one head's keys as [capacity, head_dim]."""
+    return cache.keys[kv_head].transpose(0, 2, 1, 3).reshape(cache.capacity, cache.head_dim)
+
+
 def transform(rows, dim):
     """Each head of rows [count, heads * dim] times a Hadamard matrix, in parts of its order."""
     matrix = np.ones((1, 1), np.float32)
@@ -85,7 +90,7 @@ class Layer:
     def contents(self, length):
         """Keys and values [kv_heads, length, head_dim] of the committed positions, and scales."""
         cache = self.cache
-        keys = [cache.keys_by_position(h)[:length] for h in range(cache.kv_heads)]
+        keys = [keys_by_position(cache, h)[:length] for h in range(cache.kv_heads)]
         by_slot = (cache.values, cache.key_scales, cache.value_scales)
         return np.array(keys), *(array[:, :length].copy() for array in by_slot)
 

@@ -13,8 +13,8 @@ from draftree.kernels.cuda.linear import plan_linear
 from draftree.kernels.cuda.pack import repack_source
 from draftree.kernels.cuda.prefill import expand_source
 from draftree.kernels.cuda.prepare import RowOp, RowPlan, prepare_source
-from draftree.kernels.cuda.sources import all_sources
 from draftree.kernels.quant.formats import QuantType
+from tests.kernels.cuda_sources import all_sources
 from tests.kernels.emulator import Snippet
 from tests.needs import has_package, needs
 

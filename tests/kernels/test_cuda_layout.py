@@ -5,12 +5,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from benchmarks.random_raw import random_raw  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.layout import stacked_format, unit_format  # noqa: E402
 from draftree.kernels.cuda.linear import plan_linear  # noqa: E402
 from draftree.kernels.cuda.pack import Uploader, pack, pack_stack  # noqa: E402
 from draftree.kernels.cuda.prefill import expand  # noqa: E402
-from draftree.kernels.cuda.synthetic import random_raw  # noqa: E402
 from draftree.kernels.quant.formats import QuantType, dequantize  # noqa: E402
 from tests.kernels.emulator import emulated_gpu  # noqa: E402
 

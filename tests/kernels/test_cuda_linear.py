@@ -7,13 +7,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from benchmarks.random_raw import random_raw  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.layout import PackedMatrix, new_activations  # noqa: E402
 from draftree.kernels.cuda.linear import linear, new_workspace, plan_linear  # noqa: E402
 from draftree.kernels.cuda.pack import pack  # noqa: E402
 from draftree.kernels.cuda.prefill import prefill_linear, prepare_rows  # noqa: E402
 from draftree.kernels.cuda.prepare import prepare_plain  # noqa: E402
-from draftree.kernels.cuda.synthetic import random_raw  # noqa: E402
 from draftree.kernels.quant.formats import QuantType, dequantize  # noqa: E402
 from tests.kernels.emulator import emulated_gpu  # noqa: E402
 

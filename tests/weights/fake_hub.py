@@ -18,6 +18,7 @@ class FakeHub:
     cut_at: int | None = None  # break the connection at this byte, once
     stop_at: int | None = None  # never send more than this many bytes
     ranges: list[str] = field(default_factory=list)
+    etags: dict[str, str] = field(default_factory=dict)  # by file, others have their SHA-256
     endpoint: str = ""
 
     def respond(self, handler: BaseHTTPRequestHandler, has_body: bool) -> None:
@@ -37,7 +38,8 @@ class FakeHub:
             self.ranges.append(requested)
             start = int(requested.removeprefix("bytes=").split("-")[0])
         handler.send_response(206 if requested else 200)
-        handler.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        etag = self.etags.get(f"{repo}/{name}", hashlib.sha256(data).hexdigest())
+        handler.send_header("ETag", f'"{etag}"')
         handler.send_header("X-Repo-Commit", "0" * 40)
         handler.send_header("Content-Length", str(len(data) - start))
         if requested:

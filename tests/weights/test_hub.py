@@ -18,9 +18,11 @@ from draftree.weights.source import (
     ModelFile,
     Progress,
     Report,
+    Source,
     SourceError,
     WheelSource,
 )
+from tests.weights.fake_hub import running_hub
 
 DATA = b"weights" * 1000
 SHA = hashlib.sha256(DATA).hexdigest()
@@ -52,7 +54,7 @@ class FakeSource:
         return Fetched(path, self.sha256)
 
 
-def entry(*sources: FakeSource, file: ModelFile = FILE) -> ModelEntry:
+def entry(*sources: Source, file: ModelFile = FILE) -> ModelEntry:
     return ModelEntry("tiny", "a test", (file,), sources)
 
 
@@ -249,3 +251,31 @@ def test_default_model_is_real(smollm2_path: Path) -> None:
     assert checkpoint.architecture == "llama" and len(checkpoint.tensors) == 272
     assert checkpoint.tensors["token_embd.weight"].shape == (49152, 576)
     assert len(checkpoint.metadata["tokenizer.ggml.tokens"]) == 49152
+
+
+def _git_id(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("etag", "words"),
+    [
+        (SHA, None),
+        (_git_id(DATA), None),
+        ("0" * 64, "instead of 0000"),
+        ("0" * 40, "instead of 0000"),
+        ("version-7", r"states no checksum of m\.gguf"),
+    ],
+)
+def test_what_a_hub_says_of_a_file_is_checked(tmp_path: Path, etag: str, words: str | None) -> None:
+    """A large file's SHA-256, or the name that git has for a small one."""
+    with running_hub() as running:
+        running.files["org/repo/m.gguf"] = DATA
+        running.etags["org/repo/m.gguf"] = etag
+        wanted = entry(HubSource("org/repo", running.endpoint), file=ModelFile("m.gguf"))
+        if words is None:
+            assert hub.pull("tiny", None, [wanted], tmp_path).read_bytes() == DATA
+            return
+        with pytest.raises(FetchError, match=words):
+            hub.pull("tiny", None, [wanted], tmp_path)
+        assert not (tmp_path / "tiny" / "m.gguf").exists()

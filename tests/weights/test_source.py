@@ -37,7 +37,7 @@ def test_hub_gives_the_file_and_its_hash(hub: FakeHub, tmp_path: Path) -> None:
     source = HubSource("org/repo", hub.endpoint)
     fetched = source.fetch(ModelFile("model.gguf"), tmp_path, seen.append)
     assert fetched.path.read_bytes() == DATA
-    assert fetched.sha256 == hashlib.sha256(DATA).hexdigest()
+    assert fetched.checksum == hashlib.sha256(DATA).hexdigest()
     assert [(p.num_bytes, p.total_bytes, p.stage) for p in seen][-1] == (
         len(DATA),
         len(DATA),

@@ -81,10 +81,6 @@ class KvCache(KvState):
         scales = memory[num_bytes:].view(np.float32).reshape(self.kv_heads, -1)
         return memory[:num_bytes].view(self.dtype).reshape(shape), scales
 
-    def keys_by_position(self, kv_head: int) -> np.ndarray:
-        """A copy of one head's keys as [capacity, head_dim], for looking at them."""
-        return self.keys[kv_head].transpose(0, 2, 1, 3).reshape(self.capacity, self.head_dim)
-
     def copy(self, start: int, end: int) -> tuple[np.ndarray, ...]:
         """Slots start … end-1; of the keys whole tiles, so a few slots more."""
         tiles = self.keys[:, start // LANES : -(-end // LANES)]

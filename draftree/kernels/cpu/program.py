@@ -6,12 +6,11 @@ committed length) are read from a control array at run time, so one program serv
 """
 
 import struct
-import time
 
 import numpy as np
 
 from draftree.kernels.cpu.kernel import Kernel
-from draftree.kernels.cpu.team import RECORD_BYTES, RECORD_WORDS, Team, new_tickets
+from draftree.kernels.cpu.team import RECORD_WORDS, Team, new_tickets
 
 Argument = int | float | np.ndarray
 _Span = tuple[int, int]
@@ -77,16 +76,6 @@ class Program:
 
     def run(self) -> None:
         self._team.run(*(self._frozen or self._freeze()))
-
-    def profile(self) -> dict[str, float]:
-        """Run once, one operation at a time: milliseconds by kernel name."""
-        records, _, *tickets = self._frozen or self._freeze()
-        times = dict.fromkeys(self._names, 0.0)
-        for i, name in enumerate(self._names):
-            start = time.perf_counter()
-            self._team.run(records + i * RECORD_BYTES, 1, *tickets)
-            times[name] += (time.perf_counter() - start) * 1000
-        return times
 
     def _freeze(self) -> tuple[int, ...]:
         records = np.array(self._rows, dtype=np.int64).reshape(-1, RECORD_WORDS)

@@ -98,46 +98,6 @@ def store(typingctx, address, value):
 
 
 @intrinsic
-def load_half(typingctx, address):
-    """Sixteen consecutive float16, widened (exact)."""
-
-    def codegen(context, builder, signature, args):
-        half = ir.VectorType(ir.HalfType(), LANES)
-        value = builder.load(_pointer(builder, args[0], half))
-        value.align = 2
-        return builder.fpext(value, _V32)
-
-    return f32x16(types.int64), codegen
-
-
-@intrinsic
-def store_half(typingctx, address, value):
-    """Round to float16 (to nearest even) and store."""
-
-    def codegen(context, builder, signature, args):
-        half = ir.VectorType(ir.HalfType(), LANES)
-        narrow = builder.fptrunc(args[1], half)
-        builder.store(narrow, _pointer(builder, args[0], half)).align = 2
-        return context.get_dummy_value()
-
-    return types.void(types.int64, f32x16), codegen
-
-
-@intrinsic
-def load_bfloat(typingctx, address):
-    """Sixteen consecutive bfloat16, widened (exact)."""
-
-    def codegen(context, builder, signature, args):
-        value = builder.load(_pointer(builder, args[0], _V16))
-        value.align = 2
-        wide = builder.zext(value, _VI32)
-        shift = ir.Constant(_VI32, [16] * LANES)
-        return builder.bitcast(builder.shl(wide, shift), _V32)
-
-    return f32x16(types.int64), codegen
-
-
-@intrinsic
 def splat(typingctx, scalar):
     """The scalar (rounded to float32) in every lane."""
 
@@ -283,19 +243,6 @@ def maximum(typingctx, a, b):
         return builder.select(greater, args[0], args[1])
 
     return f32x16(f32x16, f32x16), codegen
-
-
-@intrinsic
-def keep_first(typingctx, value, count, fill):
-    """Lanes below count as they are, the others fill."""
-
-    def codegen(context, builder, signature, args):
-        lanes = ir.Constant(_VI32, list(range(LANES)))
-        limit = _splat(builder, builder.trunc(args[1], _I32), _VI32)
-        below = builder.icmp_signed("<", lanes, limit)
-        return builder.select(below, args[0], _splat(builder, args[2], _V32))
-
-    return f32x16(f32x16, types.int64, types.float32), codegen
 
 
 def _fold(builder, value, combine):

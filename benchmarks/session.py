@@ -1,0 +1,121 @@
+"""One model on its way through all measurements: those of `draftree bench`, and those that only
+developers of draftree need.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import multiturn, operation, start
+from benchmarks.budget import BUDGETS, BudgetOptions, measure_budget
+from benchmarks.context import ContextOptions, measure_context
+from benchmarks.memory import measure_memory
+from benchmarks.overhead import OverheadOptions, measure_overhead, run_server
+from benchmarks.parity import ParityOptions, measure_parity
+from draftree.bench.dataset import OWN, chat_prompts
+from draftree.bench.http import HttpOptions, measure_http
+from draftree.bench.record import Json
+from draftree.bench.writing import Drafting
+from draftree.cli.measurement import MAX_CTX, Line, Measurement
+from draftree.env import cache_dir
+from draftree.errors import BenchError
+
+ALONE: dict[str, Callable[..., Any]] = {
+    "operations": operation.measure_operations,
+    "memory": measure_memory,
+    "start": start.measure_start,
+    "multiturn": multiturn.measure_multiturn,
+}
+
+
+class Session(Measurement):
+    """Everything that is measured of a model on a CPU, or on the GPU where it says so."""
+
+    def parity(self, num_tokens: int, exact_windows: int, python: str) -> Line:
+        cache = cache_dir() / "peers"
+        options = ParityOptions(self.threads, python, cache, num_tokens, exact_windows)
+        return self.record(
+            "parity",
+            options.settings(),
+            lambda: measure_parity(self.path, self.model.sha256, options, self.say),
+        )
+
+    def context(
+        self, depths: Sequence[int], rounds: int, n_gen: int, draft: str, device: str = "auto"
+    ) -> Line:
+        longest = self.context_length
+        fitting = tuple(depth for depth in sorted(set(depths)) if depth + n_gen <= longest)
+        for depth in sorted(set(depths) - set(fitting)):
+            self.skip(f"A depth of {depth}: {self.path.name} was trained for {longest} tokens.")
+        if not fitting:
+            raise BenchError(f"No depth fits the {longest} tokens of {self.path.name}.")
+        drafting = Drafting(draft, device=device)
+        options = ContextOptions(self.threads, rounds, drafting, fitting, n_gen)
+        settings = {"threads": self.threads, "rounds": rounds, "num_tokens": n_gen, "draft": draft}
+        return self.record(
+            "context", settings, lambda: measure_context(self.path, options, self.say)
+        )
+
+    def budget(
+        self,
+        budgets: Sequence[str],
+        data: Sequence[str],
+        file: Path | None,
+        limit: int,
+        passes: int,
+        n_gen: int,
+        draft: str,
+        device: str = "auto",
+    ) -> Line:
+        sets = self.load_sets(data or (() if file else (OWN,)), file, limit)
+        prompts = [prompt for members in sets.values() for prompt in members]
+        drafting = Drafting(draft, device=device)
+        chosen, max_ctx = tuple(budgets) or BUDGETS, min(MAX_CTX, self.context_length)
+        options = BudgetOptions(self.threads, passes, n_gen, drafting, chosen, max_ctx)
+        settings: Json = {"threads": self.threads, "passes": passes, "num_tokens": n_gen}
+        settings |= {"limit": limit, "draft": draft, "sets": list(sets)}
+        return self.record(
+            "budget", settings, lambda: measure_budget(self.path, prompts, options, self.say)
+        )
+
+    def overhead(self, limit: int, rounds: int, n_gen: int) -> Line:
+        options = OverheadOptions(self.threads, rounds, n_gen)
+        settings = {"threads": self.threads, "rounds": rounds, "num_tokens": n_gen, "limit": limit}
+        return self.record(
+            "overhead",
+            settings,
+            lambda: measure_overhead(self.path, chat_prompts()[:limit], options, self.say),
+        )
+
+    def http(self, clients: Sequence[int], requests: int, n_gen: int) -> Line:
+        """A server of our own."""
+        options = HttpOptions(tuple(sorted(set(clients))), requests, n_gen)
+
+        def measure() -> Any:
+            self.say("starting a server")
+            with run_server(self.path, self.threads) as endpoint:
+                return measure_http(endpoint, chat_prompts(), options, self.say)
+
+        settings = options.settings(is_own=True) | {"threads": self.threads}
+        return self.record("http", settings, measure)
+
+
+def all_kinds(
+    session: Session, rounds: int, num_tokens: int, python: str, llama_bench: Path | None
+) -> dict[str, Callable[[], Line]]:
+    """Every kind but the GPU's, with settings that keep the whole short."""
+    few = min(rounds, 3)
+    alone = {kind: partial(session.alone, kind, few, take) for kind, take in ALONE.items()}
+    return {
+        "peers": partial(session.peers, rounds, python, llama_bench),
+        "decode": partial(session.decode, 2 * rounds),
+        "prefill": partial(session.prefill, few),
+        **alone,
+        "suite": partial(session.suite, (), None, 4, 96, "auto"),
+        "context": partial(session.context, (128, 512, 2048, 4096), 1, 32, "auto"),
+        "budget": partial(session.budget, (), (), None, 3, 2, 40, "auto"),
+        "overhead": partial(session.overhead, 3, few, 64),
+        "http": partial(session.http, (1, 2, 4), 1, 48),
+        "parity": partial(session.parity, num_tokens, min(4, num_tokens // 512), python),
+    }

@@ -1,0 +1,194 @@
+"""What we ask of ourselves: a target for each figure, and an aim beyond it. In: results. Out: a
+verdict for each. A retired target is a figure without a verdict.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from draftree.bench.record import Json
+
+SMOLLM2: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+CODER: Final = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
+SYNTH: Final = "988b1e63e2e37bd5f0302d80fccf7e527833232ebe4a1022c52323fc55a2b30d"
+_NAMES: Final = {
+    SMOLLM2: "SmolLM2-135M Q4_1",
+    CODER: "Qwen2.5-Coder-0.5B Q4_K_M",
+    SYNTH: "27B shapes, Q4_K_M",
+}
+
+
+NEOVERSE_N1: Final = "0x41 0xd0c"  # implementer and part
+
+
+def _never(cpu: str) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """read: the figure in the measures of a result of this kind, for the file with this hash.
+    is_retired: whether nothing is asked of it, by the machine's CPU.
+    """
+
+    what: str
+    kind: str
+    sha256: str
+    read: Callable[[Json], float]
+    is_at_least: bool
+    limit: float
+    aim: float
+    unit: str = "×"
+    is_retired: Callable[[str], bool] = _never
+
+    @property
+    def model(self) -> str:
+        return _NAMES[self.sha256]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """value None: there is no result for it."""
+
+    target: Target
+    value: float | None
+    is_retired: bool = False
+    is_older: bool = False  # taken with other kernels than the newest result
+
+    @property
+    def words(self) -> str:
+        if self.value is None:
+            return "not measured"
+        if self.is_retired:
+            return "no target"
+        if self._reaches(self.target.aim):
+            words = "aim reached"
+        else:
+            words = "target reached" if self._reaches(self.target.limit) else "missed"
+        return f"{words}, older kernels" if self.is_older else words
+
+    def _reaches(self, limit: float) -> bool:
+        assert self.value is not None
+        return self.value >= limit if self.target.is_at_least else self.value <= limit
+
+
+def _decode_ratio(measures: Json) -> float:
+    return float(measures["decode"]["ratio"]["value"])
+
+
+def _prefill_ratio(measures: Json) -> float:
+    return float(measures["prefill"]["512"]["ratio"]["value"])
+
+
+def _perplexity_percent(measures: Json) -> float:
+    return round(100 * abs(measures["ours_over_llama"]), 4)
+
+
+def _unexplained(measures: Json) -> float:
+    groups = (measures["greedy"], measures["first_choices"])
+    return float(sum(len(g["disagreements"]) - g["num_explained"] for g in groups))
+
+
+def _overhead_ratio(measures: Json) -> float:
+    """Of tokens per second as `draftree run` counts them: from the first one on."""
+    return float(measures["decode_ratio"]["value"])
+
+
+def _changed_texts(measures: Json) -> float:
+    return float(sum(s["num_prompts"] - s["num_equal"] for s in measures["sets"].values()))
+
+
+def _slowest_set(measures: Json) -> float:
+    return float(min(item["speed_up"] for item in measures["sets"].values()))
+
+
+def _targets_of(
+    sha256: str, decode: tuple[float, float], prefill: tuple[float, float]
+) -> tuple[Target, ...]:
+    def memory(measures: Json) -> float:
+        return float(measures["ratio"]["median"])
+
+    def is_smallest(cpu: str) -> bool:
+        """What a process needs besides weights is much beside a file of 98 MB."""
+        return sha256 == SMOLLM2
+
+    return (
+        Target("decode against llama.cpp", "peers", sha256, _decode_ratio, True, *decode),
+        Target("prefill of 512 against llama.cpp", "peers", sha256, _prefill_ratio, True, *prefill),
+        Target(
+            "memory over files loaded, 2K context",
+            *("memory", sha256, memory, False, 1.3, 1.1),
+            is_retired=is_smallest,
+        ),
+        Target(
+            "perplexity, distance from llama.cpp",
+            *("parity", sha256, _perplexity_percent, False, 0.5, 0.1, "%"),
+        ),
+        Target("unexplained disagreements", "parity", sha256, _unexplained, False, 0.0, 0.0, ""),
+        Target("texts that drafting changed", "suite", sha256, _changed_texts, False, 0, 0, ""),
+        Target("speculative over plain, slowest set", "suite", sha256, _slowest_set, True, 0.97, 1),
+    )
+
+
+def _gpu_targets() -> tuple[Target, ...]:
+    """Of a large GPU: what the flagship's shapes must reach there."""
+
+    def median(name: str, key: str = "") -> Callable[[Json], float]:
+        return lambda m: float((m[name][key] if key else m[name])["median"])
+
+    def target(
+        what: str, read: Callable[[Json], float], more: bool, limit: float, aim: float, unit: str
+    ) -> Target:
+        return Target(what, "gpu", SYNTH, read, more, limit, aim, unit)
+
+    def unequal(measures: Json) -> float:
+        return float(sum(e["num_texts"] - e["num_equal"] for e in measures["equality"].values()))
+
+    return (
+        target("plain decoding", median("plain", "512"), True, 150, 220, "tok/s"),
+        target("one round, budget 22", median("round_ms", "512"), False, 10, 7, "ms"),
+        target("pass of 24 tokens", median("forward_ms", "24"), False, 8.5, 5.5, "ms"),
+        target("prefill of 2048", median("prefill", "2048"), True, 8000, 12000, "tok/s"),
+        target("prefill of 13312", median("prefill", "13312"), True, 8000, 12000, "tok/s"),
+        target("plain decoding at depth 65536", median("plain", "65536"), True, 130, 190, "tok/s"),
+        target("peak memory, draft, 8K", median("peak_gib"), False, 22.35, 21, "GiB"),
+        target("loading, file cached", median("load_s"), False, 25, 10, "s"),
+        target("texts that drafting changed", unequal, False, 0, 0, ""),
+    )
+
+
+TARGETS: Final = (
+    *_targets_of(SMOLLM2, (1.2, 1.6), (2.5, 5.0)),
+    Target(
+        "pass of 8 tokens over pass of 1",
+        *("decode", SMOLLM2, lambda m: float(m["eight_over_one"]["value"]), False, 2.5, 2.0),
+        is_retired=lambda cpu: NEOVERSE_N1 in cpu,
+    ),
+    Target(
+        "warm start to first token",
+        *("start", SMOLLM2, lambda m: float(m["first_token_s"]["median"]), False, 2.0, 1.0, "s"),
+    ),
+    Target(
+        "server against the engine alone", "overhead", SMOLLM2, _overhead_ratio, True, 0.97, 0.99
+    ),
+    *_targets_of(CODER, (1.0, 1.3), (2.0, 4.0)),
+    Target("server against the engine alone", "overhead", CODER, _overhead_ratio, True, 0.97, 0.99),
+    *_gpu_targets(),
+)
+
+
+def judge_targets(
+    records: Iterable[Json], older: Collection[tuple[str, str]] = ()
+) -> list[Verdict]:
+    """records of one machine. older: kind and hash of those of older kernels."""
+    found = {(r["kind"], r["model"]["sha256"]): r for r in records}
+    verdicts = []
+    for target in TARGETS:
+        key = target.kind, target.sha256
+        if key not in found:
+            verdicts.append(Verdict(target, None))
+            continue
+        is_retired = target.is_retired(found[key]["machine"]["cpu"])
+        value = target.read(found[key]["measures"])
+        verdicts.append(Verdict(target, value, is_retired, key in older))
+    return verdicts

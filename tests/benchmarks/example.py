@@ -1,0 +1,182 @@
+"""Invented measurements of every kind, as dataclasses and as records."""
+
+from benchmarks.budget import BudgetMeasures, BudgetRow
+from benchmarks.context import ContextMeasures, DepthMeasures
+from benchmarks.memory import MemoryMeasures
+from benchmarks.multiturn import MultiturnMeasures
+from benchmarks.operation import OperationMeasures, Shares, group_kernels
+from benchmarks.overhead import OverheadMeasures
+from benchmarks.parity import Agreement, Disagreement, Noise, Noises, ParityMeasures
+from benchmarks.start import StartMeasures
+from benchmarks.target import CODER, SMOLLM2
+from draftree.bench.decode import DecodeMeasures
+from draftree.bench.gpu import Equality, GpuMeasures
+from draftree.bench.http import HttpMeasures, StreamedReply, summarize_level
+from draftree.bench.median import divide, summarize
+from draftree.bench.peers import PeerMeasures, PeerOptions, judge
+from draftree.bench.prefill import PrefillMeasures
+from draftree.bench.record import ModelId, make_record
+from draftree.bench.suite import SetMeasures, SuiteMeasures
+
+KERNELS = {"linear": 6.0, "quantize": 1.0, "attention_kernel": 2.0, "norm_kernel": 1.0}
+PEER = {"version": "1", "system": "AVX2 = 1 |", "kv": "f16"}
+
+
+def shares(width):
+    return Shares(width, 10.0, KERNELS, 2.0, group_kernels(KERNELS))
+
+
+def peers(scale=1.0):
+    times = {
+        "ours": [1000.0 / scale, 1100.0 / scale, 900.0 / scale],
+        "wheel": [3200.0, 3400.0, 3000.0],
+        "native": [1600.0, 1700.0, 1500.0],
+    }
+    duel = judge(128, times, {"server": 4000.0, "library": 3000.0})
+    builds = {
+        "wheel": {"version": "1", "system": "AVX2 = 1 |", "kv": "f16"},
+        "native": {"build_commit": "abc", "build_number": "7", "backends": "CPU", "cpu_info": "x"},
+    }
+    return PeerMeasures(duel, {"512": duel, "64": duel}, builds, "q8")
+
+
+def decode():
+    widths = (1, 2, 4, 8, 16, 24, 32, 64)
+    forward = {str(w): summarize([5.0 + w, 6.0 + w, 7.0 + w], "ms") for w in widths}
+    rates = {"32": summarize([100.0, 110.0, 90.0], "tok/s")}
+    ratio = divide(forward["8"], forward["1"])
+    return DecodeMeasures(rates, forward, ratio)
+
+
+def prefill():
+    return PrefillMeasures({"512": summarize([900.0, 1000.0], "tok/s")})
+
+
+def operations():
+    by_width = {str(width): shares(width) for width in (1, 8, 256)}
+    return OperationMeasures(by_width, summarize([10.0], "ms"))
+
+
+def memory(ratio=1.2):
+    mib = summarize([100.0], "MiB")
+    samples = summarize([ratio], "×")
+    return MemoryMeasures(
+        *(2048, samples, samples, mib, mib, mib, mib, mib, 120.0, samples, mib),
+    )
+
+
+def start():
+    seconds = summarize([0.9, 1.1, 1.0], "s")
+    return StartMeasures(seconds, seconds, seconds, seconds, {"draftree": 200.0, "numpy": 90.0})
+
+
+def parity(excess=0.001, gap=0.1):
+    perplexities = summarize([12.0, 14.0], "perplexity")
+    noise = Noise(0.08, 0.3, 0.5)
+    found = Disagreement("prompt 0", 7, 11, 12, gap, gap <= 0.6)
+    agreement = Agreement(64, 63, int(found.is_explained), [found])
+    names = ("ours", "llama", "ours_part", "llama_part", "exact_part")
+    return ParityMeasures(
+        *(perplexities, perplexities, perplexities, dict.fromkeys(names, 13.0)),
+        *(excess, 0.002, 0.004, Noises(noise, noise), 0.98, agreement, agreement, "ab" * 32),
+        *(PEER, "q8", 2),
+    )
+
+
+def suite():
+    rate = summarize([100.0], "tok/s")
+    ttft = summarize([30.0, 50.0], "ms")
+    stages = {"draft": 300.0, "tree": 20.0, "verify": 1200.0, "accept": 60.0, "commit": 40.0}
+    item = SetMeasures(
+        *(4, 4, 256, rate, rate, 100.0, 150.0, 1.5, 1.8, [0.6, 0.4], 90, 40),
+        *(ttft, ttft, [80, 30, 20, 12], stages | {"rest": 80.0}),
+    )
+    return SuiteMeasures("CPU", "lookup in the text so far", {"own": item, "gsm8k": item})
+
+
+def context():
+    depths = {}
+    for depth, scale in (("128", 1.0), ("512", 0.9), ("4096", 0.5)):
+        plain = summarize([100 * scale, 110 * scale, 90 * scale], "tok/s")
+        drafted = summarize([150 * scale, 160 * scale, 140 * scale], "tok/s")
+        ttft = summarize([float(depth)], "ms")
+        ratio = divide(drafted, plain)
+        depths[depth] = DepthMeasures(plain, drafted, ratio, ttft, ttft, 1.7, 3, 3)
+    return ContextMeasures("CPU", "lookup in the text so far", depths)
+
+
+def budget():
+    plain = summarize([100.0, 102.0], "tok/s")
+    rows = {}
+    for name, scale in (("0", 1.0), ("4", 1.2), ("22", 1.4), ("auto", 1.3)):
+        rate = summarize([100 * scale, 102 * scale], "tok/s")
+        rows[name] = BudgetRow(rate, divide(rate, plain), 1.0 + scale, 4.0, 6, 6)
+    refused = {"64": "on a GPU the budget is at most 63"}
+    return BudgetMeasures("CPU", "a trained draft", 3, rows, "22", "22", refused)
+
+
+def overhead():
+    served, direct = summarize([98.0, 99.0], "tok/s"), summarize([100.0, 100.0], "tok/s")
+    ttft = summarize([20.0, 30.0], "ms")
+    ratio = divide(served, direct)
+    return OverheadMeasures(served, direct, ratio, ratio, ttft, ttft, 6, 6)
+
+
+def http():
+    levels = {}
+    for clients in (1, 2, 4):
+        replies = [
+            StreamedReply("ab", 3, True, [0.1 * clients, 0.1 * clients + 0.05], 0.2 * clients)
+            for _ in range(2 * clients)
+        ]
+        levels[str(clients)] = summarize_level(replies, 0.4 * clients)
+    return HttpMeasures("smollm2", True, levels)
+
+
+def multiturn():
+    times = [summarize([ms, 2 * ms], "ms") for ms in (1000.0, 50.0, 60.0, 1200.0, 8.0)]
+    first, second, returned, fresh, save = times
+    return MultiturnMeasures(
+        *(2048, first, second, returned, fresh),
+        *(divide(second, first), divide(returned, fresh)),
+        *(summarize([20.0, 21.0], "tokens"), save, summarize([47.0], "MiB")),
+        *(2, 2, {"hit": 2.5, "fresh": 2.5}),
+    )
+
+
+def gpu():
+    def by(keys, unit):
+        return {str(key): summarize([float(key)], unit) for key in keys}
+
+    return GpuMeasures(
+        *("A GPU", summarize([9.0], "s"), 21.0, summarize([21.5], "GiB"), 22.35),
+        *(by((512, 65536), "tok/s"), by((512, 65536), "ms"), by((1, 24), "ms")),
+        *(by((2048, 13312), "tok/s"), {"greedy": Equality(200, 3, 3, 1.5)}),
+    )
+
+
+SETTINGS = {
+    "gpu": {"rounds": 3, "memory": 22.35, "shape": "27b"},
+    "peers": PeerOptions(2, 3).settings(),
+    "decode": {"threads": 2, "rounds": 3},
+    "prefill": {"threads": 2, "rounds": 3},
+    "operations": {"threads": 2, "rounds": 1},
+    "memory": {"threads": 2, "rounds": 1},
+    "start": {"threads": 2, "rounds": 3},
+    "parity": {"threads": 2, "num_tokens": 20480, "window": 512, "exact_windows": 4},
+    "suite": {"threads": 2, "num_tokens": 96, "limit": 4},
+    "multiturn": {"threads": 2, "rounds": 2},
+    "context": {"threads": 2, "rounds": 1, "num_tokens": 32},
+    "budget": {"threads": 2, "passes": 2, "num_tokens": 40, "limit": 3, "sets": ["own"]},
+    "overhead": {"threads": 2, "rounds": 2, "num_tokens": 64, "limit": 3},
+    "http": {"clients": [1, 2, 4], "requests": 2, "num_tokens": 48, "is_own": True},
+}
+MODELS = {
+    SMOLLM2: ModelId("smollm2", "SmolLM2.gguf", 98_362_432, SMOLLM2),
+    CODER: ModelId("coder", "Coder.gguf", 491_400_064, CODER),
+}
+
+
+def record(kind, measures=None, sha256=SMOLLM2, disturbance=0.01):
+    measures = globals()[kind]() if measures is None else measures
+    return make_record(kind, MODELS[sha256], SETTINGS[kind], measures, disturbance)

@@ -1,0 +1,84 @@
+"""Targets are judged on the figures of the right file."""
+
+from dataclasses import replace
+
+from benchmarks.target import CODER, NEOVERSE_N1, SMOLLM2, TARGETS, judge_targets
+from tests.benchmarks import example
+
+
+def words(records, kind, sha256=SMOLLM2):
+    return [
+        verdict.words
+        for verdict in judge_targets(records)
+        if (verdict.target.kind, verdict.target.sha256) == (kind, sha256)
+    ]
+
+
+def test_without_results_nothing_is_measured():
+    verdicts = judge_targets([])
+    assert len(verdicts) == len(TARGETS)
+    assert {verdict.words for verdict in verdicts} == {"not measured"}
+
+
+def test_ratios_above_their_targets():
+    assert words([example.record("peers", example.peers(1.0))], "peers") == [
+        "aim reached",  # 1.6 of 1.6
+        "missed",  # 1.6 of 2.5
+    ]
+    assert words([example.record("peers", example.peers(0.8))], "peers")[0] == "target reached"
+    assert words([example.record("peers", example.peers(0.5))], "peers")[0] == "missed"
+
+
+def test_figures_below_their_targets():
+    for ratio, verdict in ((1.05, "aim reached"), (1.2, "target reached"), (3.4, "missed")):
+        records = [example.record("memory", example.memory(ratio), sha256=CODER)]
+        assert words(records, "memory", CODER) == [verdict]
+
+
+def test_perplexity_counts_in_both_directions():
+    for excess, verdict in (
+        (-0.0005, "aim reached"),
+        (-0.004, "target reached"),
+        (-0.006, "missed"),
+    ):
+        assert words([example.record("parity", example.parity(excess))], "parity")[0] == verdict
+
+
+def test_one_unexplained_disagreement_misses():
+    assert words([example.record("parity", example.parity(gap=0.1))], "parity")[1] == "aim reached"
+    assert words([example.record("parity", example.parity(gap=2.0))], "parity")[1] == "missed"
+
+
+def test_a_result_counts_for_its_own_file_only():
+    records = [example.record("peers", sha256=CODER)]
+    assert words(records, "peers") == ["not measured"] * 2
+    assert words(records, "peers", CODER)[0] == "aim reached"
+
+
+def test_retired_targets_are_figures_only():
+    """Memory of the smallest model anywhere, eight rows over one on a Neoverse-N1."""
+    records = [example.record("memory", example.memory(3.4)), example.record("decode")]
+    assert words(records, "memory") == ["no target"]
+    assert words(records, "decode") == ["aim reached"]
+    records[1]["machine"]["cpu"] = f"aarch64 {NEOVERSE_N1}"
+    assert words(records, "decode") == ["no target"]
+    retired = [verdict for verdict in judge_targets(records) if verdict.is_retired]
+    assert len(retired) == 2 and all(verdict.value is not None for verdict in retired)
+
+
+def test_verdicts_of_older_kernels_say_so():
+    (record,) = records = [example.record("start")]
+    assert words(records, "start") == ["aim reached"]
+    older = {("start", record["model"]["sha256"])}
+    found = [v.words for v in judge_targets(records, older) if v.target.kind == "start"]
+    assert found == ["aim reached, older kernels"]
+
+
+def test_drafting_changes_no_text_and_costs_nothing():
+    suite = example.suite()
+    assert words([example.record("suite", suite)], "suite") == ["aim reached", "aim reached"]
+    own = replace(suite.sets["own"], num_equal=3, speed_up=0.98)
+    worse = replace(suite, sets=suite.sets | {"own": own})
+    assert words([example.record("suite", worse)], "suite") == ["missed", "target reached"]
+    slow = replace(suite, sets={"own": replace(own, speed_up=0.86)})
+    assert words([example.record("suite", slow)], "suite")[1] == "missed"
