@@ -13,6 +13,7 @@ import numpy as np
 from draftree.decode.sampler import Sampler
 from draftree.decode.tree import DraftBlock
 from draftree.kernels.cpu.pass_args import NUM_TOKENS, Step
+from draftree.kernels.ops import LayerStore
 from draftree.models.target import Verified
 from draftree.state.sequence import SequenceState
 
@@ -34,6 +35,9 @@ class _TableOps:
     @contextmanager
     def capture(self) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(run=lambda: None)
+
+    def commit(self, stores: Sequence[LayerStore]) -> None:
+        assert not stores, "a table has no layers"
 
 
 class TableTarget:
