@@ -3,7 +3,7 @@
 docs/decoding.md lists these mutations; the list is compared with the one here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from draftree.kernels.cpu.gated_delta import DeltaState
 from draftree.kernels.cpu.kv_cache import KvCache
 from draftree.kernels.cpu.ops import CpuOps
 from draftree.kernels.cpu.pass_args import Step
+from draftree.kernels.ops import LayerStore
 from tests.decode import test_frequencies as frequencies
 from tests.decode import test_host_round as rounds
 from tests.decode import test_host_round_constrained as constrained
@@ -133,9 +134,8 @@ def _commit_without(kind: type) -> Callable[[Patch], None]:
     def mutate(patch: Patch) -> None:
         commit = CpuOps.commit
 
-        def mutated(self: CpuOps, store: Any) -> None:
-            if not isinstance(store, kind):
-                commit(self, store)
+        def mutated(self: CpuOps, stores: Sequence[LayerStore]) -> None:
+            commit(self, [store for store in stores if not isinstance(store, kind)])
 
         patch.setattr(CpuOps, "commit", mutated)
 
