@@ -77,7 +77,7 @@ def measure_multiturn(
         rows = []
         for number, text in enumerate(texts):
             report(f"multiturn: conversation {number + 1} of {rounds}")
-            subject.tokens.forget()
+            subject.tokens.reset()
             rows.append(_converse(subject, text))
     finally:
         subject.close()
@@ -102,13 +102,13 @@ def _converse(subject: Subject, text: str) -> _Row:
     second = _ask(subject, messages)
     messages += [_message("assistant", second.text), _message("user", _QUESTIONS[2])]
     start = time.perf_counter()
-    tokens.keep()
+    tokens.offload()
     save_ms = (time.perf_counter() - start) * 1000
     kept_bytes = tokens.kept_bytes
     _ask(subject, [_message("user", _INTERLUDE)])
-    tokens.keep()
+    tokens.offload()
     returned = _ask(subject, messages)
-    tokens.forget()
+    tokens.reset()
     fresh = _ask(subject, messages)
     return _Row(first, second, returned, fresh, save_ms, kept_bytes)
 

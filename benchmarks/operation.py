@@ -16,7 +16,7 @@ from draftree.bench.subject import PLAIN, Subject
 from draftree.config import EngineConfig
 from draftree.core import DraftTree
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.cpu.team import RECORD_BYTES
+from draftree.kernels.cpu.thread_pool import RECORD_BYTES
 
 # The first group whose word is in a kernel's name.
 _GROUPS: Final = (
@@ -74,7 +74,7 @@ def measure_shares(subject: Subject, num_tokens: int, rounds: int, *, head_rows:
     bodies, heads = [], []
     for _ in range(rounds + 1):
         target.state.reset()
-        target.state.begin(chain, certain=True)
+        target.state.begin(chain, is_committed=True)
         bodies.append(_profile(body))
         target._ops.step.set_rows(np.arange(num_tokens - head_rows, num_tokens))
         heads.append(_profile(head))
@@ -109,7 +109,7 @@ def _profile(program: Program) -> dict[str, float]:
     times = dict.fromkeys(program._names, 0.0)
     for i, name in enumerate(program._names):
         start = time.perf_counter()
-        program._team.run(records + i * RECORD_BYTES, 1, *tickets)
+        program._pool.run(records + i * RECORD_BYTES, 1, *tickets)
         times[name] += (time.perf_counter() - start) * 1000
     return times
 

@@ -134,7 +134,7 @@ def measure_overhead(
                     served[-1].append(_ask_server(endpoint, model, text, options.num_tokens))
                     time.sleep(_REST_S)
                     direct[-1].append(_ask_engine(engine, text, options.num_tokens))
-                    engine.keep()  # as the server did
+                    engine.offload()  # as the server did
                     time.sleep(_REST_S)
         finally:
             engine.close()

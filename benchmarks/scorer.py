@@ -29,7 +29,7 @@ class Scorer(Subject):
         for start in range(0, len(ids), step):
             chain = DraftTree.chain(tuple(ids[start : start + step]))
             rows = range(chain.num_nodes)
-            state.begin(chain, certain=True)
+            state.begin(chain, is_committed=True)
             logits = self.target.forward(rows).logits
             state.commit(rows)
             scores.extend(
@@ -38,7 +38,7 @@ class Scorer(Subject):
         return asdict(scores)
 
     def greedy(self, ids: Sequence[int], num_tokens: int) -> list[int]:
-        self.tokens.forget()
+        self.tokens.reset()
         return [event.token for event in self.tokens.generate(Request(tuple(ids), num_tokens))]
 
 

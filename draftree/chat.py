@@ -176,7 +176,7 @@ class Engine:
         located = locate(model, settings.draft)
         tokenizer = Tokenizer.from_metadata(located.checkpoint.metadata)
         tokens = TokenEngine(located.checkpoint, settings, located.draft_checkpoint)
-        return cls(tokens, tokenizer, tokens.facts.name)
+        return cls(tokens, tokenizer, tokens.model_config.name)
 
     @property
     def plan(self) -> Plan:
@@ -194,11 +194,11 @@ class Engine:
     def close(self) -> None:
         self.tokens.close()
 
-    def keep(self) -> None:
+    def offload(self) -> None:
         """Save the last conversation, so that others may come between its turns. For a moment in
         which nothing is asked; without it, that is done when the next one begins.
         """
-        self.tokens.keep()
+        self.tokens.offload()
 
     def chat(
         self,

@@ -1,7 +1,7 @@
 """EngineConfig is what was asked for; Plan is what will be done. The only place where "auto" is
 decided.
 
-The plan's memory is arithmetic on the model's facts, done before anything is loaded; what does
+The plan's memory is arithmetic on the model's sizes, done before anything is loaded; what does
 not fit is refused here, with the numbers.
 """
 
@@ -9,24 +9,24 @@ import os
 from dataclasses import dataclass
 from math import inf
 
-from draftree.core import DraftSize, ModelFacts
+from draftree.core import DraftSize, ModelConfig
 from draftree.errors import CapacityError
 
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8": 1.125}  # the last with scales, for heads of 32
 _DEFAULT_CTX = 8192
 _CHUNK = 128  # more rows are no faster on a CPU, and take more memory
 _MAX_BUDGET = 64
-_CARD_BUDGET = 23  # with the root, a whole bucket of rows
-CARD_NODES = 64
-_CARD_CHUNKS = (2048, 1024, 512, 256)
-_CARD_RESERVE = 1400 * 2**20  # graphs, loaded kernels, what the allocator cannot use
-_CARD_SLABS = 320 * 2**20  # weights of one slab in 16 bits, partial sums
+_GPU_BUDGET = 23  # with the root, a whole bucket of rows
+GPU_NODES = 64
+_GPU_CHUNKS = (2048, 1024, 512, 256)
+_GPU_RESERVE = 1400 * 2**20  # graphs, loaded kernels, what the allocator cannot use
+_GPU_SLABS = 320 * 2**20  # weights of one slab in 16 bits, partial sums
 _GIB = 2**30
 _PREFIX_BYTES = 4 * _GIB
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class GpuInfo:
     """A GPU that could be used."""
 
     index: int
@@ -118,40 +118,40 @@ class Plan:
     kv_type: str
     prefix_bytes: int  # main memory at most, as conversations fill it
     memory: MemoryPlan
-    card: Card | None = None  # None: the CPU
-    memory_limit: int = 0  # bytes of the card that may be used
+    gpu: GpuInfo | None = None  # None: the CPU
+    memory_limit: int = 0  # bytes of the GPU that may be used
 
 
 def plan_memory(
-    facts: ModelFacts, max_ctx: int, kv_type: str, *, exact: bool, chunk: int, max_nodes: int
+    model: ModelConfig, max_ctx: int, kv_type: str, *, exact: bool, chunk: int, max_nodes: int
 ) -> MemoryPlan:
     """What the target needs: upper bounds, since untouched context costs nothing until it is
     used.
     """
-    weights = 4 * facts.num_parameters if exact else facts.weight_bytes
-    kv = int(facts.num_kv_layers * facts.kv_width * KV_BYTES[kv_type] * (max_ctx + max_nodes))
-    rows = chunk * (6 * facts.hidden_size + 3 * facts.ffn_size)
-    logits = max_nodes * (facts.vocab_size + facts.stash_width)
-    return MemoryPlan(weights, kv, facts.recurrent_bytes, 4 * (rows + logits))
+    weights = 4 * model.num_parameters if exact else model.weight_bytes
+    kv = int(model.num_kv_layers * model.kv_width * KV_BYTES[kv_type] * (max_ctx + max_nodes))
+    rows = chunk * (6 * model.hidden_size + 3 * model.ffn_size)
+    logits = max_nodes * (model.vocab_size + model.stash_width)
+    return MemoryPlan(weights, kv, model.recurrent_bytes, 4 * (rows + logits))
 
 
-def plan_card_memory(
-    facts: ModelFacts, draft: DraftSize | None, max_ctx: int, chunk: int, max_nodes: int
+def plan_gpu_memory(
+    model: ModelConfig, draft: DraftSize | None, max_ctx: int, chunk: int, max_nodes: int
 ) -> MemoryPlan:
     """What target and draft need on a GPU. The token embedding stays in main memory."""
     positions = max_ctx + max_nodes
-    kv = 2 * facts.num_kv_layers * facts.kv_width * positions
-    stash = 4 * max_nodes * facts.stash_width
+    kv = 2 * model.num_kv_layers * model.kv_width * positions
+    stash = 4 * max_nodes * model.stash_width
     # Rows in float32 (residual, one wide projection, what mixes it) and once more in 16 bits.
-    rows = chunk * (4 * (4 * facts.hidden_size + 2 * facts.ffn_size) + 4 * facts.ffn_size)
-    scratch = rows + 4 * max_nodes * facts.vocab_size + stash + _CARD_SLABS + _CARD_RESERVE
+    rows = chunk * (4 * (4 * model.hidden_size + 2 * model.ffn_size) + 4 * model.ffn_size)
+    scratch = rows + 4 * max_nodes * model.vocab_size + stash + _GPU_SLABS + _GPU_RESERVE
     extra = 0
     if draft is not None:
         features = 4 * draft.feature_width * 2 * chunk
-        logits = 4 * max_nodes * facts.vocab_size
+        logits = 4 * max_nodes * model.vocab_size
         extra = draft.weight_bytes + 2 * draft.kv_width * positions + features + logits
-    weights = int(1.025 * (facts.weight_bytes - facts.embedding_bytes))  # padding, stacking
-    recurrent = facts.recurrent_bytes + facts.window_bytes  # windows are there twice
+    weights = int(1.025 * (model.weight_bytes - model.embedding_bytes))  # padding, stacking
+    recurrent = model.recurrent_bytes + model.window_bytes  # windows are there twice
     return MemoryPlan(weights, kv, recurrent, scratch, extra)
 
 
@@ -176,33 +176,33 @@ def plan_prefix_bytes(config: EngineConfig, free_bytes: int) -> int:
 
 def resolve(
     config: EngineConfig,
-    facts: ModelFacts,
+    model: ModelConfig,
     memory_limit: int | None = None,
-    card: Card | None = None,
+    gpu: GpuInfo | None = None,
     draft: DraftSize | None = None,
 ) -> Plan:
-    """Decide every "auto" and refuse what does not fit. card: the GPU to use, if any."""
+    """Decide every "auto" and refuse what does not fit. gpu: the GPU to use, if any."""
     is_exact = config.math == "exact"
-    max_ctx = config.max_ctx or min(facts.context_length, _DEFAULT_CTX)
-    if max_ctx > facts.context_length:
+    max_ctx = config.max_ctx or min(model.context_length, _DEFAULT_CTX)
+    if max_ctx > model.context_length:
         raise CapacityError(
-            f"A context of {max_ctx} tokens was asked for, but {facts.name} was trained for "
-            f"{facts.context_length}."
+            f"A context of {max_ctx} tokens was asked for, but {model.name} was trained for "
+            f"{model.context_length}."
         )
-    if card is not None:
-        return _resolve_card(config, facts, max_ctx, card, draft, memory_limit)
+    if gpu is not None:
+        return _resolve_gpu(config, model, max_ctx, gpu, draft, memory_limit)
     kv_type = config.kv_type
     if kv_type == "auto":
-        small = "q8" if facts.has_even_keys else "f16"
-        kv_type = small if facts.is_quantized and not is_exact else "f32"
+        small = "q8" if model.has_even_keys else "f16"
+        kv_type = small if model.is_quantized and not is_exact else "f32"
     budget = _MAX_BUDGET if config.budget == "auto" else int(config.budget)
     chunk = max(config.chunk or _CHUNK, budget + 1)
     max_nodes = budget + 1
-    memory = plan_memory(facts, max_ctx, kv_type, exact=is_exact, chunk=chunk, max_nodes=max_nodes)
+    memory = plan_memory(model, max_ctx, kv_type, exact=is_exact, chunk=chunk, max_nodes=max_nodes)
     limit = memory_limit if memory_limit is not None else machine_memory()
     if memory.total > limit:
         raise CapacityError(
-            f"{facts.name} needs {memory.total / _GIB:.1f} GiB (weights "
+            f"{model.name} needs {memory.total / _GIB:.1f} GiB (weights "
             f"{memory.weights / _GIB:.1f}, context of {max_ctx} tokens {memory.kv / _GIB:.1f}), "
             f"but the machine has {limit / _GIB:.1f} GiB; try a smaller --max-ctx or model."
         )
@@ -218,33 +218,33 @@ def resolve(
     )
 
 
-def _resolve_card(
+def _resolve_gpu(
     config: EngineConfig,
-    facts: ModelFacts,
+    model: ModelConfig,
     max_ctx: int,
-    card: Card,
+    gpu: GpuInfo,
     draft: DraftSize | None,
     memory_limit: int | None,
 ) -> Plan:
     if config.math == "exact" or config.kv_type in ("f32", "q8"):
         raise ValueError("exact math and keys and values other than f16 need the CPU: --device cpu")
-    budget = _CARD_BUDGET if config.budget == "auto" else int(config.budget)
-    if budget >= CARD_NODES:
-        raise ValueError(f"on a GPU the budget is at most {CARD_NODES - 1}, not {budget}")
+    budget = _GPU_BUDGET if config.budget == "auto" else int(config.budget)
+    if budget >= GPU_NODES:
+        raise ValueError(f"on a GPU the budget is at most {GPU_NODES - 1}, not {budget}")
     max_nodes = budget + 1
-    limit = memory_limit or int(config.gpu_memory * _GIB) or card.memory_bytes
-    for chunk in (config.chunk,) if config.chunk else _CARD_CHUNKS:
+    limit = memory_limit or int(config.gpu_memory * _GIB) or gpu.memory_bytes
+    for chunk in (config.chunk,) if config.chunk else _GPU_CHUNKS:
         chunk = max(chunk, max_nodes)
-        memory = plan_card_memory(facts, draft, max_ctx, chunk, max_nodes)
+        memory = plan_gpu_memory(model, draft, max_ctx, chunk, max_nodes)
         if memory.total <= limit:
             break
     else:
         raise CapacityError(
-            f"{facts.name} needs {memory.total / _GIB:.1f} GiB (weights "
+            f"{model.name} needs {memory.total / _GIB:.1f} GiB (weights "
             f"{memory.weights / _GIB:.1f}, draft {memory.draft / _GIB:.1f}, context of {max_ctx} "
             f"tokens {memory.kv / _GIB:.1f}, the rest "
             f"{(memory.scratch + memory.recurrent) / _GIB:.1f}), but {limit / _GIB:.1f} GiB of "
-            f"{card.name} may be used; try a smaller --max-ctx, model or draft, or --device cpu."
+            f"{gpu.name} may be used; try a smaller --max-ctx, model or draft, or --device cpu."
         )
     return Plan(
         threads=config.threads or usable_cores(),
@@ -255,6 +255,6 @@ def _resolve_card(
         kv_type="f16",
         prefix_bytes=plan_prefix_bytes(config, machine_memory()),
         memory=memory,
-        card=card,
+        gpu=gpu,
         memory_limit=limit,
     )

@@ -150,7 +150,7 @@ class DraftTree:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelConfig:
     """What planning needs to know of a model, read from metadata alone."""
 
     name: str
@@ -165,7 +165,7 @@ class ModelFacts:
     num_kv_layers: int  # layers with keys and values; the others are recurrent
     kv_width: int  # floats of keys and values together, per token and kv layer
     recurrent_bytes: int  # fixed state of all recurrent layers
-    stash_width: int  # floats that a tentative node keeps in all recurrent layers
+    stash_width: int  # floats that a speculative node keeps in all recurrent layers
     is_quantized: bool
     window_bytes: int = 0  # of recurrent_bytes, those of convolutions
     embedding_bytes: int = 0  # of the token embedding, where the head is a matrix of its own

@@ -99,7 +99,7 @@ def smollm2_path() -> Path:
 
 
 @pytest.fixture
-def card() -> "Gpu":
+def real_gpu() -> "Gpu":
     """A real one; tests that ask for it are marked gpu."""
     import torch
 
@@ -110,10 +110,10 @@ def card() -> "Gpu":
     return gpu(0)
 
 
-@pytest.fixture(params=["emulated", pytest.param("card", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["emulated", pytest.param("real", marks=pytest.mark.gpu)])
 def any_gpu(request: pytest.FixtureRequest) -> "Gpu":
-    if request.param == "card":
-        return request.getfixturevalue("card")
+    if request.param == "real":
+        return request.getfixturevalue("real_gpu")
     from tests.kernels.emulator import emulated_gpu
 
     return emulated_gpu()

@@ -187,7 +187,7 @@ def test_every_way_of_drafting_gives_the_same(
     assert read(ask(drafted, wish, sampling))[0] == expected
     prompt = knowing._planner.plan(ASK, _options(wish)).prompt_ids
     text = (*prompt, *tokens, 2, *[0] * 16)
-    vocab_size = knowing.tokens.facts.vocab_size
+    vocab_size = knowing.tokens.model_config.vocab_size
     knowing.tokens.drafter = OracleDrafter(  # type: ignore[assignment]
         knowing.tokens.target.state, text, vocab_size, seed=len(tokens)
     )

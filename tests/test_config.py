@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from draftree.config import EngineConfig, plan_memory, resolve, usable_cores
-from draftree.core import ModelFacts
+from draftree.core import ModelConfig
 from draftree.errors import CapacityError
 
-FACTS = ModelFacts(
+FACTS = ModelConfig(
     name="Tiny",
     architecture="any",
     num_parameters=1_000_000,

@@ -34,7 +34,7 @@ def plain_install(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["train", "smollm2-135m", "--out", "draft"], "train"),
         (["bench", "synth", "files", "--shape", "tiny"], "bench"),
-        (["bench", "card", "files", "--shape", "tiny"], "gpu"),
+        (["bench", "gpu", "files", "--shape", "tiny"], "gpu"),
     ],
 )
 def test_a_command_names_its_extra(plain_install, command, extra, tmp_path, monkeypatch) -> None:

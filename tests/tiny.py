@@ -13,7 +13,7 @@ from draftree.config import EngineConfig
 from draftree.core import DraftTree
 from draftree.engine.engine import TokenEngine
 from draftree.kernels.cpu.ops import CpuOps
-from draftree.kernels.cpu.team import Team
+from draftree.kernels.cpu.thread_pool import ThreadPool
 from draftree.models.load import load_model
 from draftree.models.target import Target
 from draftree.state.sequence import Snapshot
@@ -37,15 +37,15 @@ ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen35")
 
 
 @cache
-def team(num_threads: int = NUM_THREADS) -> Team:
-    return Team(num_threads)
+def pool(num_threads: int = NUM_THREADS) -> ThreadPool:
+    return ThreadPool(num_threads)
 
 
 def new_ops(
     *, exact: bool, num_threads: int = NUM_THREADS, kv_dtype: type[np.number] = np.float32
 ) -> CpuOps:
     return CpuOps(
-        team(num_threads),
+        pool(num_threads),
         max_tokens=MAX_CTX,
         max_nodes=MAX_NODES,
         max_ctx=MAX_CTX,
@@ -86,7 +86,7 @@ def run_chain(target: Target, tokens: Sequence[int], chunk_len: int = 64) -> np.
     logits = []
     for start in range(0, len(tokens), chunk_len):
         chunk = DraftTree.chain(tuple(int(t) for t in tokens[start : start + chunk_len]))
-        target.state.begin(chunk, certain=True)
+        target.state.begin(chunk, is_committed=True)
         logits.append(target.forward(range(chunk.num_nodes)).logits.copy())
         target.state.commit(range(chunk.num_nodes))
     return np.concatenate(logits)

@@ -91,13 +91,13 @@ class Subject:
         synchronize(gpu(0))
 
     def prompt(self, length: int) -> tuple[int, ...]:
-        return tuple(self._rng.integers(0, self.engine.facts.vocab_size, length).tolist())
+        return tuple(self._rng.integers(0, self.engine.model_config.vocab_size, length).tolist())
 
     def prefill(self, tokens: tuple[int, ...]) -> float:
         """Seconds; the draft reads the features too."""
         engine, drafter = self.engine, self.engine.drafter
         assert drafter is not None
-        engine.forget()
+        engine.reset()
         self.finish()
         start = time.perf_counter()
         prefill(engine.target, tokens, engine.plan.chunk, drafter.extend_context)
@@ -147,7 +147,7 @@ def measure_gpu(
 
     report("loading")
     subject = Subject(pair, _SHORT_CTX, memory_gib)
-    found = subject.engine.plan.card
+    found = subject.engine.plan.gpu
     if found is None:
         raise BenchError("There is no GPU to measure.")
     load_s, planned = subject.load_s, subject.engine.plan.memory.total / _GIB

@@ -43,7 +43,7 @@ class Subject:
 
     def decode_steps(self, ids: Sequence[int], num_tokens: int) -> list[float]:
         """Milliseconds of each decoded token after the prompt, without the first few."""
-        self.tokens.forget()
+        self.tokens.reset()
         times = []
         last = time.perf_counter()
         for _ in self.tokens.generate(Request(tuple(ids), num_tokens + _WARM_TOKENS)):
@@ -76,7 +76,7 @@ class Subject:
         return self.engine.tokenizer.encode(text, add_special=False, parse_special=False)
 
     def _generate(self, ids: Sequence[int], num_tokens: int) -> Usage:
-        self.tokens.forget()
+        self.tokens.reset()
         stream = self.tokens.generate(Request(tuple(ids), num_tokens))
         for _ in stream:
             pass

@@ -15,7 +15,7 @@ from draftree.chat import Engine
 from draftree.config import EngineConfig
 from draftree.core import Request, SamplingParams, Usage
 from draftree.engine.engine import TokenEngine
-from draftree.engine.gpu import find_card
+from draftree.engine.gpu import find_gpu
 
 STAGES: Final = ("draft", "tree", "verify", "accept", "commit")
 _WARM_UP: Final = "one two three four " * 12  # repeats, so that it is drafted
@@ -47,7 +47,7 @@ class Drafting:
 @contextmanager
 def open_writer(path: Path, threads: int, max_ctx: int, drafting: Drafting) -> Iterator[Engine]:
     """An engine that has written a little already."""
-    ngram = drafting.ngram or ("auto" if find_card(drafting.device) else "on")
+    ngram = drafting.ngram or ("auto" if find_gpu(drafting.device) else "on")
     config = EngineConfig(
         device=drafting.device,
         draft=drafting.draft,
@@ -75,7 +75,7 @@ def describe_drafts(engine: Engine) -> str:
 
 
 def device_name(engine: Engine) -> str:
-    return engine.plan.card.name if engine.plan.card is not None else "CPU"
+    return engine.plan.gpu.name if engine.plan.gpu is not None else "CPU"
 
 
 def encode_prompt(engine: Engine, prompt: Prompt, num_tokens: int) -> list[int]:
@@ -95,7 +95,7 @@ def write_text(
     use_cache: bool = False,
 ) -> Text:
     if not use_cache:
-        engine.forget()
+        engine.reset()
     request = Request(tuple(ids), num_tokens, sampling or SamplingParams(), stop_ids)
     stream = engine.generate(request)
     return Text([event.token for event in stream], stream.usage)

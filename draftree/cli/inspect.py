@@ -12,10 +12,10 @@ from draftree.errors import DraftreeError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from draftree.core import DraftSize, ModelFacts
+    from draftree.core import DraftSize, ModelConfig
     from draftree.weights.checkpoint import Checkpoint
 
-_CARD_SIZES: Final = (8, 12, 16, 24)
+_GPU_SIZES: Final = (8, 12, 16, 24)
 _SMALL_CHUNK: Final = 256  # tokens of a prefill pass where memory is short
 _CONTEXTS: Final = (2048, 8192, 32768, 131072)
 _KV_TYPES: Final = ("q8", "f16", "f32")  # as config.py names them, smallest first
@@ -42,7 +42,7 @@ def inspect(
     from rich.console import Console
 
     from draftree.drafts.registry import is_draft, read_draft_size
-    from draftree.models.facts import read_facts
+    from draftree.models.model_config import read_model_config
     from draftree.weights import hub
     from draftree.weights.file import open_checkpoint
 
@@ -57,14 +57,14 @@ def inspect(
         console.print("This is a draft; its memory is planned together with its target's.")
         return
     try:
-        facts = read_facts(checkpoint)
+        model = read_model_config(checkpoint)
     except DraftreeError as error:
         console.print(f"Memory is not known: {error}", markup=False)
         return
-    console.print(memory_table(facts, list_places()))
+    console.print(memory_table(model, list_places()))
     size = read_draft_size(open_checkpoint(hub.resolve(draft))) if draft else None
     console.print()
-    console.print(card_table(facts, size, list_cards()))
+    console.print(gpu_table(model, size, list_gpus()))
 
 
 def describe(checkpoint: "Checkpoint") -> list[tuple[str, str]]:
@@ -105,46 +105,46 @@ def tensor_table(checkpoint: "Checkpoint") -> "Table":
     return table
 
 
-def memory_table(facts: "ModelFacts", places: list[Place]) -> "Table":
+def memory_table(model: "ModelConfig", places: list[Place]) -> "Table":
     """What the engine would plan for several context lengths, and which KV types fit where."""
     from rich.table import Table
 
-    steps = _context_steps(facts)
+    steps = _context_steps(model)
     table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
     table.title = "main memory by context length and KV type; fits"
     for heading in ("context", *_KV_TYPES, *(place.name for place in places)):
         table.add_column(heading, justify="right", no_wrap=True)
     for num_tokens in steps:
-        sizes = {kv_type: plan_bytes(facts, num_tokens, kv_type) for kv_type in _KV_TYPES}
+        sizes = {kv_type: plan_bytes(model, num_tokens, kv_type) for kv_type in _KV_TYPES}
         fits = (fit_word(sizes, place.num_bytes) for place in places)
         table.add_row(str(num_tokens), *map(format_bytes, sizes.values()), *fits)
     return table
 
 
-def card_table(facts: "ModelFacts", draft: "DraftSize | None", cards: list[Place]) -> "Table":
-    """What the engine would plan on a GPU, by purpose, and which cards hold it."""
+def gpu_table(model: "ModelConfig", draft: "DraftSize | None", gpus: list[Place]) -> "Table":
+    """What the engine would plan on a GPU, by purpose, and which GPUs hold it."""
     from rich.table import Table
 
-    from draftree.config import CARD_NODES, plan_card_memory
+    from draftree.config import GPU_NODES, plan_gpu_memory
 
     table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
-    table.title = "memory on a GPU by context length, f16 keys and values; fits a card of"
-    for heading in ("context", "weights", "draft", "KV", "other", *(card.name for card in cards)):
+    table.title = "memory on a GPU by context length, f16 keys and values; fits a GPU of"
+    for heading in ("context", "weights", "draft", "KV", "other", *(gpu.name for gpu in gpus)):
         table.add_column(heading, justify="right", no_wrap=True)
-    for num_tokens in _context_steps(facts):
-        memory = plan_card_memory(facts, draft, num_tokens, _SMALL_CHUNK, CARD_NODES)
+    for num_tokens in _context_steps(model):
+        memory = plan_gpu_memory(model, draft, num_tokens, _SMALL_CHUNK, GPU_NODES)
         rest = memory.scratch + memory.recurrent
         parts = (memory.weights, memory.draft, memory.kv, rest)
-        fits = ("yes" if memory.total <= card.num_bytes else "no" for card in cards)
+        fits = ("yes" if memory.total <= gpu.num_bytes else "no" for gpu in gpus)
         table.add_row(str(num_tokens), *map(format_bytes, parts), *fits)
     return table
 
 
-def plan_bytes(facts: "ModelFacts", num_tokens: int, kv_type: str) -> int:
+def plan_bytes(model: "ModelConfig", num_tokens: int, kv_type: str) -> int:
     from draftree.config import EngineConfig, resolve
 
     config = EngineConfig(max_ctx=num_tokens, kv_type=kv_type)
-    return resolve(config, facts, memory_limit=_NO_LIMIT).memory.total
+    return resolve(config, model, memory_limit=_NO_LIMIT).memory.total
 
 
 def fit_word(sizes: dict[str, int], room: int) -> str:
@@ -155,8 +155,8 @@ def fit_word(sizes: dict[str, int], room: int) -> str:
     return fitting[-1] if fitting else "no"
 
 
-def _context_steps(facts: "ModelFacts") -> list[int]:
-    return [*(step for step in _CONTEXTS if step < facts.context_length), facts.context_length]
+def _context_steps(model: "ModelConfig") -> list[int]:
+    return [*(step for step in _CONTEXTS if step < model.context_length), model.context_length]
 
 
 def list_places() -> list[Place]:
@@ -165,13 +165,13 @@ def list_places() -> list[Place]:
     return [Place("here", machine_memory())]
 
 
-def list_cards() -> list[Place]:
-    """The usual sizes, which vendors count in powers of ten, and the card that is here."""
-    from draftree.engine.gpu import find_card
+def list_gpus() -> list[Place]:
+    """The usual sizes, which vendors count in powers of ten, and the GPU that is here."""
+    from draftree.engine.gpu import find_gpu
 
-    here = find_card("auto")
-    cards = [Place(f"{size} GB", size * 10**9) for size in _CARD_SIZES]
-    return [*cards, *([Place("here", here.memory_bytes)] if here else [])]
+    here = find_gpu("auto")
+    gpus = [Place(f"{size} GB", size * 10**9) for size in _GPU_SIZES]
+    return [*gpus, *([Place("here", here.memory_bytes)] if here else [])]
 
 
 def format_bytes(num_bytes: int) -> str:

@@ -77,10 +77,10 @@ class Measurement:
 
     @cached_property
     def context_length(self) -> int:
-        from draftree.models.facts import read_facts
+        from draftree.models.model_config import read_model_config
         from draftree.weights.file import open_checkpoint
 
-        return read_facts(open_checkpoint(self.path)).context_length
+        return read_model_config(open_checkpoint(self.path)).context_length
 
     @cached_property
     def model(self) -> "ModelId":

@@ -113,7 +113,7 @@ class DeviceDecoder:
             return []
         self._is_done = record.is_last
         tree, path, bonus = record.round.tree, record.round.path, record.round.bonus
-        self._target.state.note([tree.tokens[node] for node in path])
+        self._target.state.record([tree.tokens[node] for node in path])
         if self._drafter is not None:
             self._drafter.record_context(len(path))
         self._anchor = bonus

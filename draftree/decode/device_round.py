@@ -13,13 +13,13 @@ from draftree.core import DraftTree, Request, TokenSource
 from draftree.decode.decoder import Round
 from draftree.decode.device_decoder import DeviceRecord
 from draftree.drafts.drafter import Drafter
-from draftree.kernels.cpu.sampling import Filters
+from draftree.kernels.cpu.sampling import SamplingArgs
 from draftree.kernels.cuda.accept import RoundRecord, RoundRing, accept
 from draftree.kernels.cuda.graph import LaunchGraph, Timestamp
 from draftree.kernels.cuda.ops import CudaOps
 from draftree.kernels.cuda.pass_args import PATH_LEN
 from draftree.kernels.cuda.program import Program, bucket
-from draftree.kernels.cuda.request import MAX_STOPS, End, RequestWords, needs_border
+from draftree.kernels.cuda.request import MAX_STOPS, End, RequestParams, needs_threshold
 from draftree.kernels.cuda.rows import gather_rows
 from draftree.kernels.cuda.sampling import (
     choose,
@@ -81,7 +81,7 @@ class GpuRounds:
         self._target, self._budget = _target_parts(target, ops), budget
         self._draft = _draft_parts(drafter, draft_ops) if drafter is not None else None
         self._gpu, (max_rows, vocab_size) = self._target.ops.gpu, self._target.logits.shape
-        self._words, self._ring = RequestWords(self._gpu), RoundRing(_NUM_RECORDS, self._gpu)
+        self._params, self._ring = RequestParams(self._gpu), RoundRing(_NUM_RECORDS, self._gpu)
         self._workspace = new_sampling_workspace(max_rows, vocab_size, self._gpu)
         self._chosen = new_choices(max_rows, self._gpu)
         if self._draft is not None:
@@ -92,7 +92,7 @@ class GpuRounds:
             self._draft_workspace = new_sampling_workspace(rows, vocab_size, self._gpu)
         self._graphs: dict[tuple[bool, bool], LaunchGraph] = {}
         self._under_way: deque[tuple[int, Timestamp]] = deque()
-        self._number, self._has_ended, self._use_border = 0, True, False
+        self._number, self._has_ended, self._use_threshold = 0, True, False
         self._last = Timestamp(self._gpu)
 
     @property
@@ -116,15 +116,15 @@ class GpuRounds:
         """Rounds launched from now on are this request's."""
         assert not self._under_way, "rounds of the last request are still under way"
         sampling, vocab_size = request.sampling, self._target.logits.shape[1]
-        filters = Filters(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+        filters = SamplingArgs(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         self._target.ops.step.set_idle(committed)
         if self._draft is not None:
             self._draft.ops.step.set_idle(drafted)
         self._ring.clear()
-        self._use_border = needs_border(filters, vocab_size)
+        self._use_threshold = needs_threshold(filters, vocab_size)
         for use_draft in (False, True) if self.can_draft else (False,):
             self._prepare(use_draft)
-        self._words.start(
+        self._params.start(
             filters,
             sampling.seed,
             anchor=anchor,
@@ -137,7 +137,7 @@ class GpuRounds:
         self._last = Timestamp(self._gpu)
 
     def launch(self, *, use_draft: bool) -> None:
-        self._graphs[use_draft, self._use_border].run()
+        self._graphs[use_draft, self._use_threshold].run()
         self._number += 1
         self._under_way.append((self._number, Timestamp(self._gpu)))
 
@@ -156,24 +156,24 @@ class GpuRounds:
 
     def _prepare(self, use_draft: bool) -> None:
         """The graph of a kind of round."""
-        key = use_draft, self._use_border
+        key = use_draft, self._use_threshold
         if key not in self._graphs:
-            self._words.stop()
+            self._params.stop()
             self._graphs[key] = LaunchGraph(lambda: self._round(*key), self._gpu)
 
-    def _round(self, use_draft: bool, use_border: bool) -> None:
-        target, gpu, words = self._target, self._gpu, self._words
+    def _round(self, use_draft: bool, use_threshold: bool) -> None:
+        target, gpu, params = self._target, self._gpu, self._params
         step = target.ops.step
         if use_draft:
             self._propose()
         else:
-            plan_plain(words, step, gpu)
+            plan_plain(params, step, gpu)
         size = bucket(self._budget + 1 if use_draft else 1)
         target.body.launch(size)
         target.head.launch(size)
         logits, chosen = target.logits[:size], self._chosen[:size]
-        choose(logits, step, words, chosen, self._workspace, gpu, use_border=use_border)
-        accept(self._chosen, words, step, self._ring, gpu)
+        choose(logits, step, params, chosen, self._workspace, gpu, use_threshold=use_threshold)
+        accept(self._chosen, params, step, self._ring, gpu)
         if use_draft:
             target.commit.launch(size)
         if self._draft is not None:
@@ -182,15 +182,15 @@ class GpuRounds:
 
     def _propose(self) -> None:
         """The draft's block, its candidates, and the tree of the best of them."""
-        draft, gpu, words, step = self._draft, self._gpu, self._words, self._target.ops.step
+        draft, gpu, params, step = self._draft, self._gpu, self._params, self._target.ops.step
         assert draft is not None, "a round drafts only where there is a draft"
         draft_step = draft.ops.step
-        plan_block(words, draft_step, draft.mask_token, draft.block_len, gpu)
+        plan_block(params, draft_step, draft.mask_token, draft.block_len, gpu)
         draft.block.launch(bucket(draft.block_len))
         draft.head.launch(bucket(draft.block_len - 1))
         logits = draft.logits[: draft.block_len - 1]
-        rank(logits, step, draft_step, words, *self._candidates, self._draft_workspace, gpu)
-        build_tree(*self._candidates, words, step, gpu)
+        rank(logits, step, draft_step, params, *self._candidates, self._draft_workspace, gpu)
+        build_tree(*self._candidates, params, step, gpu)
 
     def _extend_context(self, draft: _DraftParts) -> None:
         """The draft reads the features of the accepted path."""

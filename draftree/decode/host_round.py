@@ -18,7 +18,7 @@ from draftree.decode.sampler import Sampler
 from draftree.decode.tree import RankedTree, build_tree
 from draftree.drafts.drafter import Proposal, Proposer
 from draftree.drafts.lookup import LookupIndex
-from draftree.models.target import Target, Verified
+from draftree.models.target import ForwardOutput, Target
 
 _LOOKUP_LEN = 10
 _LONG_MATCH = 4  # a match this long joins a draft's tree
@@ -153,9 +153,9 @@ class SpeculativeDecoder:
         )
         return tree, drafted_ms
 
-    def _verify(self, tree: DraftTree) -> tuple[Verified, float]:
+    def _verify(self, tree: DraftTree) -> tuple[ForwardOutput, float]:
         start = time.perf_counter()
-        self._target.state.begin(tree, certain=tree.num_nodes == 1)
+        self._target.state.begin(tree, is_committed=tree.num_nodes == 1)
         verified = self._target.forward(rows=range(tree.num_nodes))
         verify_ms = (time.perf_counter() - start) * 1000
         self._controller.observe_verify(tree.num_nodes, verify_ms)
@@ -174,7 +174,7 @@ class SpeculativeDecoder:
             emitted = [token._replace(scores=scores) for token, scores in pairs]
         return emitted
 
-    def _commit(self, tree: DraftTree, accepted: Accepted, verified: Verified) -> None:
+    def _commit(self, tree: DraftTree, accepted: Accepted, verified: ForwardOutput) -> None:
         path = accepted.path
         self._target.state.commit(path)
         if self._drafter is not None and verified.features is not None:

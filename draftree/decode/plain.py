@@ -6,12 +6,12 @@ from typing import NamedTuple
 from draftree.core import DraftTree, RoundStats, TokenSource
 from draftree.decode.decoder import Emitted
 from draftree.decode.sampler import Sampler
-from draftree.models.target import Target, Verified
+from draftree.models.target import ForwardOutput, Target
 
 
 class PlainStep(NamedTuple):
     emitted: Emitted
-    verified: Verified
+    verified: ForwardOutput
     pass_ms: float
 
 
@@ -19,7 +19,7 @@ def take_plain_step(target: Target, sampler: Sampler, anchor: int) -> PlainStep:
     """The token after the anchor, which is committed."""
     state = target.state
     start = time.perf_counter()
-    state.begin(DraftTree.chain((anchor,)), certain=True)
+    state.begin(DraftTree.chain((anchor,)), is_committed=True)
     verified = target.forward(rows=(0,))
     pass_ms = (time.perf_counter() - start) * 1000
     state.commit((0,))

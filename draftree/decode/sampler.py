@@ -12,7 +12,7 @@ import numpy as np
 
 from draftree.core import Request, SamplingParams, TokenMatcher, TokenScores
 from draftree.drafts.drafter import Proposal
-from draftree.kernels.cpu.sampling import Filters, SamplingScratch, choose
+from draftree.kernels.cpu.sampling import SamplingArgs, SamplingScratch, choose
 from draftree.kernels.cpu.select import choose_greedy, forbid, penalize, rank_rows
 
 _ALL_TOKENS: Final = np.empty(0, dtype=np.int64)  # of the vocabulary, in order
@@ -36,7 +36,7 @@ class Sampler:
         self.scores: TokenScores | None = None  # of the last choice, if they are wanted
         self.matcher = matcher
         self._seed, self._vocab_size = params.seed, vocab_size
-        self._filters = Filters(
+        self._filters = SamplingArgs(
             temperature=params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,
@@ -157,14 +157,14 @@ class _LogitsProcessor:
 
     def __init__(
         self,
-        filters: Filters,
+        filters: SamplingArgs,
         vocab_size: int,
         logit_bias: Sequence[tuple[int, float]],
         num_logprobs: int | None,
         matcher: TokenMatcher | None,
     ) -> None:
         self._penalties = filters[4:] if filters.has_penalties else None
-        self._filters = Filters(*filters[:4])
+        self._filters = SamplingArgs(*filters[:4])
         self._bias_ids = np.array([token for token, _ in logit_bias], dtype=np.int64)
         self._bias = np.array([value for _, value in logit_bias], dtype=np.float32)
         self._num_logprobs = num_logprobs

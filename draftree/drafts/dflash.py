@@ -12,13 +12,13 @@ from draftree.drafts.dflash_model import (
     check_fit,
     check_tokens,
     load_draft,
-    read_draft_facts,
+    read_draft_config,
     read_draft_size,
 )
 from draftree.drafts.drafter import Drafter, DraftPrograms, Proposal, Ranking
 from draftree.kernels.ops import Array, Ops
-from draftree.models.facts import read_facts
 from draftree.models.model import Model
+from draftree.models.model_config import read_model_config
 from draftree.state.span import KvLayers, Parts, Span
 from draftree.weights.checkpoint import Checkpoint
 
@@ -30,8 +30,8 @@ class DFlashKind:
         return read_draft_size(checkpoint)
 
     def check_fit(self, checkpoint: Checkpoint, target: Checkpoint, model: Model) -> None:
-        facts, name = read_draft_facts(checkpoint), read_facts(target).name
-        check_fit(facts, str(checkpoint.path), model, name)
+        config, name = read_draft_config(checkpoint), read_model_config(target).name
+        check_fit(config, str(checkpoint.path), model, name)
         check_tokens(checkpoint, target)
 
     def load(
@@ -62,15 +62,15 @@ class BlockDrafter:
         use_draft_vocab: bool = True,
     ) -> None:
         """use_draft_vocab: propose only the tokens that the draft lists, if it does."""
-        self.block_len = block_len or draft.facts.block_size
-        self._mask = draft.facts.mask_token
+        self.block_len = block_len or draft.config.block_size
+        self._mask = draft.config.mask_token
         head, self._tokens = target.head, None
-        if use_draft_vocab and draft.facts.draft_vocab:
-            self._tokens = np.asarray(draft.facts.draft_vocab, dtype=np.int64)
+        if use_draft_vocab and draft.config.draft_vocab:
+            self._tokens = np.asarray(draft.config.draft_vocab, dtype=np.int64)
             head = ops.pack(target.head_rows.raw[self._tokens], target.head_rows.qtype)
         self._ops = ops
         self._context_len = 0  # positions whose keys and values are cached
-        width = len(draft.facts.feature_layers) * draft.facts.hidden_size
+        width = len(draft.config.feature_layers) * draft.config.hidden_size
         self._num_waiting = 0  # positions after them whose features lie in the input
         states = draft.new_state(ops)
         self._kv = KvLayers(ops, states)

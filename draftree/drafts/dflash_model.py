@@ -25,7 +25,7 @@ _EQUAL_TOKENS = 0.9  # at least; makers of files rename a few
 
 
 @dataclass(frozen=True, slots=True)
-class DraftFacts:
+class DraftConfig:
     """What a draft says about the target it was trained for."""
 
     hidden_size: int
@@ -38,7 +38,7 @@ class DraftFacts:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    facts: DraftFacts
+    config: DraftConfig
     fuse: Projection
     context_norm: Array
     blocks: tuple[Block, ...]
@@ -69,7 +69,7 @@ class Draft:
         return ops.head(x, self.output_norm, self.eps, head)
 
 
-def read_draft_facts(checkpoint: Checkpoint) -> DraftFacts:
+def read_draft_config(checkpoint: Checkpoint) -> DraftConfig:
     if checkpoint.architecture != "dflash":
         raise ModelError(
             f"{checkpoint.path} is a '{checkpoint.architecture}' model, not a DFlash draft."
@@ -84,7 +84,7 @@ def read_draft_facts(checkpoint: Checkpoint) -> DraftFacts:
     likely = metadata.optional("head_tokens") or []
     if not isinstance(likely, list) or likely != sorted({i for i in likely if isinstance(i, int)}):
         raise CheckpointError(f"{checkpoint.path}: its head tokens are not a rising list of ids.")
-    return DraftFacts(
+    return DraftConfig(
         hidden_size=metadata.count("embedding_length"),
         block_size=metadata.count("block_size"),
         feature_layers=tuple(i - 1 for i in layers),  # the file counts inputs of the next layer
@@ -96,15 +96,15 @@ def read_draft_facts(checkpoint: Checkpoint) -> DraftFacts:
 
 def read_draft_size(checkpoint: Checkpoint) -> DraftSize:
     """What planning needs to know, without loading a tensor."""
-    facts, metadata = read_draft_facts(checkpoint), Metadata(checkpoint)
+    config, metadata = read_draft_config(checkpoint), Metadata(checkpoint)
     kv_heads = metadata.count("attention.head_count_kv", metadata.count("attention.head_count"))
     per_layer = 2 * kv_heads * metadata.count("attention.key_length")
     return DraftSize(
         weight_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
         kv_width=metadata.count("block_count") * per_layer,
-        feature_width=len(facts.feature_layers) * facts.hidden_size,
-        block_len=facts.block_size,
-        feature_layers=facts.feature_layers,
+        feature_width=len(config.feature_layers) * config.hidden_size,
+        block_len=config.block_size,
+        feature_layers=config.feature_layers,
     )
 
 
@@ -128,21 +128,25 @@ def check_tokens(draft: Checkpoint, target: Checkpoint) -> None:
         )
 
 
-def check_fit(facts: DraftFacts, draft_name: str, target: Model, target_name: str) -> None:
+def check_fit(config: DraftConfig, draft_name: str, target: Model, target_name: str) -> None:
     """Refuse a draft that was made for another target."""
     reason, vocab_size = "", target.vocab_size
-    trained_size = vocab_size if facts.vocab_size is None else facts.vocab_size
-    if facts.hidden_size != target.hidden_size:
-        reason = f"it expects hidden size {facts.hidden_size}, the target has {target.hidden_size}"
-    elif not all(0 <= i < target.num_layers for i in facts.feature_layers):
-        reason = f"it reads layers {list(facts.feature_layers)}, the target has {target.num_layers}"
-    elif not 0 <= facts.mask_token < vocab_size:
+    trained_size = vocab_size if config.vocab_size is None else config.vocab_size
+    if config.hidden_size != target.hidden_size:
+        reason = f"it expects hidden size {config.hidden_size}, the target has {target.hidden_size}"
+    elif not all(0 <= i < target.num_layers for i in config.feature_layers):
         reason = (
-            f"its mask token {facts.mask_token} is outside the target's vocabulary of {vocab_size}"
+            f"it reads layers {list(config.feature_layers)}, the target has {target.num_layers}"
+        )
+    elif not 0 <= config.mask_token < vocab_size:
+        reason = (
+            f"its mask token {config.mask_token} is outside the target's vocabulary of {vocab_size}"
         )
     elif abs(trained_size - vocab_size) > _PADDING * vocab_size:
         reason = f"it was trained on a vocabulary of {trained_size}, the target has {vocab_size}"
-    elif facts.draft_vocab and not 0 <= facts.draft_vocab[0] <= facts.draft_vocab[-1] < vocab_size:
+    elif (
+        config.draft_vocab and not 0 <= config.draft_vocab[0] <= config.draft_vocab[-1] < vocab_size
+    ):
         reason = f"it proposes tokens outside the target's vocabulary of {vocab_size}"
     if reason:
         raise ModelError(f"The draft {draft_name} does not fit the target {target_name}: {reason}.")
@@ -158,9 +162,9 @@ def _windows(metadata: Metadata, num_layers: int) -> list[int]:
 
 
 def load_draft(checkpoint: Checkpoint, ops: Ops) -> Draft:
-    facts = read_draft_facts(checkpoint)
+    config = read_draft_config(checkpoint)
     metadata, source = Metadata(checkpoint), TensorSource(checkpoint, ops)
-    hidden, num_layers = facts.hidden_size, metadata.count("block_count")
+    hidden, num_layers = config.hidden_size, metadata.count("block_count")
     eps = metadata.number("attention.layer_norm_rms_epsilon")
     head_dim = metadata.count("attention.key_length")
     rope = read_rope(ops, metadata, source, head_dim, interleaved=False)
@@ -186,8 +190,8 @@ def load_draft(checkpoint: Checkpoint, ops: Ops) -> Draft:
                 eps=eps,
             )
         )
-    fuse = source.projection("fc.weight", hidden, len(facts.feature_layers) * hidden)
+    fuse = source.projection("fc.weight", hidden, len(config.feature_layers) * hidden)
     context_norm = source.vector("enc.output_norm.weight", hidden)
     output_norm = source.vector("output_norm.weight", hidden)
     source.finish()
-    return Draft(facts, fuse, context_norm, tuple(blocks), output_norm, eps)
+    return Draft(config, fuse, context_norm, tuple(blocks), output_norm, eps)

@@ -28,7 +28,7 @@ class Decoders:
         if rounds is not None and rounds.can_serve(request) and self._config.ngram != "on":
             return self._new_device_decoder(rounds, request, watch)
         parts, is_auto = self._parts, self._config.budget == "auto"
-        sampler = Sampler.for_request(request, parts.facts.vocab_size)
+        sampler = Sampler.for_request(request, parts.model_config.vocab_size)
         lookup = self._config.ngram
         use_lookup = lookup == "on" or (lookup == "auto" and is_auto)
         if self._budget == 0 or (

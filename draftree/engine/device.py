@@ -47,10 +47,10 @@ class CpuDevice:
             current_isa()
         except ValueError as error:
             raise DeviceError(str(error)) from None
-        from draftree.kernels.cpu.room import Room
-        from draftree.kernels.cpu.team import Team
+        from draftree.kernels.cpu.thread_pool import ThreadPool
+        from draftree.kernels.cpu.workspace import Workspace
 
-        self._plan, self._team, self._room = plan, Team(plan.threads), Room()
+        self._plan, self._pool, self._workspace = plan, ThreadPool(plan.threads), Workspace()
 
     def new_ops(self) -> Ops:
         return self._new_ops(self._plan.chunk, self._plan.max_nodes)
@@ -63,13 +63,13 @@ class CpuDevice:
 
         plan = self._plan
         return CpuOps(
-            self._team,
+            self._pool,
             max_tokens=max_tokens,
             max_nodes=max_nodes,
             max_ctx=plan.max_ctx,
             exact=plan.is_exact,
             kv_dtype=_KV_TYPES[plan.kv_type],
-            room=self._room,
+            workspace=self._workspace,
         )
 
     def new_rounds(
@@ -90,7 +90,7 @@ class CpuDevice:
         release_memory()
 
     def close(self) -> None:
-        self._team.close()
+        self._pool.close()
 
 
 class CudaDevice:
@@ -137,4 +137,4 @@ class CudaDevice:
 
 
 def open_device(plan: Plan) -> Device:
-    return CpuDevice(plan) if plan.card is None else CudaDevice(plan, plan.card.index)
+    return CpuDevice(plan) if plan.gpu is None else CudaDevice(plan, plan.gpu.index)

@@ -32,7 +32,7 @@ class TokenEngine:
     ) -> None:
         self.config = config
         self._parts = open_parts(checkpoint, config, draft_checkpoint)
-        self.facts, self.plan = self._parts.facts, self._parts.plan
+        self.model_config, self.plan = self._parts.model_config, self._parts.plan
         self.target, self.drafter = self._parts.target, self._parts.drafter
         self.watch: Callable[[Round], None] | None = None
         self._turnstile = Turnstile()
@@ -71,7 +71,7 @@ class TokenEngine:
         stream._events = self._run(request, stream)
         return stream
 
-    def keep(self) -> None:
+    def offload(self) -> None:
         """Copy what the last request left behind now, if nothing else is to be done: later ones
         that begin like it need not wait for it to be saved, or read it again.
         """
@@ -80,7 +80,7 @@ class TokenEngine:
                 try:
                     self._prefix.save()
                 except BaseException:
-                    self._prefix.forget()
+                    self._prefix.reset()
                     raise
 
     @property
@@ -88,10 +88,10 @@ class TokenEngine:
         """Main memory that earlier conversations take."""
         return self._prefix.store.num_bytes + self._prefix.store.reserved_bytes
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Begin the next request with nothing, as a new engine would."""
         with self._turnstile.hold():
-            self._prefix.forget()
+            self._prefix.reset()
             self._prefix.store.clear()
 
     def _check(self, request: Request) -> None:
@@ -109,9 +109,11 @@ class TokenEngine:
             )
         biased = (token for token, _ in request.logit_bias)
         tokens = (*request.prompt_ids, *biased)
-        bad = next((t for t in tokens if not 0 <= t < self.facts.vocab_size), None)
+        bad = next((t for t in tokens if not 0 <= t < self.model_config.vocab_size), None)
         if bad is not None:
-            raise ValueError(f"token {bad} is not in the vocabulary of {self.facts.vocab_size}")
+            raise ValueError(
+                f"token {bad} is not in the vocabulary of {self.model_config.vocab_size}"
+            )
 
     def _run(self, request: Request, stream: TokenStream) -> Iterator[TokenEvent]:
         with self._turnstile.hold():
@@ -120,7 +122,7 @@ class TokenEngine:
             except GeneratorExit:  # closed between two tokens: state and draft are in step
                 raise
             except BaseException as error:  # inside a pass: nobody knows what the state holds
-                self._prefix.forget()
+                self._prefix.reset()
                 if isinstance(error, RuntimeError):
                     self._turnstile.check_open()
                 raise
@@ -174,5 +176,5 @@ class TokenEngine:
             rest = body[state.committed : stop]
             prefill(self.target, rest, self.plan.chunk, extend, lambda: stream.is_cancelled)
             if state.committed in stops:
-                self._prefix.mark()
+                self._prefix.save_checkpoint()
         return cached

@@ -3,7 +3,7 @@
 import ctypes
 from importlib import metadata
 
-from draftree.config import Card
+from draftree.config import GpuInfo
 from draftree.errors import DeviceError
 
 _OLDEST = 80  # compute capability 8.0
@@ -12,28 +12,28 @@ _PACKAGES = "torch", "cuda-core", "cuda-bindings", "gguf"  # of the extra `gpu`
 _MAJOR, _MINOR = 75, 76  # attributes of the compute capability
 
 
-def find_card(device: str) -> Card | None:
+def find_gpu(device: str) -> GpuInfo | None:
     """The first GPU that can be used; None where device is "cpu", or "auto" and there is none.
 
     "cuda" without a usable GPU is an error that says what is missing.
     """
     if device == "cpu":
         return None
-    card, missing = _look()
-    if card is None and device == "cuda":
+    gpu, missing = _look()
+    if gpu is None and device == "cuda":
         raise DeviceError(f"No GPU can be used: {missing}.")
-    return card
+    return gpu
 
 
-def _look() -> tuple[Card | None, str]:
-    """A card, or what is missing."""
+def _look() -> tuple[GpuInfo | None, str]:
+    """A gpu, or what is missing."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None, "the NVIDIA driver is not installed"
     count, handle = ctypes.c_int(), ctypes.c_int()
     if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return None, "the NVIDIA driver sees no card"
+        return None, "the NVIDIA driver sees no GPU"
     if driver.cuDeviceGet(ctypes.byref(handle), 0):
         return None, "the NVIDIA driver does not answer"
     major, minor, size = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
@@ -51,4 +51,4 @@ def _look() -> tuple[Card | None, str]:
         return None, f"{error.name} is not installed; run `pip install 'draftree[gpu]'`"
     if versions[0].endswith("+cpu"):
         return None, "torch is installed without CUDA"
-    return Card(0, title, size.value), ""
+    return GpuInfo(0, title, size.value), ""

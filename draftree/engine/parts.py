@@ -3,22 +3,22 @@
 from dataclasses import dataclass
 
 from draftree.config import EngineConfig, Plan, resolve
-from draftree.core import ModelFacts
+from draftree.core import ModelConfig
 from draftree.decode.device_decoder import DeviceRounds
 from draftree.drafts.drafter import Drafter
 from draftree.drafts.registry import find_kind, read_draft_size
 from draftree.engine.device import Device, open_device
-from draftree.engine.gpu import find_card
+from draftree.engine.gpu import find_gpu
 from draftree.kernels.ops import Ops
-from draftree.models.facts import read_facts
 from draftree.models.load import load_model
+from draftree.models.model_config import read_model_config
 from draftree.models.target import Target
 from draftree.weights.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    facts: ModelFacts
+    model_config: ModelConfig
     plan: Plan
     device: Device
     target: Target
@@ -37,16 +37,16 @@ class EngineParts:
 def open_parts(
     checkpoint: Checkpoint, config: EngineConfig, draft: Checkpoint | None
 ) -> EngineParts:
-    facts = read_facts(checkpoint)
+    model_config = read_model_config(checkpoint)
     if config.budget == 0:
         draft = None  # nobody would ask it
     size = read_draft_size(draft) if draft is not None else None
-    plan = resolve(config, facts, card=find_card(config.device), draft=size)
+    plan = resolve(config, model_config, gpu=find_gpu(config.device), draft=size)
     device = open_device(plan)
     ops = device.new_ops()
     model = load_model(checkpoint, ops)
     if draft is None or size is None:
-        return EngineParts(facts, plan, device, Target(model, ops, plan.max_ctx), ops)
+        return EngineParts(model_config, plan, device, Target(model, ops, plan.max_ctx), ops)
     kind = find_kind(draft)
     kind.check_fit(draft, checkpoint, model)
     if config.block == 1 or config.block > size.block_len:
@@ -58,6 +58,6 @@ def open_parts(
         model,
         draft_ops,
         block_len=config.block,
-        use_draft_vocab=plan.card is None,
+        use_draft_vocab=plan.gpu is None,
     )
-    return EngineParts(facts, plan, device, target, ops, drafter, draft_ops)
+    return EngineParts(model_config, plan, device, target, ops, drafter, draft_ops)

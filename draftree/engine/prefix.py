@@ -13,10 +13,10 @@ from draftree.state.prefix import PrefixStore
 from draftree.state.sequence import SequenceState, Snapshot, common_len
 from draftree.state.span import Parts, Span, count_bytes
 
-_MIN_GAP = 16  # tokens between marks; fewer than that are sooner read again than copied
+_MIN_GAP = 16  # tokens between checkpoints; fewer than that are sooner read again than copied
 _NUM_POINTS = 2  # of those that a request names, the last ones
 _OPENING_LEN = 12  # tokens at a prompt's end that open the reply, which a later one may not repeat
-_NUM_MARKS = 4  # of the sequence at hand
+_NUM_CHECKPOINTS = 4  # of the sequence at hand
 
 
 class PrefixCache:
@@ -27,13 +27,14 @@ class PrefixCache:
         self._state, self._drafter = state, drafter
 
     def resume(self, tokens: tuple[int, ...], points: Sequence[int]) -> list[int]:
-        """Go to the longest prefix of the tokens that is known; positions further on where `mark`
-        is to be called. points: lengths of prefixes that later requests are likely to share.
+        """Go to the longest prefix of the tokens that is known; positions further on where
+        `save_checkpoint` is to be called. points: lengths of prefixes that later requests are
+        likely to share.
         """
         state = self._state
         state.rollback()
         if not self._is_in_step:
-            self.forget()
+            self.reset()
         shared = common_len(state.tokens, tokens)
         found = self.store.find(tokens)
         is_whole = shared == state.committed
@@ -41,55 +42,57 @@ class PrefixCache:
         if not is_whole:
             self.save()
             if state.is_recurrent:
-                at_hand = max((at for at in state.marks if at <= shared), default=0)
+                at_hand = max((at for at in state.checkpoints if at <= shared), default=0)
         if found.length > at_hand:
             self._restore(tokens[: found.length], found.spans, found.recurrent)
         elif not is_whole:
-            self._restore(tokens[:at_hand], (), state.marks.get(at_hand, ()))
-        self._limit_marks()
+            self._restore(tokens[:at_hand], (), state.checkpoints.get(at_hand, ()))
+        self._limit_checkpoints()
         ends = points[-_NUM_POINTS:] or (len(tokens) - _OPENING_LEN,)
-        return self._plan_marks(len(tokens), {max(shared, found.shared), *ends})
+        return self._plan_checkpoints(len(tokens), {max(shared, found.shared), *ends})
 
-    def mark(self) -> None:
+    def save_checkpoint(self) -> None:
         """Make this position one that the sequence can come back to."""
-        self._state.mark()
-        self._limit_marks()
+        self._state.save_checkpoint()
+        self._limit_checkpoints()
 
     def save(self) -> None:
         """Keep the sequence at hand, and what of it was marked."""
         state = self._state
         if not self._is_in_step:
             return
-        for at in sorted(state.marks):
-            self.store.insert(state.tokens[:at], self._copy, partial(state.marks.__getitem__, at))
+        for at in sorted(state.checkpoints):
+            self.store.insert(
+                state.tokens[:at], self._copy, partial(state.checkpoints.__getitem__, at)
+            )
         self.store.insert(state.tokens, self._copy, state.copy_recurrent)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """The sequence at hand cannot be trusted; what was kept before can."""
         self._state.reset()
         if self._drafter is not None:
             self._drafter.reset()
-        self._limit_marks()
+        self._limit_checkpoints()
 
     @property
     def _is_in_step(self) -> bool:
         return self._drafter is None or self._drafter.position == self._state.committed
 
-    def _limit_marks(self) -> None:
+    def _limit_checkpoints(self) -> None:
         """The last few, and not so many that nothing else could be kept."""
-        marks = self._state.marks
-        mark_bytes = max(map(count_bytes, marks.values()), default=1)
-        count = min(_NUM_MARKS, self.store.max_bytes // 2 // mark_bytes)
-        for at in sorted(marks)[: max(len(marks) - count, 0)]:
-            del marks[at]
-        self.store.reserve(mark_bytes * len(marks))
+        checkpoints = self._state.checkpoints
+        checkpoint_bytes = max(map(count_bytes, checkpoints.values()), default=1)
+        count = min(_NUM_CHECKPOINTS, self.store.max_bytes // 2 // checkpoint_bytes)
+        for at in sorted(checkpoints)[: max(len(checkpoints) - count, 0)]:
+            del checkpoints[at]
+        self.store.reserve(checkpoint_bytes * len(checkpoints))
 
-    def _plan_marks(self, length: int, points: Collection[int]) -> list[int]:
+    def _plan_checkpoints(self, length: int, points: Collection[int]) -> list[int]:
         """The points on the way, but no two that are close together."""
         if not self._state.is_recurrent or self.store.max_bytes == 0:
             return []
         planned: list[int] = []
-        last = max(self._state.marks, default=0)
+        last = max(self._state.checkpoints, default=0)
         for point in sorted(points):
             if self._state.committed < point <= length and point - last >= _MIN_GAP:
                 planned.append(point)

@@ -78,7 +78,7 @@ class Rope:
     interleaved: bool
 
 
-class Step(Protocol):
+class PassArgs(Protocol):
     """What changes from pass to pass: tokens, positions, parents, path."""
 
     def set_chain(self, tokens: Integers, committed: int) -> None: ...
@@ -99,7 +99,7 @@ class Ops(Protocol):
     """
 
     @property
-    def step(self) -> Step: ...
+    def step(self) -> PassArgs: ...
 
     def capture(self) -> AbstractContextManager[Runnable]: ...
     def scope(self) -> AbstractContextManager[None]:

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftree.kernels.ops import Array, KvState, Ops, Runnable, Step
+from draftree.kernels.ops import Array, KvState, Ops, PassArgs, Runnable
 from draftree.layers.delta_net import RecurrentState
 from draftree.models.model import Model
 from draftree.state.sequence import SequenceState
 
 
-class Verified(NamedTuple):
+class ForwardOutput(NamedTuple):
     """Views that the next pass overwrites."""
 
     logits: np.ndarray  # [num_rows, vocab_size], for the rows that were asked for
@@ -57,7 +57,7 @@ class Target:
                 self._logits = model.record_head(ops, hidden)
 
     @property
-    def step(self) -> Step:
+    def step(self) -> PassArgs:
         """What a pass runs over, for those who set it up themselves."""
         return self._ops.step
 
@@ -67,7 +67,7 @@ class Target:
             self._body, self._head, self.state.commit_program(), self._logits, self._features
         )
 
-    def forward(self, rows: Sequence[int]) -> Verified:
+    def forward(self, rows: Sequence[int]) -> ForwardOutput:
         """One pass over what state.begin() was given; logits for those of its nodes that rows
         names.
         """
@@ -77,4 +77,4 @@ class Target:
         self._body.run()
         if rows:
             self._head.run()
-        return Verified(self._ops.read(self._logits, len(rows)), self._features)
+        return ForwardOutput(self._ops.read(self._logits, len(rows)), self._features)

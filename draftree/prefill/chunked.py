@@ -1,4 +1,4 @@
-"""Prefill: the prompt as certain chains of at most chunk_len tokens, without logits."""
+"""Prefill: the prompt as committed chains of at most chunk_len tokens, without logits."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,7 +21,7 @@ def prefill(
         if is_cancelled():
             return
         chunk = DraftTree.chain(tuple(tokens[start : start + chunk_len]))
-        target.state.begin(chunk, certain=True)
+        target.state.begin(chunk, is_committed=True)
         features = target.forward(rows=()).features
         target.state.commit(range(chunk.num_nodes))
         if extend_context is not None and features is not None:

@@ -115,7 +115,7 @@ class EngineThread:
         """Use the moment; an engine that cannot keep the conversation will read it again."""
         assert self.engine is not None
         try:
-            self.engine.keep()
+            self.engine.offload()
         except Exception as error:
             log_event("nothing kept", error=f"{type(error).__name__}: {error}")
 

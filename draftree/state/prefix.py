@@ -35,7 +35,7 @@ class _Node:
     span: Span
     tokens: np.ndarray  # int32
     children: "dict[tuple[int, int], _Node]" = field(default_factory=dict)  # by start, first token
-    marks: dict[int, Parts] = field(default_factory=dict)  # by position in (start, end]
+    checkpoints: dict[int, Parts] = field(default_factory=dict)  # by position in (start, end]
 
     @property
     def key(self) -> tuple[int, int]:
@@ -47,13 +47,13 @@ class _Node:
 
     @property
     def num_bytes(self) -> int:
-        """Without the marks."""
+        """Without the checkpoints."""
         return count_bytes(self.span.parts) + self.tokens.nbytes
 
 
 class PrefixStore:
-    """Holds at most max_bytes less those reserved, and one span or mark more while it is added.
-    span_len: positions that are kept or given up together, at most.
+    """Holds at most max_bytes less those reserved, and one span or checkpoint more while it is
+    added. span_len: positions that are kept or given up together, at most.
     """
 
     def __init__(self, max_bytes: int, *, is_recurrent: bool, span_len: int = _SPAN_LEN) -> None:
@@ -63,13 +63,13 @@ class PrefixStore:
         self._least_bytes = 0.0  # of a position, in any span so far
         self._is_recurrent, self._span_len = is_recurrent, span_len
         self._root = _Node(None, Span(0, 0, ()), np.empty(0, np.int32))
-        # Oldest first. Where no recurrent state is needed, every node has one mark, at its end,
-        # and using it uses those before it: the oldest is always the end of a branch.
-        self._marks: OrderedDict[tuple[_Node, int], None] = OrderedDict()
+        # Oldest first. Where no recurrent state is needed, every node has one checkpoint, at its
+        # end, and using it uses those before it: the oldest is always the end of a branch.
+        self._checkpoints: OrderedDict[tuple[_Node, int], None] = OrderedDict()
 
     def clear(self) -> None:
         self._root.children.clear()
-        self._marks.clear()
+        self._checkpoints.clear()
         self.num_bytes = 0
 
     def reserve(self, num_bytes: int) -> None:
@@ -88,10 +88,10 @@ class PrefixStore:
             return Match(shared, spans, (), shared)
         for i in range(len(path) - 1, 0, -1):
             node, end = path[i]
-            position = max((at for at in node.marks if at <= end), default=0)
+            position = max((at for at in node.checkpoints if at <= end), default=0)
             if position:
-                self._marks.move_to_end((node, position))
-                return Match(position, spans[:i], node.marks[position], shared)
+                self._checkpoints.move_to_end((node, position))
+                return Match(position, spans[:i], node.checkpoints[position], shared)
         return Match(shared=shared)
 
     def insert(
@@ -115,11 +115,11 @@ class PrefixStore:
                 if self._excess_bytes > 0 or not node.is_kept:
                     return
             if self._is_recurrent and at > 0:
-                if at not in node.marks:
-                    node.marks[at] = copy_recurrent()
-                    self.num_bytes += count_bytes(node.marks[at])
-                self._marks[node, at] = None
-                self._marks.move_to_end((node, at))
+                if at not in node.checkpoints:
+                    node.checkpoints[at] = copy_recurrent()
+                    self.num_bytes += count_bytes(node.checkpoints[at])
+                self._checkpoints[node, at] = None
+                self._checkpoints.move_to_end((node, at))
                 self._make_room()
         finally:
             self._prune(node)
@@ -131,8 +131,8 @@ class PrefixStore:
         position_bytes = node.num_bytes / len(tokens)
         self._least_bytes = min(self._least_bytes or position_bytes, position_bytes)
         if not self._is_recurrent:
-            self._marks[node, span.end] = None
-            node.marks[span.end] = ()
+            self._checkpoints[node, span.end] = None
+            node.checkpoints[span.end] = ()
             self._use(node)
         return node
 
@@ -154,19 +154,21 @@ class PrefixStore:
 
     def _use(self, node: _Node) -> None:
         while node.parent is not None:
-            self._marks.move_to_end((node, node.span.end))
+            self._checkpoints.move_to_end((node, node.span.end))
             node = node.parent
 
     def _make_room(self) -> None:
         """Give up the oldest until all fits, or nothing is left but what is being added."""
-        while self._excess_bytes > 0 and self._marks:
-            (node, position), _ = self._marks.popitem(last=False)
-            self.num_bytes -= count_bytes(node.marks.pop(position))
+        while self._excess_bytes > 0 and self._checkpoints:
+            (node, position), _ = self._checkpoints.popitem(last=False)
+            self.num_bytes -= count_bytes(node.checkpoints.pop(position))
             self._prune(node)
 
     def _prune(self, node: _Node) -> None:
         """Remove nodes that lead nowhere."""
-        while node.parent is not None and node.is_kept and not node.children and not node.marks:
+        while (
+            node.parent is not None and node.is_kept and not node.children and not node.checkpoints
+        ):
             del node.parent.children[node.key]
             self.num_bytes -= node.num_bytes
             node = node.parent

@@ -2,7 +2,7 @@
 
 begin(tree) opens a pass, commit(path) keeps the nodes on the path, rollback() forgets the pass.
 After commit the state equals, bit for bit, the one reached by running those tokens one at a time. A
-certain pass (prefill, plain decoding) is a chain that will be kept whole: recurrent state then
+committed pass (prefill, plain decoding) is a chain that will be kept whole: recurrent state then
 advances during the pass itself.
 """
 
@@ -46,13 +46,13 @@ class SequenceState:
     ) -> None:
         self.tokens: list[int] = []
         self.max_ctx = max_ctx
-        self.marks: dict[int, Parts] = {}  # recurrent states at positions that were passed
+        self.checkpoints: dict[int, Parts] = {}  # recurrent states at positions that were passed
         self.kv = KvLayers(ops, kv)
         self._ops = ops
         self._stores = (*kv, *recurrent)
         self._recurrent = recurrent
         self._tree: DraftTree | None = None
-        self._is_certain = False
+        self._is_committed = False
         self._commit_program: Runnable | None = None
 
     @property
@@ -64,7 +64,7 @@ class SequenceState:
         """Whether it can only return to positions that a snapshot was taken at."""
         return bool(self._recurrent)
 
-    def begin(self, tree: DraftTree, *, certain: bool = False) -> None:
+    def begin(self, tree: DraftTree, *, is_committed: bool = False) -> None:
         """Open a pass over the tree. It is an error to begin twice, or beyond the context."""
         assert self._tree is None, "the last pass was neither committed nor rolled back"
         committed = len(self.tokens)
@@ -74,35 +74,35 @@ class SequenceState:
                 f"The text has reached {length} tokens, but the context was planned for "
                 f"{self.max_ctx}; start again with a larger --max-ctx."
             )
-        if certain:
+        if is_committed:
             assert tree.is_chain
             self._ops.step.set_chain(tree.tokens, committed)
         else:
             depths = np.asarray(tree.depths, dtype=np.int64)
             self._ops.step.set_tree(tree.tokens, tree.parents, depths, committed)
-        self._tree, self._is_certain = tree, certain
+        self._tree, self._is_committed = tree, is_committed
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the nodes on the path (root first, each the child of the one before)."""
         tree = self._tree
         assert tree is not None, "commit without begin"
         assert _is_path(tree, path), "a path goes from the root down, parent to child"
-        if self._is_certain:
-            assert len(path) == tree.num_nodes, "a certain pass is kept whole"
+        if self._is_committed:
+            assert len(path) == tree.num_nodes, "a committed pass is kept whole"
         elif self._recurrent or path[-1] >= len(path):  # else all lies in its place already
             self._ops.step.set_path(path)
             self.commit_program().run()
         self.tokens += [tree.tokens[node] for node in path]
         self._tree = None
 
-    def note(self, tokens: Sequence[int]) -> None:
+    def record(self, tokens: Sequence[int]) -> None:
         """What the device has committed in a round of its own."""
         assert self._tree is None, "a round begins between passes"
         self.tokens.extend(tokens)
 
     def rollback(self) -> None:
-        """Forget the pass; only a tentative one can be forgotten."""
-        assert self._tree is None or not self._is_certain, "a certain pass cannot be forgotten"
+        """Forget the pass; only a speculative one can be forgotten."""
+        assert self._tree is None or not self._is_committed, "a committed pass cannot be forgotten"
         self._tree = None
 
     def reset(self) -> None:
@@ -119,10 +119,10 @@ class SequenceState:
         length = self.committed
         return tuple(self._ops.snapshot(store, 0, length) for store in self._recurrent)
 
-    def mark(self) -> None:
+    def save_checkpoint(self) -> None:
         """Make this position one that the sequence can come back to."""
-        if self._recurrent and self.committed not in self.marks:
-            self.marks[self.committed] = self.copy_recurrent()
+        if self._recurrent and self.committed not in self.checkpoints:
+            self.checkpoints[self.committed] = self.copy_recurrent()
 
     def restore(self, snapshot: Snapshot) -> None:
         """Return to a snapshot of this same sequence kind, whatever happened since. Keys and values
@@ -132,7 +132,7 @@ class SequenceState:
         shared = common_len(self.tokens, snapshot.tokens)
         self._tree = None
         del self.tokens[shared:]
-        self.marks = {at: mark for at, mark in self.marks.items() if at <= shared}
+        self.checkpoints = {at: parts for at, parts in self.checkpoints.items() if at <= shared}
         self.kv.put(snapshot.spans, shared, length)
         if length == 0:
             for store in self._recurrent:
@@ -141,7 +141,7 @@ class SequenceState:
             for store, parts in zip(self._recurrent, snapshot.recurrent, strict=True):
                 self._ops.restore(store, parts)
             if self._recurrent:
-                self.marks[length] = snapshot.recurrent
+                self.checkpoints[length] = snapshot.recurrent
         self.tokens = list(snapshot.tokens)
 
     def commit_program(self) -> Runnable:

@@ -77,9 +77,9 @@ def export_gguf(
     path: Path,
     format_name: str,
     name: str,
-    head_tokens: Sequence[int] = (),
+    draft_vocab: Sequence[int] = (),
 ) -> None:
-    """One file; format_name is one of FORMATS. head_tokens: what to propose on a CPU, rising; none
+    """One file; format_name is one of FORMATS. draft_vocab: what to propose on a CPU, rising; none
     for all tokens.
     """
     import gguf
@@ -95,8 +95,8 @@ def export_gguf(
     writer = gguf.GGUFWriter(path, "dflash")
     writer.add_name(name)
     _add_metadata(writer, draft.spec)
-    if head_tokens:
-        writer.add_array("dflash.head_tokens", list(head_tokens))
+    if draft_vocab:
+        writer.add_array("dflash.head_tokens", list(draft_vocab))
     for zlab_name, value in draft.used_weights().items():
         gguf_name = rename_tensor(zlab_name)
         if gguf_name is None:

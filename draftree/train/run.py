@@ -101,9 +101,9 @@ def train_draft(
     name = f"{checkpoint.metadata.get('general.name') or checkpoint.path.stem} DFlash"
     export_folder(trainer.draft, folder)
     is_large = spec.vocab_size > 2 * _HEAD_TOKENS
-    head_tokens = corpus.frequent_tokens(_HEAD_TOKENS) if is_large else ()
+    draft_vocab = corpus.frequent_tokens(_HEAD_TOKENS) if is_large else ()
     for kind in formats:
-        export_gguf(trainer.draft, folder / f"draft-{kind}.gguf", kind, name, head_tokens)
+        export_gguf(trainer.draft, folder / f"draft-{kind}.gguf", kind, name, draft_vocab)
     draw_curve(trainer.curve, folder / "curve.png")
     write_card(record(), name, folder / "README.md")
     return Trained(trainer.draft, trainer.curve, folder)

@@ -19,7 +19,7 @@ def subject(tiny_path):
 def test_windows_are_of_this_vocabulary(subject):
     (window,) = subject.windows(1, 64)
     assert len(window) == 64
-    assert max(window) < subject.tokens.facts.vocab_size
+    assert max(window) < subject.tokens.model_config.vocab_size
 
 
 def test_a_pass_leaves_the_text_as_it_was(subject):

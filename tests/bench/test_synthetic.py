@@ -6,10 +6,10 @@ import pytest
 from draftree.bench.synthetic import SHAPES, write_pair
 from draftree.config import EngineConfig
 from draftree.core import Request
-from draftree.drafts.dflash_model import read_draft_facts
+from draftree.drafts.dflash_model import read_draft_config
 from draftree.engine.engine import TokenEngine
 from draftree.kernels.quant.formats import dequantize
-from draftree.models.facts import read_facts
+from draftree.models.model_config import read_model_config
 from draftree.weights.file import open_checkpoint
 
 
@@ -29,8 +29,8 @@ def test_weights_have_mean_zero_and_keep_the_size_of_rows(pair) -> None:
 
 
 def test_the_pair_fits_and_drafting_changes_nothing(pair) -> None:
-    assert read_facts(open_checkpoint(pair[0])).num_layers == SHAPES["tiny"][0].num_layers
-    assert read_draft_facts(open_checkpoint(pair[1])).block_size == 16
+    assert read_model_config(open_checkpoint(pair[0])).num_layers == SHAPES["tiny"][0].num_layers
+    assert read_draft_config(open_checkpoint(pair[1])).block_size == 16
     texts = []
     for draft in (None, pair[1]):
         engine = TokenEngine.open(pair[0], EngineConfig(max_ctx=128, budget=15), draft=draft)

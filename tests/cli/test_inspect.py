@@ -4,14 +4,14 @@ import pytest
 
 from draftree.cli.inspect import (
     Place,
-    card_table,
     fit_word,
     format_bytes,
     format_count,
+    gpu_table,
     memory_table,
 )
-from draftree.core import DraftSize, ModelFacts
-from draftree.models.facts import read_facts
+from draftree.core import DraftSize, ModelConfig
+from draftree.models.model_config import read_model_config
 from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 from tests.weights.gguf_bytes import small_file
@@ -27,7 +27,7 @@ def test_real_model(draftree, smollm2_path):
     assert ["context", "8192"] in rows
     assert lines["tokenizer"][1:] == ["gpt2", "/", "smollm,", "49152", "tokens"]
     assert lines["Q4_1"] == ["Q4_1", "210", "63.3", "MiB"]
-    assert lines["8192"][-4:] == ["yes"] * 4  # every card holds it
+    assert lines["8192"][-4:] == ["yes"] * 4  # every GPU holds it
 
 
 def test_hybrid_model(draftree):
@@ -52,8 +52,8 @@ def test_file_that_cannot_be_run_is_described_all_the_same(draftree, tmp_path):
 
 
 def test_memory_grows_with_context_and_number_format(smollm2_path):
-    facts = read_facts(open_checkpoint(smollm2_path))
-    table = memory_table(facts, [Place("tiny", 0), Place("huge", 2**40)])
+    model_config = read_model_config(open_checkpoint(smollm2_path))
+    table = memory_table(model_config, [Place("tiny", 0), Place("huge", 2**40)])
     columns = [list(column.cells) for column in table.columns]
     assert columns[0] == ["2048", "8192"]
     small, half, full = columns[1:4]
@@ -88,16 +88,16 @@ def test_formats():
     ]
 
 
-def test_the_flagship_with_its_draft_fits_a_24_gb_card():
-    """Planned from facts alone: 27B shapes in 4 to 6 bits, a 16-bit draft, 8K of context."""
-    facts = ModelFacts(
+def test_the_flagship_with_its_draft_fits_a_24_gb_gpu():
+    """Planned from model_config alone: 27B shapes in 4 to 6 bits, a 16-bit draft, 8K of context."""
+    model_config = ModelConfig(
         *("27B", "any", 26_900_000_000, 16_500_000_000, 262144, 248320, 5120, 17408, 64, 16),
         *(2 * 4 * 256, 157_000_000, 48 * 22624, True),
         window_bytes=48 * 3 * 10240 * 4,
         embedding_bytes=715_000_000,
     )
     draft = DraftSize(3_470_000_000, 5 * 2 * 8 * 128, 5 * 5120)
-    table = card_table(facts, draft, [Place("16 GB", 16 * 10**9), Place("24 GB", 24 * 10**9)])
+    table = gpu_table(model_config, draft, [Place("16 GB", 16 * 10**9), Place("24 GB", 24 * 10**9)])
     columns = [list(column.cells) for column in table.columns]
     at = columns[0].index("8192")
     assert columns[-2][at] == "no" and columns[-1][at] == "yes"

@@ -46,4 +46,4 @@ class ScriptedRounds(GpuRounds):
         at = (step.control[COMMITTED] + self._depths).clamp(max=len(self._text) - 1)
         ids = (self._text[at][:, None] + self._offsets[self._ranks[at]]) % vocab_size
         self._ids.copy_(ids)
-        build_tree(self._ids, self._log_probs, self._words, step, self._gpu)
+        build_tree(self._ids, self._log_probs, self._params, step, self._gpu)

@@ -12,8 +12,8 @@ import numpy as np
 
 from draftree.decode.sampler import Sampler
 from draftree.drafts.drafter import Proposal
-from draftree.kernels.cpu.pass_args import NUM_TOKENS, Step
-from draftree.models.target import Verified
+from draftree.kernels.cpu.pass_args import NUM_TOKENS, PassArgs
+from draftree.models.target import ForwardOutput
 from draftree.state.sequence import SequenceState
 
 
@@ -29,7 +29,7 @@ class Clock:
 
 class _TableOps:
     def __init__(self, max_rows: int) -> None:
-        self.step = Step(max_rows, max_rows)
+        self.step = PassArgs(max_rows, max_rows)
 
     @contextmanager
     def capture(self) -> Iterator[SimpleNamespace]:
@@ -60,7 +60,7 @@ class TableTarget:
         self._clock, self._pass_ms = clock, pass_ms
         self.state = SequenceState(self._ops, (), max_ctx)
 
-    def forward(self, rows: Sequence[int]) -> Verified:
+    def forward(self, rows: Sequence[int]) -> ForwardOutput:
         step = self._ops.step
         count = int(step.control[NUM_TOKENS])
         self.num_forwards += 1
@@ -71,7 +71,7 @@ class TableTarget:
         if self._has_features:
             pairs = np.stack([step.tokens[:count], step.positions[:count]], axis=1)
             features = pairs.astype(np.float32)
-        return Verified(self.table[step.tokens[list(rows)]], features)
+        return ForwardOutput(self.table[step.tokens[list(rows)]], features)
 
 
 class TableDrafter:

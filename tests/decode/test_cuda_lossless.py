@@ -13,7 +13,7 @@ from tests.cuda import CudaPlace
 from tests.decode.oracle import OracleDrafter, check_lossless, count_kinds, run_plain
 from tests.tiny import tiny_path
 
-NUM_TOKENS = {"emulated": 12, "card": 200}
+NUM_TOKENS = {"emulated": 12, "real": 200}
 BUDGETS = (8, 22, 40)
 
 
@@ -21,7 +21,7 @@ BUDGETS = (8, 22, 40)
 @pytest.mark.parametrize("name", ["llama", "qwen35-mtp"])
 def test_an_oracle_changes_nothing(name: str, sampling: SamplingParams, any_gpu: Gpu) -> None:
     target = CudaPlace(any_gpu).open_target(tiny_path(name))
-    count = NUM_TOKENS["card" if any_gpu.is_real else "emulated"]
+    count = NUM_TOKENS["real" if any_gpu.is_real else "emulated"]
     plain, kinds = run_plain(target, (5, 9, 200, 31), sampling, count), Counter[str]()
     for budget in BUDGETS if any_gpu.is_real else (22,):
         oracle = OracleDrafter(target.state, plain.text, target.model.vocab_size, budget)

@@ -43,7 +43,7 @@ class State:
     def __init__(self, committed: int) -> None:
         self.committed = committed
 
-    def note(self, tokens: list[int]) -> None:
+    def record(self, tokens: list[int]) -> None:
         self.committed += len(tokens)
 
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.bench.synthetic import write_pair
-from draftree.config import Card, EngineConfig
+from draftree.config import EngineConfig, GpuInfo
 from draftree.core import FinishReason, Request, SamplingParams
 from draftree.decode.decoder import Round
 from draftree.decode.device_decoder import DeviceDecoder
@@ -38,8 +38,8 @@ SAMPLINGS = {
 @pytest.fixture
 def open_engine(any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
     """TokenEngine on that GPU, with the tiny hybrid model and its draft of random weights."""
-    card = Card(0, "a card", 2**36)
-    monkeypatch.setattr(parts_module, "find_card", lambda device: card)
+    gpu = GpuInfo(0, "a GPU", 2**36)
+    monkeypatch.setattr(parts_module, "find_gpu", lambda device: gpu)
     monkeypatch.setattr(compile_module, "gpu", lambda index: any_gpu)
 
     def open_one(budget: int | str, qtype: str = "F16") -> TokenEngine:
@@ -96,7 +96,7 @@ def test_prompts_of_a_middling_length(open_engine) -> None:
 
 def decode(engine: TokenEngine, rounds, sampling: SamplingParams, count: int, *, use_draft: bool):
     """Tokens after the prompt, and tokens a round."""
-    engine.forget()
+    engine.reset()
     prefill(engine.target, PROMPT[:-1], engine.plan.chunk)
     decoder = DeviceDecoder(
         *(engine.target, None, rounds, request(sampling, count)),
@@ -141,8 +141,8 @@ def test_a_draft_that_knows_the_text(open_engine, any_gpu: Gpu) -> None:
 
 
 @pytest.mark.gpu
-def test_the_flagship_shapes(card: Gpu) -> None:
-    """64 layers of random weights as large as real ones: 24 GB on the card and on the disk."""
+def test_the_flagship_shapes(real_gpu: Gpu) -> None:
+    """64 layers of random weights as large as real ones: 24 GB on the GPU and on the disk."""
     target, draft = write_pair("27b", Path(gettempdir()) / "draftree-synth")
     config = EngineConfig(device="cuda", budget=40, max_ctx=1024, gpu_memory=22.35)
     engine = TokenEngine.open(target, config, draft=draft)

@@ -18,7 +18,7 @@ from draftree.decode.plain import PlainDecoder
 from draftree.decode.sampler import Sampler
 from draftree.decode.tree import build_tree
 from draftree.drafts.drafter import Proposal, Proposer
-from draftree.kernels.cpu.pass_args import Step
+from draftree.kernels.cpu.pass_args import PassArgs
 from tests.decode.oracle import OracleDrafter, run_plain
 from tests.decode.table import Clock, TableDrafter, TableTarget
 from tests.tiny import open_target, tiny_path
@@ -154,7 +154,7 @@ def test_the_example_in_the_docs() -> None:
         np.log([list(row.values()) for row in proposed]),
     )
     ranked = build_tree(0, block, 6)
-    tree, step = ranked.tree, Step(16, 16)
+    tree, step = ranked.tree, PassArgs(16, 16)
     step.set_tree(*(np.array(part) for part in (tree.tokens, tree.parents, tree.depths)), 4)
     chances = np.exp([0.0, *ranked.path_log_probs])
     rows = [

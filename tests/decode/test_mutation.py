@@ -24,7 +24,7 @@ from draftree.kernels.cpu.conv import ConvState
 from draftree.kernels.cpu.gated_delta import DeltaState
 from draftree.kernels.cpu.kv_cache import KvCache
 from draftree.kernels.cpu.ops import CpuOps
-from draftree.kernels.cpu.pass_args import Step
+from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.ops import LayerStore
 from tests.decode import test_frequencies as frequencies
 from tests.decode import test_host_round as rounds
@@ -75,28 +75,28 @@ def _frequencies() -> None:
 
 def _as_in_a_chain(patch: Patch) -> None:
     """The node at depth d counts as the ancestor at depth d of every node."""
-    set_tree = Step.set_tree
+    set_tree = PassArgs.set_tree
 
-    def mutated(self: Step, tokens: np.ndarray, *rest: Any) -> None:
+    def mutated(self: PassArgs, tokens: np.ndarray, *rest: Any) -> None:
         set_tree(self, tokens, *rest)
         for node in range(len(tokens)):
             depth = int(self.depths[node])
             self.ancestors[node, :depth] = np.arange(depth)
 
-    patch.setattr(Step, "set_tree", mutated)
+    patch.setattr(PassArgs, "set_tree", mutated)
 
 
 def _positions_by_node(patch: Patch) -> None:
-    set_tree = Step.set_tree
+    set_tree = PassArgs.set_tree
 
-    def mutated(self: Step, tokens: np.ndarray, *rest: Any) -> None:
+    def mutated(self: PassArgs, tokens: np.ndarray, *rest: Any) -> None:
         set_tree(self, tokens, *rest)
         self.positions[: len(tokens)] = self.positions[0] + np.arange(len(tokens))
 
-    patch.setattr(Step, "set_tree", mutated)
+    patch.setattr(PassArgs, "set_tree", mutated)
 
 
-def _view(step: Step, **changed: np.ndarray) -> SimpleNamespace:
+def _view(step: PassArgs, **changed: np.ndarray) -> SimpleNamespace:
     """A step of which one kernel sees another array."""
     return SimpleNamespace(**{**vars(step), **changed})
 
@@ -104,7 +104,7 @@ def _view(step: Step, **changed: np.ndarray) -> SimpleNamespace:
 def _convolution_over_earlier_rows(patch: Patch) -> None:
     record = conv.record_conv
 
-    def mutated(program: Any, step: Step, *rest: Any) -> None:
+    def mutated(program: Any, step: PassArgs, *rest: Any) -> None:
         rows = np.tile(np.arange(step.max_nodes, dtype=np.int64), (step.max_nodes, 1))
         record(program, _view(step, ancestors=rows), *rest)
 
@@ -114,7 +114,7 @@ def _convolution_over_earlier_rows(patch: Patch) -> None:
 def _delta_rule_in_node_order(patch: Patch) -> None:
     record = gated_delta.record_gated_delta
 
-    def mutated(program: Any, step: Step, *rest: Any) -> None:
+    def mutated(program: Any, step: PassArgs, *rest: Any) -> None:
         chain = np.arange(-1, step.max_nodes - 1, dtype=np.int64)
         record(program, _view(step, parents=chain), *rest)
 
@@ -124,7 +124,7 @@ def _delta_rule_in_node_order(patch: Patch) -> None:
 def _replay_of_the_first_nodes(patch: Patch) -> None:
     record = gated_delta.record_delta_commit
 
-    def mutated(program: Any, step: Step, state: DeltaState) -> None:
+    def mutated(program: Any, step: PassArgs, state: DeltaState) -> None:
         record(program, _view(step, path=np.arange(step.max_nodes, dtype=np.int64)), state)
 
     patch.setattr(gated_delta, "record_delta_commit", mutated)

@@ -7,7 +7,7 @@ from draftree.core import Request, SamplingParams
 from draftree.decode import sampler
 from draftree.decode.sampler import Sampler
 from draftree.kernels.cpu.noise import gumbel
-from draftree.kernels.cpu.sampling import Filters, SamplingScratch, choose
+from draftree.kernels.cpu.sampling import SamplingArgs, SamplingScratch, choose
 from tests.decode.rule import RuleGrammar
 
 VOCAB = 300
@@ -29,7 +29,7 @@ def rows(count: int, seed: int = 1) -> np.ndarray:
 
 def choose_again(row: np.ndarray, params: SamplingParams, position: int) -> int:
     """The kernel's choice where penalties have been dealt with."""
-    filters = Filters(params.temperature, params.top_k, params.top_p, params.min_p)
+    filters = SamplingArgs(params.temperature, params.top_k, params.top_p, params.min_p)
     return choose(row, filters, params.seed, position, SamplingScratch(len(row)))
 
 

@@ -16,12 +16,12 @@ from draftree.decode.decoder import Round
 from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
 from draftree.decode.sampler import Sampler
 from draftree.drafts.dflash import BlockDrafter
-from draftree.drafts.dflash_model import Draft, check_fit, load_draft, read_draft_facts
+from draftree.drafts.dflash_model import Draft, check_fit, load_draft, read_draft_config
 from draftree.drafts.drafter import Proposal
 from draftree.engine.engine import TokenEngine
 from draftree.errors import ModelError
 from draftree.kernels.ops import Columns
-from draftree.models.target import Target, Verified
+from draftree.models.target import ForwardOutput, Target
 from draftree.prefill.chunked import prefill
 from draftree.weights.file import open_checkpoint
 from tests.decode.table import TableTarget
@@ -78,7 +78,7 @@ def test_a_block_after_a_context(
     draft, drafter = open_draft(paths[tag])
     expected = f"{tag}.ctx{context_len}"
     anchor, *masks = arrays[f"{expected}.noise_ids"].tolist()
-    assert set(masks) == {draft.facts.mask_token} and len(masks) == 15
+    assert set(masks) == {draft.config.mask_token} and len(masks) == 15
     drafter.reset()
     drafter.extend_context(arrays["target_features"][:context_len])
     logits = drafter.block_logits(anchor)
@@ -107,7 +107,7 @@ def test_fused_features_and_every_layer(
 ) -> None:
     draft, _ = open_draft(paths[tag])
     ops, target = new_ops(exact=True, num_threads=1), _target().model
-    hidden, num_layers = draft.facts.hidden_size, len(draft.blocks)
+    hidden, num_layers = draft.config.hidden_size, len(draft.blocks)
     states, features = draft.new_state(ops), ops.new_rows(5 * hidden)
     fused_out, layer_out = ops.new_rows(hidden), ops.new_rows(num_layers * hidden)
     with ops.scope(), ops.capture() as context:
@@ -132,8 +132,8 @@ def test_fused_features_and_every_layer(
 
 
 def test_the_features_are_those_that_the_reference_reads(arrays: np.lib.npyio.NpzFile) -> None:
-    draft_facts = read_draft_facts(open_checkpoint(golden(GGUF)))
-    assert list(draft_facts.feature_layers) == arrays["target_layer_ids"].tolist()
+    draft_config = read_draft_config(open_checkpoint(golden(GGUF)))
+    assert list(draft_config.feature_layers) == arrays["target_layer_ids"].tolist()
 
 
 @pytest.mark.parametrize("exact", [True, False])
@@ -199,10 +199,10 @@ class _RecordedTarget(TableTarget):
         super().__init__(np.eye(vocab_size))
         self._next, self._features = np.append(ids[1:], ids[-1:]), features
 
-    def forward(self, rows: Sequence[int]) -> Verified:
+    def forward(self, rows: Sequence[int]) -> ForwardOutput:
         count = super().forward(rows) and self.pass_sizes[-1]
         places = np.minimum(self._ops.step.positions[:count], len(self._next) - 1)
-        return Verified(self.table[self._next[places[list(rows)]]], self._features[places])
+        return ForwardOutput(self.table[self._next[places[list(rows)]]], self._features[places])
 
 
 @pytest.mark.parametrize("tag", ["full", "swa"])
@@ -246,7 +246,7 @@ def check_greedy_run(
 
 
 def test_a_draft_for_another_target_is_refused() -> None:
-    draft = read_draft_facts(open_checkpoint(make_draft()))
+    draft = read_draft_config(open_checkpoint(make_draft()))
     target = _made_target().model
     check_fit(replace(draft, vocab_size=512), "fits.gguf", target, "Tiny")
     misfits = {
@@ -257,9 +257,9 @@ def test_a_draft_for_another_target_is_refused() -> None:
         "vocabulary of 300, the target has 512": replace(draft, vocab_size=300),
         "tokens outside the target's vocabulary of 512": replace(draft, draft_vocab=(1, 512)),
     }
-    for reason, facts in misfits.items():
+    for reason, model_config in misfits.items():
         with pytest.raises(ModelError) as refusal:
-            check_fit(facts, "other.gguf", target, "Tiny")
+            check_fit(model_config, "other.gguf", target, "Tiny")
         sentence = str(refusal.value)
         assert reason in sentence and "other.gguf" in sentence and "Tiny" in sentence
 

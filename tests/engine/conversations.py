@@ -173,7 +173,7 @@ class Walk:
             del target.forward
 
     def _offload(self) -> None:
-        self._engine.keep()
+        self._engine.offload()
 
     def _start_over(self) -> None:
         """A new conversation under somebody's system prompt."""
@@ -221,7 +221,7 @@ def _answer(
 ) -> tuple[tuple[Tokens, tuple[Round, ...]], tuple[Snapshot, ...], int]:
     """Text and rounds, what target and draft hold at the end, and how many tokens were cached."""
     if is_fresh:
-        engine.forget()
+        engine.reset()
     rounds: list[Round] = []
     stream = engine.generate(request)
     stream.watch = rounds.append

@@ -54,19 +54,19 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return install
 
 
-def test_a_card_with_all_that_it_needs(machine) -> None:
+def test_a_gpu_with_all_that_it_needs(machine) -> None:
     machine(ALL)
-    found = gpu.find_card("auto")
+    found = gpu.find_gpu("auto")
     assert found is not None and (found.name, found.memory_bytes) == ("NVIDIA T", 24 << 30)
-    assert gpu.find_card("cpu") is None
+    assert gpu.find_gpu("cpu") is None
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
 def test_a_missing_package_is_named_with_its_command(machine, name: str) -> None:
     machine({other: version for other, version in ALL.items() if other != name})
-    assert gpu.find_card("auto") is None
+    assert gpu.find_gpu("auto") is None
     with pytest.raises(DeviceError) as raised:
-        gpu.find_card("cuda")
+        gpu.find_gpu("cuda")
     words = str(raised.value)
     assert name in words and words.endswith("run `pip install 'draftree[gpu]'`.")
 
@@ -76,11 +76,11 @@ def test_a_missing_package_is_named_with_its_command(machine, name: str) -> None
     [
         (ALL | {"torch": "2.13.0+cpu"}, {}, "torch is installed without CUDA"),
         (ALL, {"major": 7}, "NVIDIA T has compute capability 7.0"),
-        (ALL, {"count": 0}, "the NVIDIA driver sees no card"),
+        (ALL, {"count": 0}, "the NVIDIA driver sees no GPU"),
     ],
 )
 def test_what_else_can_be_wrong(machine, versions, details, words: str) -> None:
     machine(versions, **details)
-    assert gpu.find_card("auto") is None
+    assert gpu.find_gpu("auto") is None
     with pytest.raises(DeviceError, match=words):
-        gpu.find_card("cuda")
+        gpu.find_gpu("cuda")

@@ -84,7 +84,7 @@ def _unused(kind: str) -> TokenEngine:
 @cache
 def _fresh(kind: str, prompt: Tokens) -> Reply:
     engine = _unused(kind)
-    engine.forget()
+    engine.reset()
     reply = _reply(engine, prompt)
     assert reply.cached == 0
     return reply
@@ -201,7 +201,7 @@ def test_after_a_request_that_broke_off_inside_a_pass(
 def _step_bytes(engine: TokenEngine) -> int:
     """What one conversation of one turn costs."""
     _reply(engine, _text(50, 60))
-    engine.keep()
+    engine.offload()
     return engine._prefix.store.num_bytes
 
 
@@ -213,7 +213,7 @@ def test_little_memory_keeps_the_newest(kind: str) -> None:
     texts = [_text(seed, 60) for seed in range(50, 56)]
     for text in texts:
         assert _reply(engine, text).is_like(_fresh(kind, text))
-        engine.keep()
+        engine.offload()
     assert 0 < engine._prefix.store.num_bytes <= room
     oldest, newest = _reply(engine, texts[0]), _reply(engine, texts[-1])
     assert oldest.cached == 0 and newest.cached == _again(kind, texts[-1])
@@ -228,13 +228,13 @@ def test_copies_are_made_while_there_is_time(engine: TokenEngine, kind: str) -> 
     follow_up = (*SYSTEM, *ASK, *first.ids, *NEXT)
     stream = engine.generate(Request(follow_up, COUNT, HOT))
     next(stream)
-    engine.keep()  # not now
+    engine.offload()  # not now
     assert store.num_bytes == 0
     list(stream)
-    engine.keep()
+    engine.offload()
     kept = store.num_bytes
     assert kept > 0
-    engine.keep()
+    engine.offload()
     assert store.num_bytes == kept
     other = _text(60, 30)
     assert _reply(engine, other).is_like(_fresh(kind, other))
@@ -248,7 +248,7 @@ def test_without_memory_only_the_sequence_at_hand_goes_on(kind: str) -> None:
     first = _reply(engine, SYSTEM + ASK)
     follow_up = (*SYSTEM, *ASK, *first.ids, *NEXT)
     assert _reply(engine, follow_up).cached == len(follow_up) - len(NEXT) - 1
-    engine.keep()
+    engine.offload()
     other = _reply(engine, _text(61, 50))
     again = _reply(engine, follow_up)
     assert other.cached == again.cached == 0 and again.is_like(_fresh(kind, follow_up))
@@ -286,9 +286,9 @@ def test_a_long_sequence_can_go_back_without_room_to_copy_it() -> None:
     """Marks need the recurrent state alone: keys and values are still in place."""
     probe = _open("hybrid")
     _reply(probe, SYSTEM + ASK)
-    mark_bytes = probe._prefix.store.reserved_bytes
+    checkpoint_bytes = probe._prefix.store.reserved_bytes
     probe.close()
-    engine = _open("hybrid", prefix_bytes=2 * mark_bytes + 100)
+    engine = _open("hybrid", prefix_bytes=2 * checkpoint_bytes + 100)
     prompt = SYSTEM + ASK
     _reply(engine, prompt)
     reply = _reply(engine, prompt)
@@ -314,7 +314,7 @@ def test_random_requests(kind: str) -> None:
         num_cached += reply.cached > 0
         known.append(prompt + reply.ids)
         if rng.integers(2):
-            engine.keep()
+            engine.offload()
     assert num_cached >= 6
     engine.close()
 
@@ -339,7 +339,7 @@ def test_the_default_pair(smollm2_path: Path, budget: int) -> None:
     messages += [{"role": "user", "content": "Is 91 one of them?"}]
     ask([{"role": "user", "content": "Write a haiku about rain."}])
     text, depths, cached = ask(messages)
-    engine.tokens.forget()
+    engine.tokens.reset()
     assert engine.tokens.kept_bytes == 0
     fresh_text, fresh_depths, fresh_cached = ask(messages)
     assert cached > 50 and fresh_cached == 0

@@ -3,12 +3,12 @@
 import torch
 
 from draftree.kernels.cuda.kv_cache import CudaKv
-from draftree.kernels.cuda.pass_args import COMMITTED, IS_TREE, NUM_TOKENS, CudaStep
+from draftree.kernels.cuda.pass_args import COMMITTED, IS_TREE, NUM_TOKENS, CudaPassArgs
 
 LARGEST_HALF = 65504.0
 
 
-def write_rows(k: torch.Tensor, v: torch.Tensor, cache: CudaKv, step: CudaStep) -> None:
+def write_rows(k: torch.Tensor, v: torch.Tensor, cache: CudaKv, step: CudaPassArgs) -> None:
     """Rows [rows, heads * head_dim] or [rows, heads, head_dim] of the pass that the step holds."""
     count, committed, is_tree = (int(step.control[i]) for i in (NUM_TOKENS, COMMITTED, IS_TREE))
     slots = step.positions[:count].long()

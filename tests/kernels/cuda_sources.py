@@ -62,7 +62,7 @@ def _delta_sources(gpu: Gpu) -> list[KernelSource]:
 
 def _round_sources() -> list[KernelSource]:
     """Choosing, the tree, the accept walk: what lies between the passes of a round."""
-    choices = ("choose", "rank", "peak", "bin", "border")
+    choices = ("choose", "rank", "peak", "bin", "threshold")
     plans = ("plan_plain", "plan_block", "plan_context", "advance")
     return [
         *(sampling_source(f"{name}_kernel") for name in choices),

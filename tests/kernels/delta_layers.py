@@ -6,7 +6,7 @@ import torch
 from draftree.kernels.cuda.conv import ConvArena, Convolution, conv, conv_commit
 from draftree.kernels.cuda.gated_delta import DeltaArena, delta_commit, gated_delta
 from draftree.kernels.cuda.gated_delta_prefill import gated_delta_prefill
-from draftree.kernels.cuda.pass_args import CudaStep
+from draftree.kernels.cuda.pass_args import CudaPassArgs
 from draftree.kernels.reference.conv import conv_reference
 from draftree.kernels.reference.gated_delta import gated_delta_reference
 from tests.kernels.passes import randn
@@ -21,7 +21,7 @@ class Layers:
         self, gpu, key_heads, value_heads, dim, *, num_layers=1, max_nodes=MAX_NODES, taps=4
     ):
         rng = np.random.default_rng(key_heads + value_heads + dim)
-        self.gpu, self.step, self.committed = gpu, CudaStep(512, max_nodes, gpu), 0
+        self.gpu, self.step, self.committed = gpu, CudaPassArgs(512, max_nodes, gpu), 0
         self.arena, self.conv_arena = DeltaArena(max_nodes, gpu), ConvArena(max_nodes, gpu)
         self.widths = ((2 * key_heads + value_heads) * dim, value_heads, value_heads)
         self.states = [self.arena.new(key_heads, value_heads, dim) for _ in range(num_layers)]

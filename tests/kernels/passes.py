@@ -1,4 +1,4 @@
-"""What the kernel tests share: teams, random trees, and token-by-token runs to compare with."""
+"""What the kernel tests share: pools, random trees, and token-by-token runs to compare with."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -6,14 +6,14 @@ from functools import cache
 import numpy as np
 from hypothesis import strategies as st
 
-from draftree.kernels.cpu.pass_args import Step
-from draftree.kernels.cpu.team import Team
+from draftree.kernels.cpu.pass_args import PassArgs
+from draftree.kernels.cpu.thread_pool import ThreadPool
 
 
 @cache
-def team(num_threads: int) -> Team:
-    """One team per size for the whole test run; its threads sleep when nothing runs."""
-    return Team(num_threads)
+def pool(num_threads: int) -> ThreadPool:
+    """One pool per size for the whole test run; its threads sleep when nothing runs."""
+    return ThreadPool(num_threads)
 
 
 def randn(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -42,7 +42,7 @@ class Tree:
     def __len__(self) -> int:
         return len(self.parents)
 
-    def load(self, step: Step, committed: int) -> None:
+    def load(self, step: PassArgs, committed: int) -> None:
         tokens = np.zeros(len(self), np.int64)
         step.set_tree(tokens, np.array(self.parents), self.depths, committed)
         step.set_path(np.array(self.path))
@@ -70,5 +70,5 @@ def trees(draw: st.DrawFn, max_nodes: int = 24) -> Tree:
     return make_tree(parents, draw(st.integers(0, num_nodes - 1)))
 
 
-def set_rows(step: Step, count: int, committed: int = 0) -> None:
+def set_rows(step: PassArgs, count: int, committed: int = 0) -> None:
     step.set_chain(np.zeros(count, np.int64), committed)

@@ -11,7 +11,7 @@ from draftree.kernels.cpu.attention import (
     record_kv_commit,
     record_kv_write,
 )
-from draftree.kernels.cpu.pass_args import Step
+from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.reference.attention import (
     attention_reference,
@@ -19,7 +19,7 @@ from draftree.kernels.reference.attention import (
     chain_mask,
     tree_mask,
 )
-from tests.kernels.passes import make_tree, poison, randn, set_rows, team, trees
+from tests.kernels.passes import make_tree, poison, pool, randn, set_rows, trees
 
 MAX_ROWS, MAX_NODES = 160, 24
 # Of results of about 1; with bytes, queries and weights are rounded to 16 bits.
@@ -44,7 +44,7 @@ class Layer:
 
     def __init__(self, heads, kv_heads, dim, capacity=640, dtype=np.float32, threads=2, **options):
         self.shape = heads, kv_heads, dim
-        self.step = Step(MAX_ROWS, MAX_NODES)
+        self.step = PassArgs(MAX_ROWS, MAX_NODES)
         self.cache = KvCache(kv_heads, dim, capacity, dtype)
         if dtype == np.int8:
             self.cache.keys[:], self.cache.values[..., :dim] = -128, -128
@@ -56,7 +56,7 @@ class Layer:
         self.out = poison(MAX_ROWS, heads * dim)
         q, k, v = self.inputs
         scratch = poison(attention_scratch_len(self.step, self.cache, heads, threads))
-        self.program, self.commit = Program(team(threads)), Program(team(threads))
+        self.program, self.commit = Program(pool(threads)), Program(pool(threads))
         record_kv_write(self.program, self.step, k, v, self.cache)
         where = (self.program, self.step, q, self.cache, heads, dim**-0.5, self.out, scratch)
         record_attention(*where, **options)

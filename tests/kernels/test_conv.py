@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.kernels.cpu.conv import ConvState, record_conv, record_conv_commit
-from draftree.kernels.cpu.pass_args import Step
+from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.reference.conv import conv_reference
-from tests.kernels.passes import poison, randn, set_rows, team, trees
+from tests.kernels.passes import poison, pool, randn, set_rows, trees
 
 MAX_ROWS, MAX_NODES = 32, 24
 
@@ -18,10 +18,10 @@ class Layer:
 
     def __init__(self, weight, num_threads=2):
         channels, kernel_len = weight.shape
-        self.step = Step(MAX_ROWS, MAX_NODES)
+        self.step = PassArgs(MAX_ROWS, MAX_NODES)
         self.state = ConvState(channels, kernel_len, MAX_NODES)
         self.x, self.out = poison(MAX_ROWS, channels), poison(MAX_ROWS, channels)
-        self.program, self.commit = Program(team(num_threads)), Program(team(num_threads))
+        self.program, self.commit = Program(pool(num_threads)), Program(pool(num_threads))
         record_conv(self.program, self.step, self.x, weight, self.state, self.out)
         record_conv_commit(self.commit, self.step, self.state)
         self.committed = 0
@@ -80,4 +80,4 @@ def test_tree_and_commit_equal_token_by_token(tree, before, num_threads):
 def test_in_place_is_refused():
     x = poison(4, 16)
     with pytest.raises(AssertionError, match="must not be x"):
-        record_conv(Program(team(1)), Step(4, 4), x, poison(16, 4), ConvState(16, 4, 4), x)
+        record_conv(Program(pool(1)), PassArgs(4, 4), x, poison(16, 4), ConvState(16, 4, 4), x)

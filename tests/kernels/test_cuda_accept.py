@@ -8,11 +8,11 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from draftree.core import DraftTree, SamplingParams  # noqa: E402
 from draftree.decode.accept import accept as accept_on_host  # noqa: E402
 from draftree.decode.sampler import Sampler  # noqa: E402
-from draftree.kernels.cpu.sampling import Filters  # noqa: E402
+from draftree.kernels.cpu.sampling import SamplingArgs  # noqa: E402
 from draftree.kernels.cuda.accept import RoundRecord, RoundRing, accept  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
-from draftree.kernels.cuda.pass_args import COMMITTED, CudaStep  # noqa: E402
-from draftree.kernels.cuda.request import End, RequestWords, Word  # noqa: E402
+from draftree.kernels.cuda.pass_args import COMMITTED, CudaPassArgs  # noqa: E402
+from draftree.kernels.cuda.request import End, Param, RequestParams  # noqa: E402
 from draftree.kernels.cuda.sampling import (  # noqa: E402
     choose,
     new_sampling_workspace,
@@ -51,14 +51,14 @@ def made_choices(rng: np.random.Generator, tree: DraftTree) -> list[int]:
     return chosen
 
 
-def start(gpu: Gpu, tokens_left: int, stop_ids: frozenset[int] = frozenset()) -> RequestWords:
-    words = RequestWords(gpu)
+def start(gpu: Gpu, tokens_left: int, stop_ids: frozenset[int] = frozenset()) -> RequestParams:
+    params = RequestParams(gpu)
     limits = {"tokens_left": tokens_left, "max_ctx": 1000}
-    words.start(Filters(temperature=0.0), 0, anchor=3, **limits, stop_ids=stop_ids)
-    return words
+    params.start(SamplingArgs(temperature=0.0), 0, anchor=3, **limits, stop_ids=stop_ids)
+    return params
 
 
-def set_tree(step: CudaStep, tree: DraftTree, committed: int) -> None:
+def set_tree(step: CudaPassArgs, tree: DraftTree, committed: int) -> None:
     step.set_tree(*(np.array(part) for part in (tree.tokens, tree.parents, tree.depths)), committed)
 
 
@@ -76,7 +76,7 @@ def device_ints(gpu: Gpu, values: list[int]) -> torch.Tensor:
 def test_paths_are_those_of_the_host(any_gpu: Gpu) -> None:
     rng = np.random.default_rng(0)
     sampler = Sampler(SamplingParams(), VOCAB)
-    step, ring, lengths, ends = CudaStep(64, 64, any_gpu), RoundRing(4, any_gpu), [], set()
+    step, ring, lengths, ends = CudaPassArgs(64, 64, any_gpu), RoundRing(4, any_gpu), [], set()
     for case in range(250):
         tree = made_tree(rng, case % 64 + 1)
         chosen, stops = (
@@ -84,10 +84,10 @@ def test_paths_are_those_of_the_host(any_gpu: Gpu) -> None:
             frozenset(rng.integers(VOCAB, size=case % 3).tolist()),
         )
         tokens_left = int(rng.integers(1, 12))
-        words = start(any_gpu, tokens_left, stops)
+        params = start(any_gpu, tokens_left, stops)
         set_tree(step, tree, 50)
         ring.clear()  # what the last case has launched is done
-        accept(device_ints(any_gpu, chosen), words, step, ring, any_gpu)
+        accept(device_ints(any_gpu, chosen), params, step, ring, any_gpu)
         logits = np.eye(VOCAB, dtype=np.float32)[chosen]
         accepted = accept_on_host(tree, logits, sampler, 50, tokens_left, stops)
         path, bonus = accepted.path, accepted.bonus
@@ -95,8 +95,10 @@ def test_paths_are_those_of_the_host(any_gpu: Gpu) -> None:
         assert tuple(step.path[: len(path)].tolist()) == path
         left = tokens_left - len(path)
         end = End.STOP if bonus in stops else End.LENGTH if left == 0 else End.RUNNING
-        device = words.device.tolist()
-        state = [device[w] for w in (Word.ANCHOR, Word.TOKENS_LEFT, Word.ENDED, Word.NUM_ROUNDS)]
+        device = params.device.tolist()
+        state = [
+            device[w] for w in (Param.ANCHOR, Param.TOKENS_LEFT, Param.ENDED, Param.NUM_ROUNDS)
+        ]
         assert state == [bonus, left, end, 1]
         record = finished(any_gpu, ring, 1)
         assert record is not None
@@ -110,11 +112,11 @@ def test_paths_are_those_of_the_host(any_gpu: Gpu) -> None:
 
 def test_plain_steps_until_the_end(any_gpu: Gpu) -> None:
     """What an earlier tree left in the step's arrays does not matter."""
-    step, ring, words = CudaStep(8, 8, any_gpu), RoundRing(2, any_gpu), start(any_gpu, 3)
+    step, ring, params = CudaPassArgs(8, 8, any_gpu), RoundRing(2, any_gpu), start(any_gpu, 3)
     set_tree(step, DraftTree((1, 2), (-1, 0), (0, 1)), 50)
     for number, token in enumerate((7, 8, 9, 10), start=1):
-        plan_plain(words, step, any_gpu)
-        accept(device_ints(any_gpu, [token]), words, step, ring, any_gpu)
+        plan_plain(params, step, any_gpu)
+        accept(device_ints(any_gpu, [token]), params, step, ring, any_gpu)
         advance(step, any_gpu)
         record = finished(any_gpu, ring, number)
         if number == 4:
@@ -124,25 +126,25 @@ def test_plain_steps_until_the_end(any_gpu: Gpu) -> None:
         assert (record.path, record.emitted) == ((0,), (token,))
         assert record.end is (End.LENGTH if number == 3 else End.RUNNING)
     assert step.control[:5].tolist() == [0, 53, 0, 0, 0]
-    assert words.device[Word.ANCHOR] == 9
+    assert params.device[Param.ANCHOR] == 9
     assert ring.read(1) is None  # overwritten by the third
 
 
 def test_a_pass_over_nothing_leaves_everything(any_gpu: Gpu) -> None:
-    step, ring, words = CudaStep(8, 8, any_gpu), RoundRing(2, any_gpu), start(any_gpu, 5)
+    step, ring, params = CudaPassArgs(8, 8, any_gpu), RoundRing(2, any_gpu), start(any_gpu, 5)
     step.set_idle(30)
     step.set_path(np.array([0, 1]))
-    before = words.device.tolist()
-    accept(device_ints(any_gpu, [1, 2]), words, step, ring, any_gpu)
+    before = params.device.tolist()
+    accept(device_ints(any_gpu, [1, 2]), params, step, ring, any_gpu)
     assert step.control[:5].tolist() == [0, 30, 0, 0, 0]
-    assert words.device.tolist() == before
+    assert params.device.tolist() == before
     assert not ring.records.any()
 
 
 def test_emitted_tokens_of_a_record(any_gpu: Gpu) -> None:
-    step, ring, words = CudaStep(8, 8, any_gpu), RoundRing(2, any_gpu), start(any_gpu, 100)
+    step, ring, params = CudaPassArgs(8, 8, any_gpu), RoundRing(2, any_gpu), start(any_gpu, 100)
     set_tree(step, DraftTree((1, 2, 3, 4), (-1, 0, 0, 2), (0, 1, 1, 2)), 0)
-    accept(device_ints(any_gpu, [3, 0, 4, 11]), words, step, ring, any_gpu)
+    accept(device_ints(any_gpu, [3, 0, 4, 11]), params, step, ring, any_gpu)
     record = finished(any_gpu, ring, 1)
     assert record is not None and record.emitted == (3, 4, 11)
 
@@ -156,10 +158,10 @@ def test_rounds_write_the_text_of_plain_decoding(any_gpu: Gpu, temperature: floa
     text, sampler = [3], Sampler(params, 40)
     while len(text) <= 60 and text[-1] != 17:
         text.append(sampler.choose(table[text[-1]], 20 + len(text)))
-    words = RequestWords(any_gpu)
+    params = RequestParams(any_gpu)
     limits = {"tokens_left": 60, "max_ctx": 1000, "budget": 9, "stop_ids": {17}}
-    words.start(Filters(temperature=temperature), params.seed, anchor=3, **limits)
-    step, draft_step = (CudaStep(16, 16, any_gpu) for _ in range(2))
+    params.start(SamplingArgs(temperature=temperature), params.seed, anchor=3, **limits)
+    step, draft_step = (CudaPassArgs(16, 16, any_gpu) for _ in range(2))
     ring = RoundRing(99, any_gpu)
     step.set_idle(committed=20)
     workspace = new_sampling_workspace(16, 40, any_gpu)
@@ -168,15 +170,15 @@ def test_rounds_write_the_text_of_plain_decoding(any_gpu: Gpu, temperature: floa
     log_probs = torch.zeros((6, 4), device=any_gpu.place)
     written = []
     for number in range(1, 62):
-        plan_block(words, draft_step, 39, 7, any_gpu)
+        plan_block(params, draft_step, 39, 7, any_gpu)
         guess = table[text[len(written) : len(written) + 6]]
         guess = np.resize(guess, (6, 40)) + rng.standard_normal((6, 40))
         draft_logits = torch.tensor(guess, dtype=torch.float32, device=any_gpu.place)
-        rank(draft_logits, step, draft_step, words, ids, log_probs, workspace, any_gpu)
-        build_tree(ids, log_probs, words, step, any_gpu)
+        rank(draft_logits, step, draft_step, params, ids, log_probs, workspace, any_gpu)
+        build_tree(ids, log_probs, params, step, any_gpu)
         logits = torch.tensor(table, device=any_gpu.place)[step.tokens[:16].long()]
-        choose(logits, step, words, chosen, workspace, any_gpu)
-        accept(chosen, words, step, ring, any_gpu)
+        choose(logits, step, params, chosen, workspace, any_gpu)
+        accept(chosen, params, step, ring, any_gpu)
         plan_context(step, draft_step, any_gpu)
         advance(step, any_gpu)
         advance(draft_step, any_gpu)

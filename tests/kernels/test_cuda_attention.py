@@ -18,7 +18,7 @@ from draftree.kernels.cuda.attention import (  # noqa: E402
 from draftree.kernels.cuda.attention_prefill import prefill_attention  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.kv_cache import KvArena, kv_commit  # noqa: E402
-from draftree.kernels.cuda.pass_args import CudaStep  # noqa: E402
+from draftree.kernels.cuda.pass_args import CudaPassArgs  # noqa: E402
 from draftree.kernels.reference.attention import (  # noqa: E402
     attention_reference,
     block_mask,
@@ -53,7 +53,7 @@ class Layer:
         bidirectional: bool = False,
     ) -> None:
         self.gpu, self.shape = gpu, (heads, kv_heads, dim)
-        self.step, self.arena = CudaStep(MAX_ROWS, MAX_NODES, gpu), KvArena(capacity, gpu)
+        self.step, self.arena = CudaPassArgs(MAX_ROWS, MAX_NODES, gpu), KvArena(capacity, gpu)
         self.cache = self.arena.new(kv_heads, dim)
         self.cache.halves.fill_(float("nan"))
         self.workspace = new_attention_workspace(
@@ -238,7 +238,7 @@ def test_a_pass_of_no_rows_changes_nothing(any_gpu: Gpu) -> None:
 
 
 def test_one_commit_serves_layers_of_different_shapes(any_gpu: Gpu) -> None:
-    arena, step = KvArena(100, any_gpu), CudaStep(MAX_ROWS, MAX_NODES, any_gpu)
+    arena, step = KvArena(100, any_gpu), CudaPassArgs(MAX_ROWS, MAX_NODES, any_gpu)
     caches = [arena.new(heads, dim) for heads, dim in ((1, 8), (4, 256), (3, 40))]
     path = list(range(0, 22, 2)) + [22, 25, 40]
     committed, parts = 30, []

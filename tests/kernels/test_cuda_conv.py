@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.conv import ConvArena, Convolution, conv, conv_commit  # noqa: E402
-from draftree.kernels.cuda.pass_args import CudaStep  # noqa: E402
+from draftree.kernels.cuda.pass_args import CudaPassArgs  # noqa: E402
 from draftree.kernels.reference.conv import conv_reference  # noqa: E402
 from tests.kernels.passes import Tree, make_tree  # noqa: E402
 
@@ -25,7 +25,7 @@ class Layers:
 
     def __init__(self, gpu: Gpu, *weights: torch.Tensor) -> None:
         self.gpu, self.committed = gpu, 0
-        self.step, self.arena = CudaStep(MAX_ROWS, MAX_NODES, gpu), ConvArena(MAX_NODES, gpu)
+        self.step, self.arena = CudaPassArgs(MAX_ROWS, MAX_NODES, gpu), ConvArena(MAX_NODES, gpu)
         self.weights = [weight.to(gpu.place) for weight in weights]
         self.states = [self.arena.new(*weight.shape) for weight in weights]
 

@@ -221,7 +221,7 @@ def test_many_passes_one_after_the_other(any_gpu):
 
 
 def test_a_pass_that_is_repeated_reads_the_same(any_gpu):
-    """Blocks of a certain pass must not see what others of them write: nor does a second pass."""
+    """Blocks of a committed pass must not see what others of them write: nor does a second pass."""
     layers, rng = Layers(any_gpu, 1, 2, 16), np.random.default_rng(12)
     for count in (2, 1):
         layers.chain(layers.random_inputs(rng, 3))

@@ -23,10 +23,10 @@ EMULATED = (QuantType.Q4_K, QuantType.Q6_K, QuantType.Q8_0, QuantType.Q5_1, Quan
 
 
 def formats(*qtypes: QuantType) -> pytest.MarkDecorator:
-    """A test on a card with all of these, under the emulator with those that it has time for."""
+    """A test on a GPU with all of these, under the emulator with those that it has time for."""
     cases = [pytest.param("emulated", q, id=f"emulated-{q.name}") for q in qtypes if q in EMULATED]
     marks = pytest.mark.gpu
-    cases += [pytest.param("card", q, id=f"card-{q.name}", marks=marks) for q in qtypes]
+    cases += [pytest.param("real", q, id=f"real-{q.name}", marks=marks) for q in qtypes]
     return pytest.mark.parametrize(("any_gpu", "qtype"), cases, indirect=["any_gpu"])
 
 
@@ -109,13 +109,13 @@ def test_columns_that_are_not_whole_units(qtype: QuantType, gpu: Gpu) -> None:
     "qtype", [QuantType.Q4_K, QuantType.Q6_K, QuantType.BF16], ids=lambda q: q.name
 )
 @pytest.mark.parametrize(("num_rows", "num_cols"), [(5120, 5120), (640, 17408), (17408, 1024)])
-def test_large(qtype: QuantType, num_rows: int, num_cols: int, card: Gpu) -> None:
-    matrix, weights = make(qtype, num_rows, num_cols, card)
-    x = tokens(24, num_cols, card)
-    out = multiply(matrix, x, card)
+def test_large(qtype: QuantType, num_rows: int, num_cols: int, real_gpu: Gpu) -> None:
+    matrix, weights = make(qtype, num_rows, num_cols, real_gpu)
+    x = tokens(24, num_cols, real_gpu)
+    out = multiply(matrix, x, real_gpu)
     assert_product(out, x, weights)
     # Against the very activations that were multiplied, only float32 additions remain.
-    rows = prepare_rows(x, card)
+    rows = prepare_rows(x, real_gpu)
     exact = rows.halves.double()[:, :num_cols] * rows.token_scale.double()[:, None] @ weights.T
     # (Quants of Q6_K times their scales are rounded to 11 bits, where they have more.)
     assert error(out, exact) < (2e-4 if qtype == QuantType.Q6_K else 3e-6)
@@ -188,14 +188,14 @@ def test_bias_and_addition(gpu: Gpu) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("qtype", [QuantType.Q4_K, QuantType.Q6_K])
-def test_copies_without_the_bulk_engine_give_the_same_bits(qtype: QuantType, card: Gpu) -> None:
-    matrix, _ = make(qtype, 1000, 5120, card)
-    x = tokens(24, 5120, card)
-    expected = multiply(matrix, x, card)
-    plan = plan_linear(matrix.format, 24, card)
+def test_copies_without_the_bulk_engine_give_the_same_bits(qtype: QuantType, real_gpu: Gpu) -> None:
+    matrix, _ = make(qtype, 1000, 5120, real_gpu)
+    x = tokens(24, 5120, real_gpu)
+    expected = multiply(matrix, x, real_gpu)
+    plan = plan_linear(matrix.format, 24, real_gpu)
     for stages in (2, plan.num_stages):
         other = replace(plan, use_bulk=False, num_stages=stages)
-        assert torch.equal(multiply(matrix, x, card, plan=other, is_chained=False), expected)
+        assert torch.equal(multiply(matrix, x, real_gpu, plan=other, is_chained=False), expected)
 
 
 def test_bulk_copies_give_the_same_bits_under_the_emulator() -> None:
@@ -219,20 +219,34 @@ def test_rows_past_the_live_ones_are_left_alone(gpu: Gpu) -> None:
 
 
 @pytest.mark.gpu
-def test_one_graph_serves_any_number_of_live_tokens(card: Gpu) -> None:
-    matrix, _ = make(QuantType.Q4_K, 700, 2560, card)
-    x = tokens(32, 2560, card)
-    expected = multiply(matrix, x, card)
+def test_one_graph_serves_any_number_of_live_tokens(real_gpu: Gpu) -> None:
+    matrix, _ = make(QuantType.Q4_K, 700, 2560, real_gpu)
+    x = tokens(32, 2560, real_gpu)
+    expected = multiply(matrix, x, real_gpu)
     live = torch.tensor([32], dtype=torch.int32, device="cuda")
     out = torch.zeros((32, 700), device="cuda")
-    workspace, halves = new_workspace(700, 32, card), new_activations(32, 2560, card)
+    workspace, halves = new_workspace(700, 32, real_gpu), new_activations(32, 2560, real_gpu)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):  # compile and load outside the capture
-        linear(matrix, prepare_plain(x, halves, card, live=live), out, workspace, card, live=live)
+        linear(
+            matrix,
+            prepare_plain(x, halves, real_gpu, live=live),
+            out,
+            workspace,
+            real_gpu,
+            live=live,
+        )
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        linear(matrix, prepare_plain(x, halves, card, live=live), out, workspace, card, live=live)
+        linear(
+            matrix,
+            prepare_plain(x, halves, real_gpu, live=live),
+            out,
+            workspace,
+            real_gpu,
+            live=live,
+        )
     for count in (5, 32, 1, 17, 8, 0):
         live.fill_(count)
         out.fill_(-7.0)

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.kv_cache import CudaKv  # noqa: E402
 from draftree.kernels.cuda.ops import CudaOps  # noqa: E402
-from draftree.kernels.cuda.pass_args import NUM_TOKENS, CudaStep  # noqa: E402
-from draftree.kernels.cuda.rotary import Turn, rope_table, turn_and_write  # noqa: E402
+from draftree.kernels.cuda.pass_args import NUM_TOKENS, CudaPassArgs  # noqa: E402
+from draftree.kernels.cuda.rotary import RopeArgs, rope_and_store_kv, rope_table  # noqa: E402
 from draftree.kernels.cuda.store import WeightStore  # noqa: E402
 from draftree.kernels.ops import HeadNorm, Heads, Rope  # noqa: E402
 from draftree.kernels.reference.norm import rms_norm_reference  # noqa: E402
@@ -22,8 +22,8 @@ from tests.kernels.passes import make_tree  # noqa: E402
 EPS, NUM_POSITIONS = 1e-5, 3000
 
 
-def step_at(gpu: Gpu, positions: list[int], num_live: int) -> CudaStep:
-    step = CudaStep(len(positions), 1, gpu)
+def step_at(gpu: Gpu, positions: list[int], num_live: int) -> CudaPassArgs:
+    step = CudaPassArgs(len(positions), 1, gpu)
     step.positions[: len(positions)] = torch.tensor(positions, dtype=torch.int32)
     step.control[NUM_TOKENS] = num_live
     return step
@@ -50,11 +50,11 @@ def expect(x, head_dim, norm, rotary_dim, positions, interleaved) -> torch.Tenso
     return out.flatten(1)
 
 
-def turn_alone(turn: Turn, step: CudaStep, gpu: Gpu) -> None:
+def rope_alone(turn: RopeArgs, step: CudaPassArgs, gpu: Gpu) -> None:
     """In place, as queries; what is written beside them is thrown away."""
     zeros = torch.zeros((len(turn.x), turn.head_dim), device=gpu.place)
     cache = CudaKv(1, turn.head_dim, NUM_POSITIONS, gpu)
-    turn_and_write(turn, turn._replace(x=zeros), zeros, cache, step, gpu)
+    rope_and_store_kv(turn, turn._replace(x=zeros), zeros, cache, step, gpu)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -71,7 +71,7 @@ def test_heads_equal_the_reference(
     table = rope_table(frequencies(rotary_dim), NUM_POSITIONS, any_gpu) if rotary_dim else None
     step = step_at(any_gpu, [0, 1, 17, 2999, 17, 5], num_live=5)
     expected = expect(x, head_dim, norm, rotary_dim, step.positions[:6], interleaved)
-    turn_alone(Turn(x, norm, EPS, head_dim, table, interleaved), step, any_gpu)
+    rope_alone(RopeArgs(x, norm, EPS, head_dim, table, interleaved), step, any_gpu)
     torch.testing.assert_close(x.cpu().double()[:5], expected[:5], atol=3e-6, rtol=1e-6)
     assert torch.equal(x[5], around[5]), "a row that is not live was touched"
 
@@ -79,7 +79,7 @@ def test_heads_equal_the_reference(
 TREE = make_tree([0, 0, 1, 1, 3, 5], 6)
 
 
-def set_pass(step: CudaStep, *, is_tree: bool, committed: int) -> None:
+def set_pass(step: CudaPassArgs, *, is_tree: bool, committed: int) -> None:
     nodes = np.zeros(len(TREE), np.int32)
     if is_tree:
         step.set_tree(nodes, np.array(TREE.parents), TREE.depths, committed)
@@ -115,7 +115,7 @@ def test_one_launch_equals_turning_and_then_writing(
 ) -> None:
     num_rows, committed, gpu = len(TREE) + 2, 50, any_gpu
     table = rope_table(frequencies(rotary_dim), NUM_POSITIONS, gpu) if rotary_dim else None
-    step = CudaStep(num_rows, num_rows, gpu)
+    step = CudaPassArgs(num_rows, num_rows, gpu)
     set_pass(step, is_tree=is_tree, committed=committed)
     q, k, v = (
         heads_of(num_rows, heads, head_dim, gpu, seed)
@@ -124,18 +124,18 @@ def test_one_launch_equals_turning_and_then_writing(
     k[1, 3], v[0, 2], v[2, 1] = -1e8, 1e9, -float("inf")
     norms = [torch.linspace(a, 2, head_dim, device=gpu.place) if has_norm else None for a in (0, 1)]
     rest = head_dim, table, head_dim == 16
-    queries, keys = Turn(q, norms[0], EPS, *rest), Turn(k, norms[1], 0.25, *rest)
+    queries, keys = RopeArgs(q, norms[0], EPS, *rest), RopeArgs(k, norms[1], 0.25, *rest)
 
     q_alone, k_alone = queries._replace(x=q.clone()), keys._replace(x=k.clone())
     apart, together = (CudaKv(kv_heads, head_dim, committed + 20, gpu) for _ in range(2))
     apart.halves.fill_(float("nan")), together.halves.fill_(float("nan"))
     if q_heads:
-        turn_alone(q_alone, step, gpu)
-    turn_alone(k_alone, step, gpu)
+        rope_alone(q_alone, step, gpu)
+    rope_alone(k_alone, step, gpu)
     write_rows(k_alone.x, v, apart, step)
 
     kept = k.clone(), v.clone()
-    turn_and_write(queries if q_heads else None, keys, v, together, step, gpu)
+    rope_and_store_kv(queries if q_heads else None, keys, v, together, step, gpu)
     assert torch.equal(q, q_alone.x)
     assert torch.equal(bits(together), bits(apart))
     assert torch.equal(k, kept[0]) and torch.equal(v, kept[1])
@@ -150,7 +150,7 @@ def test_keys_in_the_cache_equal_the_reference(any_gpu: Gpu) -> None:
     table = rope_table(frequencies(32), NUM_POSITIONS, any_gpu)
     positions, cache = [0, 1, 17, 2999, 16, 5], CudaKv(2, 64, NUM_POSITIONS, any_gpu)
     step = step_at(any_gpu, positions, num_live=6)
-    turn_and_write(None, Turn(k, norm, EPS, 64, table, False), v, cache, step, any_gpu)
+    rope_and_store_kv(None, RopeArgs(k, norm, EPS, 64, table, False), v, cache, step, any_gpu)
     expected = expect(k, 64, norm, 32, step.positions[:6], False), v.cpu().double()
     for part, rows in zip((cache.keys, cache.values), expected, strict=True):
         got = part[:, positions].transpose(0, 1).flatten(1).cpu().double()
@@ -161,10 +161,10 @@ def test_rows_have_the_same_bits_alone(any_gpu: Gpu) -> None:
     x, norm = heads_of(9, 7, 64, any_gpu), torch.linspace(0.5, 2, 64, device=any_gpu.place)
     rest = norm, EPS, 64, rope_table(frequencies(32), NUM_POSITIONS, any_gpu), False
     before = x.clone()
-    turn_alone(Turn(x, *rest), step_at(any_gpu, list(range(100, 109)), num_live=9), any_gpu)
+    rope_alone(RopeArgs(x, *rest), step_at(any_gpu, list(range(100, 109)), num_live=9), any_gpu)
     for row in (0, 4, 8):
         one = before[row : row + 1].clone()
-        turn_alone(Turn(one, *rest), step_at(any_gpu, [100 + row], num_live=1), any_gpu)
+        rope_alone(RopeArgs(one, *rest), step_at(any_gpu, [100 + row], num_live=1), any_gpu)
         assert torch.equal(one[0], x[row])
 
 
@@ -173,7 +173,7 @@ def test_no_live_rows_change_nothing(any_gpu: Gpu) -> None:
     before, table = q.clone(), rope_table(frequencies(32), 8, any_gpu)
     rest = torch.ones(32, device=any_gpu.place), EPS, 32, table, False
     step, cache = step_at(any_gpu, [1, 2, 3], num_live=0), CudaKv(2, 32, 8, any_gpu)
-    turn_and_write(Turn(q, *rest), Turn(k, *rest), v, cache, step, any_gpu)
+    rope_and_store_kv(RopeArgs(q, *rest), RopeArgs(k, *rest), v, cache, step, any_gpu)
     assert torch.equal(q, before) and not cache.halves.any()
 
 
@@ -188,7 +188,7 @@ def test_operations_turn_and_write_in_one_launch(any_gpu: Gpu) -> None:
         cache, expected = ops.new_kv(2, 32), CudaKv(2, 32, 64, any_gpu)
         copies = [x.clone() for x in turned]
         for x in copies:
-            turn_alone(Turn(x, norm.weight, EPS, 32, rope.table, True), ops.step, any_gpu)
+            rope_alone(RopeArgs(x, norm.weight, EPS, 32, rope.table, True), ops.step, any_gpu)
         write_rows(copies[-1], v, expected, ops.step)
         kept = k.clone()
         with ops.capture() as program:
@@ -212,11 +212,11 @@ def test_table_is_exact_far_out(any_gpu: Gpu) -> None:
 def test_what_does_not_fit_is_refused(any_gpu: Gpu) -> None:
     x, table = heads_of(3, 2, 32, any_gpu), rope_table(frequencies(64), 8, any_gpu)
     step, cache = step_at(any_gpu, [1, 2, 3], num_live=3), CudaKv(2, 32, 8, any_gpu)
-    plain = Turn(x, None, EPS, 32, None, False)
+    plain = RopeArgs(x, None, EPS, 32, None, False)
 
-    def refuse(match: str, q: Turn | None, k: Turn) -> None:
+    def refuse(match: str, q: RopeArgs | None, k: RopeArgs) -> None:
         with pytest.raises(ValueError, match=match):
-            turn_and_write(q, k, x, cache, step, any_gpu)
+            rope_and_store_kv(q, k, x, cache, step, any_gpu)
 
     refuse("64 rotary dims of heads of 32", None, plain._replace(table=table))
     refuse("norm of 32", None, plain._replace(norm=torch.ones(16, device=any_gpu.place)))

@@ -11,13 +11,13 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from draftree.core import SamplingParams  # noqa: E402
 from draftree.decode import sampler  # noqa: E402
 from draftree.decode.sampler import Sampler  # noqa: E402
-from draftree.kernels.cpu.sampling import Filters, gumbel  # noqa: E402
+from draftree.kernels.cpu.sampling import SamplingArgs, gumbel  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
-from draftree.kernels.cuda.pass_args import CudaStep  # noqa: E402
+from draftree.kernels.cuda.pass_args import CudaPassArgs  # noqa: E402
 from draftree.kernels.cuda.request import (  # noqa: E402
     MAX_STOPS,
-    RequestWords,
-    needs_border,
+    RequestParams,
+    needs_threshold,
 )
 from draftree.kernels.cuda.sampling import (  # noqa: E402
     SamplingWorkspace,
@@ -45,9 +45,9 @@ def on(gpu: Gpu, array: np.ndarray) -> torch.Tensor:
     return wide[:, :vocab]
 
 
-def tree_step(gpu: Gpu, num_rows: int) -> CudaStep:
+def tree_step(gpu: Gpu, num_rows: int) -> CudaPassArgs:
     """A tree in which every fourth node is a root's child: positions are not in order."""
-    step = CudaStep(64, 64, gpu)
+    step = CudaPassArgs(64, 64, gpu)
     nodes = np.arange(num_rows)
     parents = np.where(nodes % 4 == 1, 0, nodes - 1)
     depths = np.where(nodes == 0, 0, (nodes - 1) % 4 + 1)
@@ -56,14 +56,14 @@ def tree_step(gpu: Gpu, num_rows: int) -> CudaStep:
     return step
 
 
-def words_for(gpu: Gpu, params: SamplingParams) -> RequestWords:
-    words = RequestWords(gpu)
-    words.start(filters_of(params), params.seed, anchor=1, tokens_left=10, max_ctx=999)
-    return words
+def words_for(gpu: Gpu, params: SamplingParams) -> RequestParams:
+    params = RequestParams(gpu)
+    params.start(filters_of(params), params.seed, anchor=1, tokens_left=10, max_ctx=999)
+    return params
 
 
-def filters_of(params: SamplingParams) -> Filters:
-    return Filters(params.temperature, params.top_k, params.top_p, params.min_p)
+def filters_of(params: SamplingParams) -> SamplingArgs:
+    return SamplingArgs(params.temperature, params.top_k, params.top_p, params.min_p)
 
 
 def chosen_on(
@@ -71,15 +71,15 @@ def chosen_on(
     logits: np.ndarray,
     params: SamplingParams,
     workspace: SamplingWorkspace | None = None,
-    use_border: bool | None = None,
+    use_threshold: bool | None = None,
 ) -> list[int]:
     num_rows, vocab = logits.shape
     chosen = torch.full((num_rows + 1,), -1, dtype=torch.int32, device=gpu.place)
     workspace = workspace or new_sampling_workspace(num_rows, vocab, gpu)
-    if use_border is None:
-        use_border = needs_border(filters_of(params), vocab)
-    step, words = tree_step(gpu, num_rows), words_for(gpu, params)
-    choose(on(gpu, logits), step, words, chosen, workspace, gpu, use_border=use_border)
+    if use_threshold is None:
+        use_threshold = needs_threshold(filters_of(params), vocab)
+    step, params = tree_step(gpu, num_rows), words_for(gpu, params)
+    choose(on(gpu, logits), step, params, chosen, workspace, gpu, use_threshold=use_threshold)
     assert chosen[num_rows] == -1
     for cleared in (workspace.bins, workspace.num_members, workspace.arrived):
         assert not cleared.any()
@@ -133,7 +133,9 @@ def test_choices_are_those_of_the_sampler(any_gpu: Gpu, way: SamplingParams) -> 
 
 @pytest.mark.parametrize("way", WAYS, ids=named)
 def test_ties_go_to_the_lower_token(any_gpu: Gpu, way: SamplingParams) -> None:
-    """Values in steps of one, and a row in which all are alike: most borders lie among equals."""
+    """Values in steps of one, and a row in which all are alike: most thresholds lie among
+    equals.
+    """
     logits = np.round(made_logits(5, 9000, seed=1, scale=2.0))
     logits[2] = 1.5
     logits[3] = np.where(np.arange(9000) % 2, 0.0, -0.0)
@@ -142,23 +144,23 @@ def test_ties_go_to_the_lower_token(any_gpu: Gpu, way: SamplingParams) -> None:
 
 
 def kept_on(gpu: Gpu, logits: np.ndarray, params: SamplingParams) -> list[set[int]]:
-    """The tokens inside the border of each row."""
+    """The tokens inside the threshold of each row."""
     workspace = new_sampling_workspace(*logits.shape, gpu)
-    chosen_on(gpu, logits, params, workspace, use_border=True)
+    chosen_on(gpu, logits, params, workspace, use_threshold=True)
     bits = (logits / np.float32(params.temperature) + np.float32(0.0)).view(np.uint32)
     ordered = np.where(bits >> 31, ~bits, bits | 0x80000000).astype(np.uint64)
     tokens = np.arange(logits.shape[1], dtype=np.uint32)
     keys = ordered << np.uint64(32) | (~tokens).astype(np.uint64)
-    borders = workspace.borders.cpu().numpy().view(np.uint64)
+    thresholds = workspace.thresholds.cpu().numpy().view(np.uint64)
     return [
-        set(np.flatnonzero(row >= border).tolist())
-        for row, border in zip(keys, borders, strict=True)
+        set(np.flatnonzero(row >= threshold).tolist())
+        for row, threshold in zip(keys, thresholds, strict=True)
     ]
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
 @pytest.mark.parametrize(
-    "way", [way for way in WAYS if needs_border(filters_of(way), VOCAB)], ids=named
+    "way", [way for way in WAYS if needs_threshold(filters_of(way), VOCAB)], ids=named
 )
 def test_filters_keep_what_they_should(any_gpu: Gpu, way: SamplingParams, is_tied: bool) -> None:
     logits = made_logits(2, 1200, seed=2)
@@ -188,7 +190,7 @@ def test_one_border_graph_serves_every_request(any_gpu: Gpu) -> None:
     workspace = new_sampling_workspace(3, 9000, any_gpu)
     for way in WAYS:
         params = replace(way, seed=5)
-        chosen = chosen_on(any_gpu, logits, params, workspace, use_border=True)
+        chosen = chosen_on(any_gpu, logits, params, workspace, use_threshold=True)
         assert chosen == expected(logits, params), way
 
 
@@ -205,12 +207,12 @@ def test_a_row_does_not_depend_on_the_others(any_gpu: Gpu) -> None:
 
 
 def test_rows_that_are_not_live_are_left(any_gpu: Gpu) -> None:
-    logits, words = on(any_gpu, made_logits(4, 300)), words_for(any_gpu, SamplingParams())
+    logits, params = on(any_gpu, made_logits(4, 300)), words_for(any_gpu, SamplingParams())
     step, workspace = tree_step(any_gpu, 4), new_sampling_workspace(4, 300, any_gpu)
     chosen = torch.full((4,), -1, dtype=torch.int32, device=any_gpu.place)
     for live in (0, 2):
         step.set_rows(np.arange(live))
-        choose(logits, step, words, chosen, workspace, any_gpu, use_border=True)
+        choose(logits, step, params, chosen, workspace, any_gpu, use_threshold=True)
         assert (chosen >= 0).tolist() == [row < live for row in range(4)]
 
 
@@ -255,14 +257,14 @@ def ranked_on(
     gpu: Gpu, logits: np.ndarray, params: SamplingParams, num_candidates: int
 ) -> tuple[np.ndarray, np.ndarray]:
     num_rows, vocab = logits.shape
-    draft_step = CudaStep(64, 64, gpu)
+    draft_step = CudaPassArgs(64, 64, gpu)
     draft_step.set_rows(np.arange(num_rows))
     ids = torch.full((num_rows + 1, num_candidates), -1, dtype=torch.int32, device=gpu.place)
     log_probs = torch.zeros((num_rows + 1, num_candidates), device=gpu.place)
     workspace = new_sampling_workspace(num_rows + 1, vocab, gpu)
     padded = on(gpu, np.concatenate([logits, logits[:1]]))  # the last row is not live
-    words = words_for(gpu, params)
-    rank(padded, tree_step(gpu, 1), draft_step, words, ids, log_probs, workspace, gpu)
+    params = words_for(gpu, params)
+    rank(padded, tree_step(gpu, 1), draft_step, params, ids, log_probs, workspace, gpu)
     assert (ids[num_rows] == -1).all() and not workspace.arrived.any()
     return ids[:num_rows].cpu().numpy(), log_probs[:num_rows].cpu().numpy()
 
@@ -307,24 +309,24 @@ def test_a_large_vocabulary(any_gpu: Gpu) -> None:
 
 
 def test_what_cannot_be_done_is_refused(any_gpu: Gpu) -> None:
-    words = RequestWords(any_gpu)
+    params = RequestParams(any_gpu)
     limits = {"anchor": 0, "tokens_left": 1, "max_ctx": 9}
     with pytest.raises(ValueError, match="penalties"):
-        words.start(Filters(presence_penalty=1.0), 0, **limits)
+        params.start(SamplingArgs(presence_penalty=1.0), 0, **limits)
     with pytest.raises(ValueError, match="stop tokens"):
-        words.start(Filters(), 0, **limits, stop_ids=range(MAX_STOPS + 1))
+        params.start(SamplingArgs(), 0, **limits, stop_ids=range(MAX_STOPS + 1))
     with pytest.raises(ValueError, match="too large"):
         new_sampling_workspace(1, 64 * 8192 + 1, any_gpu)
-    step, workspace = CudaStep(4, 4, any_gpu), new_sampling_workspace(2, 100, any_gpu)
+    step, workspace = CudaPassArgs(4, 4, any_gpu), new_sampling_workspace(2, 100, any_gpu)
     chosen = torch.zeros(4, dtype=torch.int32, device=any_gpu.place)
     for shape in [(3, 100), (2, 9000)]:
         with pytest.raises(ValueError, match="workspace"):
             logits = torch.zeros(shape, device=any_gpu.place)
-            choose(logits, step, words, chosen, workspace, any_gpu)
+            choose(logits, step, params, chosen, workspace, any_gpu)
     with pytest.raises(ValueError, match="16 bytes"):
         odd = torch.zeros((2, 101), device=any_gpu.place)[:, :100]
-        choose(odd, step, words, chosen, workspace, any_gpu)
+        choose(odd, step, params, chosen, workspace, any_gpu)
     ids = torch.zeros((2, 65), dtype=torch.int32, device=any_gpu.place)
     with pytest.raises(ValueError, match="candidates"):
         logits = torch.zeros((2, 100), device=any_gpu.place)
-        rank(logits, step, step, words, ids, ids.float(), workspace, any_gpu)
+        rank(logits, step, step, params, ids, ids.float(), workspace, any_gpu)

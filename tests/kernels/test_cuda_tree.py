@@ -9,7 +9,7 @@ from draftree.core import TokenSource  # noqa: E402
 from draftree.decode.tree import RankedTree  # noqa: E402
 from draftree.decode.tree import build_tree as build_on_host  # noqa: E402
 from draftree.drafts.drafter import Proposal  # noqa: E402
-from draftree.kernels.cpu.sampling import Filters  # noqa: E402
+from draftree.kernels.cpu.sampling import SamplingArgs  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.pass_args import (  # noqa: E402
     COMMITTED,
@@ -17,9 +17,9 @@ from draftree.kernels.cuda.pass_args import (  # noqa: E402
     NUM_ROWS,
     NUM_TOKENS,
     PATH_LEN,
-    CudaStep,
+    CudaPassArgs,
 )
-from draftree.kernels.cuda.request import RequestWords  # noqa: E402
+from draftree.kernels.cuda.request import RequestParams  # noqa: E402
 from draftree.kernels.cuda.tree import (  # noqa: E402
     advance,
     build_tree,
@@ -34,11 +34,11 @@ PER_NODE = ("tokens", "positions", "parents", "depths", "order", "rows")
 
 def request(
     gpu: Gpu, budget: int = 0, tokens_left: int = 1000, max_ctx: int = 10_000
-) -> RequestWords:
-    words = RequestWords(gpu)
+) -> RequestParams:
+    params = RequestParams(gpu)
     limits = {"tokens_left": tokens_left, "max_ctx": max_ctx, "budget": budget}
-    words.start(Filters(temperature=0.0), 0, anchor=ANCHOR, **limits)
-    return words
+    params.start(SamplingArgs(temperature=0.0), 0, anchor=ANCHOR, **limits)
+    return params
 
 
 def made_block(
@@ -56,21 +56,21 @@ def made_block(
 def build_on(
     gpu: Gpu,
     block: Proposal,
-    words: RequestWords,
+    params: RequestParams,
     committed: int = 0,
-    step: CudaStep | None = None,
-) -> CudaStep:
-    step = step or CudaStep(64, 64, gpu)
+    step: CudaPassArgs | None = None,
+) -> CudaPassArgs:
+    step = step or CudaPassArgs(64, 64, gpu)
     step.set_idle(committed)
     ids = torch.tensor(block.tokens, dtype=torch.int32, device=gpu.place)
     log_probs = torch.tensor(block.log_probs, device=gpu.place)
-    build_tree(ids, log_probs, words, step, gpu)
+    build_tree(ids, log_probs, params, step, gpu)
     return step
 
 
-def same_tree(gpu: Gpu, step: CudaStep, ranked: RankedTree, committed: int) -> None:
-    """All words of the step are those that the host would have uploaded."""
-    tree, wanted = ranked.tree, CudaStep(64, 64, gpu)
+def same_tree(gpu: Gpu, step: CudaPassArgs, ranked: RankedTree, committed: int) -> None:
+    """All params of the step are those that the host would have uploaded."""
+    tree, wanted = ranked.tree, CudaPassArgs(64, 64, gpu)
     arrays = (np.array(part) for part in (tree.tokens, tree.parents, tree.depths))
     wanted.set_tree(*arrays, committed)
     wanted.set_rows(np.arange(tree.num_nodes))
@@ -87,13 +87,13 @@ def same_tree(gpu: Gpu, step: CudaStep, ranked: RankedTree, committed: int) -> N
 @pytest.mark.parametrize("steps", [0, 1, 4])
 def test_trees_are_those_of_the_host(any_gpu: Gpu, steps: int) -> None:
     rng = np.random.default_rng(steps)
-    step = CudaStep(64, 64, any_gpu)
+    step = CudaPassArgs(64, 64, any_gpu)
     for case in range(150):
         budget = case % 63 + 1
         num_positions, num_candidates = rng.integers(1, 20), rng.integers(1, 33)
         block = made_block(rng, num_positions, num_candidates, steps)
-        words, committed = request(any_gpu, budget), int(rng.integers(0, 500))
-        build_on(any_gpu, block, words, committed, step)
+        params, committed = request(any_gpu, budget), int(rng.integers(0, 500))
+        build_on(any_gpu, block, params, committed, step)
         room = Proposal(block.tokens[:budget], block.log_probs[:budget])
         same_tree(any_gpu, step, build_on_host(ANCHOR, room, budget), committed)
 
@@ -112,8 +112,8 @@ def test_depth_ends_with_the_request_and_the_context(
     any_gpu: Gpu, tokens_left: int, committed: int, num_positions: int
 ) -> None:
     block = made_block(np.random.default_rng(2), 12, 8)
-    words = request(any_gpu, 22, tokens_left, max_ctx=1000)
-    step = build_on(any_gpu, block, words, committed)
+    params = request(any_gpu, 22, tokens_left, max_ctx=1000)
+    step = build_on(any_gpu, block, params, committed)
     room = Proposal(block.tokens[:num_positions], block.log_probs[:num_positions])
     ranked = build_on_host(ANCHOR, room if num_positions else None, 22)
     same_tree(any_gpu, step, ranked, committed)
@@ -121,22 +121,22 @@ def test_depth_ends_with_the_request_and_the_context(
 
 def test_a_tree_is_not_larger_than_the_step(any_gpu: Gpu) -> None:
     block = made_block(np.random.default_rng(3), 12, 8)
-    step = build_on(any_gpu, block, request(any_gpu, 63), step=CudaStep(8, 8, any_gpu))
+    step = build_on(any_gpu, block, request(any_gpu, 63), step=CudaPassArgs(8, 8, any_gpu))
     tree = build_on_host(ANCHOR, Proposal(block.tokens[:7], block.log_probs[:7]), 7).tree
     assert step.tokens.tolist() == list(tree.tokens)
     assert step.parents.tolist() == list(tree.parents)
 
 
 def test_a_block_too_large_is_refused(any_gpu: Gpu) -> None:
-    step, words = CudaStep(64, 64, any_gpu), request(any_gpu, 4)
+    step, params = CudaPassArgs(64, 64, any_gpu), request(any_gpu, 4)
     for shape in [(64, 4), (4, 65)]:
         ids = torch.zeros(shape, dtype=torch.int32, device=any_gpu.place)
         with pytest.raises(ValueError, match="too large"):
-            build_tree(ids, ids.float(), words, step, any_gpu)
+            build_tree(ids, ids.float(), params, step, any_gpu)
 
 
 def test_plain_step(any_gpu: Gpu) -> None:
-    step = CudaStep(8, 8, any_gpu)
+    step = CudaPassArgs(8, 8, any_gpu)
     step.set_idle(committed=40)
     plan_plain(request(any_gpu), step, any_gpu)
     control = step.control.tolist()
@@ -145,7 +145,7 @@ def test_plain_step(any_gpu: Gpu) -> None:
 
 
 def test_draft_block(any_gpu: Gpu) -> None:
-    step = CudaStep(100, 80, any_gpu)
+    step = CudaPassArgs(100, 80, any_gpu)
     step.set_idle(committed=31)
     plan_block(request(any_gpu), step, 999, 70, any_gpu)
     control = step.control.tolist()
@@ -158,14 +158,14 @@ def test_draft_block(any_gpu: Gpu) -> None:
 
 
 def test_draft_context_and_advance(any_gpu: Gpu) -> None:
-    step, draft_step = CudaStep(8, 8, any_gpu), CudaStep(16, 8, any_gpu)
+    step, draft_step = CudaPassArgs(8, 8, any_gpu), CudaPassArgs(16, 8, any_gpu)
     step.set_tree(np.array([5, 6, 7, 8]), np.array([-1, 0, 0, 2]), np.array([0, 1, 1, 2]), 20)
     step.set_path(np.array([0, 2, 3]))
     draft_step.set_idle(committed=12)
     plan_context(step, draft_step, any_gpu)
     control = draft_step.control.tolist()
-    words = [control[i] for i in (NUM_TOKENS, COMMITTED, IS_TREE, NUM_ROWS)]
-    assert words == [3, 12, 0, 0]
+    params = [control[i] for i in (NUM_TOKENS, COMMITTED, IS_TREE, NUM_ROWS)]
+    assert params == [3, 12, 0, 0]
     assert draft_step.tokens[:4].tolist() == [5, 7, 8, 0]
     assert draft_step.positions[:3].tolist() == [12, 13, 14]
     for advanced, committed in ((step, 23), (draft_step, 15)):
@@ -176,20 +176,20 @@ def test_draft_context_and_advance(any_gpu: Gpu) -> None:
 
 
 def test_after_the_end_passes_are_empty(any_gpu: Gpu) -> None:
-    words = request(any_gpu, 22)
-    words.stop()
+    params = request(any_gpu, 22)
+    params.stop()
     block = made_block(np.random.default_rng(4), 12, 8)
-    step = build_on(any_gpu, block, words, committed=9)
+    step = build_on(any_gpu, block, params, committed=9)
     assert step.control[:5].tolist() == [0, 9, 1, 0, 0]
     step.set_path(np.array([0]))
-    plan_plain(words, step, any_gpu)
+    plan_plain(params, step, any_gpu)
     assert step.control[:5].tolist() == [0, 9, 0, 0, 0]
     step.set_path(np.array([0]))
-    plan_block(words, step, 999, 16, any_gpu)
+    plan_block(params, step, 999, 16, any_gpu)
     assert step.control[:5].tolist() == [0, 9, 0, 0, 0]
 
 
 def test_nothing_runs_before_a_request(any_gpu: Gpu) -> None:
-    step = CudaStep(8, 8, any_gpu)
-    plan_plain(RequestWords(any_gpu), step, any_gpu)
+    step = CudaPassArgs(8, 8, any_gpu)
+    plan_plain(RequestParams(any_gpu), step, any_gpu)
     assert step.control[NUM_TOKENS] == 0

@@ -9,15 +9,15 @@ from draftree.kernels.cpu.elementwise import (
     record_sigmoid_mul,
     record_silu_mul,
 )
-from draftree.kernels.cpu.pass_args import Step
+from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.cpu.program import Program
-from tests.kernels.passes import poison, randn, set_rows, team
+from tests.kernels.passes import poison, pool, randn, set_rows
 
 SIZES = [16, 63, 65, 300, 1536]
 
 
 def _run(record, max_rows, num_rows, num_threads=2):
-    step, program = Step(max_rows, max_rows), Program(team(num_threads))
+    step, program = PassArgs(max_rows, max_rows), Program(pool(num_threads))
     record(program, step)
     set_rows(step, num_rows)
     program.run()
@@ -66,7 +66,7 @@ def test_sigmoid_mul_with_gates_inside_heads():
 def test_gather_rows(cols):
     rng = np.random.default_rng(cols)
     x, out = randn(rng, 8, cols), poison(8, cols)
-    step, program = Step(8, 8), Program(team(2))
+    step, program = PassArgs(8, 8), Program(pool(2))
     record_gather_rows(program, step, x, step.rows, out)
     set_rows(step, 8)
     step.set_rows(np.array([7, 2, 2]))

@@ -12,11 +12,11 @@ from draftree.kernels.cpu.gated_delta import (
     record_gated_delta,
 )
 from draftree.kernels.cpu.norm import record_gated_norm
-from draftree.kernels.cpu.pass_args import Step
+from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.reference.gated_delta import gated_delta_reference
 from tests.golden import golden
-from tests.kernels.passes import make_tree, poison, randn, set_rows, team, trees
+from tests.kernels.passes import make_tree, poison, pool, randn, set_rows, trees
 
 MAX_ROWS, MAX_NODES = 40, 24
 
@@ -26,14 +26,14 @@ class Layer:
 
     def __init__(self, key_heads, value_heads, dim, num_threads=2):
         rng = np.random.default_rng(key_heads + value_heads + dim)
-        self.step = Step(MAX_ROWS, MAX_NODES)
+        self.step = PassArgs(MAX_ROWS, MAX_NODES)
         self.state = DeltaState(key_heads, value_heads, dim, MAX_NODES)
         widths = ((2 * key_heads + value_heads) * dim, value_heads, value_heads)
         self.inputs = [poison(MAX_ROWS, width) for width in widths]
         self.out = poison(MAX_ROWS, value_heads * dim)
         self.ssm_a, self.dt_bias = -np.exp(randn(rng, value_heads)), randn(rng, value_heads)
         size = delta_scratch_len(self.step, key_heads, value_heads, dim, num_threads)
-        self.program, self.commit = Program(team(num_threads)), Program(team(num_threads))
+        self.program, self.commit = Program(pool(num_threads)), Program(pool(num_threads))
         weights = (self.ssm_a, self.dt_bias, self.state, self.out, poison(size))
         record_gated_delta(self.program, self.step, *self.inputs, *weights)
         record_delta_commit(self.commit, self.step, self.state)
@@ -141,7 +141,7 @@ def test_golden_layer():
     qkv = data["layer0.in_proj_qkv"].copy()
     values = qkv[:, 2 * kh * dim :].reshape(count, vh, dim)
     qkv[:, 2 * kh * dim :] = values[:, order].reshape(count, -1)
-    step, program = Step(MAX_ROWS, MAX_NODES), Program(team(2))
+    step, program = PassArgs(MAX_ROWS, MAX_NODES), Program(pool(2))
     conv, delta = ConvState(qkv.shape[1], 4, MAX_NODES), DeltaState(kh, vh, dim, MAX_NODES)
     mixed, out, normed = poison(*qkv.shape), poison(count, vh * dim), poison(count, vh * dim)
     record_conv(program, step, qkv, tensors["blk.0.ssm_conv1d.weight"], conv, mixed)

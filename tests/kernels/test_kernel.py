@@ -22,9 +22,9 @@ from draftree.kernels.cpu.jit import realize
 from draftree.kernels.cpu.kernel import Compiled, Kernel, native
 from draftree.kernels.cpu.linear import _linear_kernel
 from draftree.kernels.cpu.pack import _pack_float_kernel, _pack_quant_kernel
-from draftree.kernels.cpu.pass_args import Step
+from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.cpu.team import Team
+from draftree.kernels.cpu.thread_pool import ThreadPool
 from draftree.kernels.quant.formats import QuantType
 from draftree.kernels.quant.layout import block_layout
 
@@ -35,17 +35,17 @@ import draftree.kernels.cpu.ops
 from draftree.kernels.cpu.elementwise import _elementwise_kernel, record_silu_mul
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.select import choose_greedy
-from draftree.kernels.cpu.pass_args import Step
-from draftree.kernels.cpu.team import Team
+from draftree.kernels.cpu.pass_args import PassArgs
+from draftree.kernels.cpu.thread_pool import ThreadPool
 rng = np.random.default_rng(0)
 gate, up = rng.standard_normal((2, 5, 48)).astype(np.float32)
 out = np.zeros_like(gate)
-team, step = Team(2), Step(5, 1)
-program = Program(team)
+pool, step = ThreadPool(2), PassArgs(5, 1)
+program = Program(pool)
 record_silu_mul(program, step, gate, up, out)
 step.control[0] = 5
 program.run()
-team.close()
+pool.close()
 best = choose_greedy(out[0])
 print(json.dumps({
     "bits": out.tobytes().hex(), "best": best,
@@ -121,8 +121,8 @@ def test_bits_are_those_of_the_compilers_own_linker() -> None:
     gate, up = rng.standard_normal((2, 7, 80)).astype(np.float32)
     outs = []
     for address in (_elementwise_kernel.address, int(made.address)):
-        team, step, out = Team(1), Step(7, 1), np.zeros_like(gate)
-        program = Program(team)
+        pool, step, out = ThreadPool(1), PassArgs(7, 1), np.zeros_like(gate)
+        program = Program(pool)
         record_silu_mul(program, step, gate, up, out)
         program._rows[0][0] = address
         step.control[0] = 7

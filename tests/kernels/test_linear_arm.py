@@ -16,10 +16,10 @@ from draftree.kernels.cpu.form import ALL_FORMS, Form
 from draftree.kernels.cpu.isa import NEON, NEON_DOTPROD, NEON_I8MM, Isa
 from draftree.kernels.cpu.linear import record_linear
 from draftree.kernels.cpu.pack import pack
-from draftree.kernels.cpu.pass_args import Step
+from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quantize import record_quantize
-from draftree.kernels.cpu.team import Team
+from draftree.kernels.cpu.thread_pool import ThreadPool
 from draftree.kernels.cpu.tile import emit_integer_tile
 from draftree.kernels.quant.formats import QuantType
 from draftree.kernels.quant.layout import block_layout
@@ -128,7 +128,7 @@ def test_tile_has_the_bits_of_this_machine(monkeypatch, qtype: QuantType, isa: I
     raw = random_raw(rng, qtype, 8, 512)
     x = rng.standard_normal((3, 512)).astype(np.float32)
     expected = np.full((3, 8), np.nan, np.float32)
-    program, step = Program(Team(1)), Step(3, 1)
+    program, step = Program(ThreadPool(1)), PassArgs(3, 1)
     step.control[0] = 3
     record_linear(program, step, x, pack(raw, qtype), expected)
     rows = record_quantize(program, step, x, isa=isa)

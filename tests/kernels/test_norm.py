@@ -3,14 +3,14 @@ import pytest
 import torch
 
 from draftree.kernels.cpu.norm import record_gated_norm, record_head_norm, record_rms_norm
-from draftree.kernels.cpu.pass_args import NUM_ROWS, Step
+from draftree.kernels.cpu.pass_args import NUM_ROWS, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.reference.norm import gated_norm_reference, rms_norm_reference
-from tests.kernels.passes import poison, randn, set_rows, team
+from tests.kernels.passes import poison, pool, randn, set_rows
 
 
 def _rms_norm(x, weight, num_rows, num_threads=2, eps=1e-5):
-    step, out, program = Step(len(x), 1), poison(*x.shape), Program(team(num_threads))
+    step, out, program = PassArgs(len(x), 1), poison(*x.shape), Program(pool(num_threads))
     record_rms_norm(program, step, x, weight, eps, out)
     set_rows(step, num_rows)
     program.run()
@@ -40,7 +40,7 @@ def test_rms_norm_in_place_with_its_own_row_count():
     rng = np.random.default_rng(2)
     x, weight = randn(rng, 6, 64), randn(rng, 64)
     expected = _rms_norm(x, weight, 3)[:3]
-    before, step, program = x.copy(), Step(6, 6), Program(team(2))
+    before, step, program = x.copy(), PassArgs(6, 6), Program(pool(2))
     record_rms_norm(program, step, x, weight, 1e-5, x, NUM_ROWS)
     set_rows(step, 6)
     step.set_rows(np.arange(3))
@@ -55,7 +55,7 @@ def test_head_norm_on_part_of_each_head(head_dim):
     rng = np.random.default_rng(head_dim)
     x, weight = randn(rng, 5, 3 * 2 * head_dim), randn(rng, head_dim)
     before = x.copy().reshape(5, 3, 2, head_dim)
-    step, program = Step(5, 1), Program(team(2))
+    step, program = PassArgs(5, 1), Program(pool(2))
     view = x.reshape(5, 3, 2, head_dim)[:, :, 0]
     record_head_norm(program, step, view, 3, head_dim, weight, 1e-6)
     set_rows(step, 4)
@@ -71,7 +71,7 @@ def test_head_norm_on_part_of_each_head(head_dim):
 def test_gated_norm_equals_reference(head_dim):
     rng = np.random.default_rng(head_dim)
     x, z, weight = randn(rng, 4, 6 * head_dim), randn(rng, 4, 6 * head_dim), randn(rng, head_dim)
-    step, out, program = Step(4, 1), poison(4, 6 * head_dim), Program(team(2))
+    step, out, program = PassArgs(4, 1), poison(4, 6 * head_dim), Program(pool(2))
     record_gated_norm(program, step, x, z, weight, 1e-6, 6, head_dim, out)
     set_rows(step, 3)
     program.run()

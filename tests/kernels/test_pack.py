@@ -7,7 +7,7 @@ from draftree.kernels.cpu.dot import wants_signed_bytes
 from draftree.kernels.cpu.form import F32, FLOAT_ROWS, quant_bytes, scale_bytes
 from draftree.kernels.cpu.isa import NEON_DOTPROD, current_isa
 from draftree.kernels.cpu.pack import Weight, pack
-from draftree.kernels.cpu.team import Team
+from draftree.kernels.cpu.thread_pool import ThreadPool
 from draftree.kernels.quant.formats import QuantType, dequantize
 from draftree.kernels.quant.layout import block_layout
 from tests.kernels.raw import random_raw
@@ -108,7 +108,7 @@ def test_rows_of_a_larger_array_and_many_threads() -> None:
     wide = random_raw(rng, QuantType.Q4_K, 100, 1024)
     raw = wide[:, 144 : 3 * 144]  # the middle columns: rows are not adjacent
     alone = pack(np.ascontiguousarray(raw), QuantType.Q4_K)
-    team = Team(3)
-    together = pack(raw, QuantType.Q4_K, team=team)
-    team.close()
+    pool = ThreadPool(3)
+    together = pack(raw, QuantType.Q4_K, pool=pool)
+    pool.close()
     np.testing.assert_array_equal(alone.data, together.data)

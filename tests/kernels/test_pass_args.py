@@ -5,7 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from draftree.kernels.cpu.pass_args import COMMITTED, IS_TREE, NUM_ROWS, NUM_TOKENS, PATH_LEN, Step
+from draftree.kernels.cpu.pass_args import (
+    COMMITTED,
+    IS_TREE,
+    NUM_ROWS,
+    NUM_TOKENS,
+    PATH_LEN,
+    PassArgs,
+)
 
 TREE = (5, 6, 7, 8, 9), (-1, 0, 0, 1, 3), (0, 1, 1, 2, 3)
 WAYS = ([0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 3, 4])
@@ -13,7 +20,7 @@ WAYS = ([0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 3, 4])
 
 @pytest.mark.parametrize("kind", [tuple, np.array])
 def test_a_tree(kind: Any) -> None:
-    step = Step(8, 6)
+    step = PassArgs(8, 6)
     step.set_tree(*(kind(part) for part in TREE), 20)
     step.set_path(kind((0, 1, 3)))
     step.set_rows(kind((4, 2)))
@@ -28,7 +35,7 @@ def test_a_tree(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", [tuple, np.array])
 def test_a_chain(kind: Any) -> None:
-    step = Step(8, 6)
+    step = PassArgs(8, 6)
     step.set_tree(*TREE, 20)
     step.set_chain(kind((3, 1, 2)), 7)
     assert step.control[[NUM_TOKENS, COMMITTED, IS_TREE]].tolist() == [3, 7, 0]

@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.kernels.cpu.pass_args import Step
+from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.rope import record_rope, rope_table
 from draftree.kernels.reference.rope import rope_reference
-from tests.kernels.passes import make_tree, randn, set_rows, team
+from tests.kernels.passes import make_tree, pool, randn, set_rows
 
 HEADS = 3
 
@@ -23,7 +23,7 @@ def test_rope_equals_reference(head_dim, rotary_dim, interleaved):
     rng = np.random.default_rng(head_dim + rotary_dim)
     x, inv_freq = randn(rng, 9, HEADS * head_dim), _inv_freq(rotary_dim)
     before = x.copy()
-    step, program = Step(9, 9), Program(team(2))
+    step, program = PassArgs(9, 9), Program(pool(2))
     table = rope_table(inv_freq, 5000)
     record_rope(program, step, x, HEADS, head_dim, rotary_dim, table, interleaved)
     set_rows(step, 7, committed=4000)
@@ -40,12 +40,12 @@ def test_nodes_of_a_tree_turn_by_their_depth():
     tree = make_tree([0, 0, 1, 2, 3], 5)
     row = randn(rng, 64)
     x = np.tile(row, (6, 1))
-    step, program = Step(6, 6), Program(team(2))
+    step, program = PassArgs(6, 6), Program(pool(2))
     record_rope(program, step, x, 1, 64, 64, rope_table(_inv_freq(64), 64), False)
     tree.load(step, 20)
     program.run()
     chain = np.tile(row, (6, 1))
-    program = Program(team(1))
+    program = Program(pool(1))
     record_rope(program, step, chain, 1, 64, 64, rope_table(_inv_freq(64), 64), False)
     set_rows(step, 6, committed=20)
     program.run()
@@ -56,7 +56,7 @@ def test_a_view_of_heads_leaves_what_lies_between():
     rng = np.random.default_rng(3)
     x = randn(rng, 4, 2 * 2 * 32)
     before = x.copy().reshape(4, 2, 2, 32)
-    step, program = Step(4, 4), Program(team(3))
+    step, program = PassArgs(4, 4), Program(pool(3))
     view = x.reshape(4, 2, 2, 32)[:, :, 0]
     record_rope(program, step, view, 2, 32, 32, rope_table(_inv_freq(32), 8), True)
     set_rows(step, 4, committed=1)

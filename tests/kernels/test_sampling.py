@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.kernels.cpu.sampling import (
-    Filters,
+    SamplingArgs,
     SamplingScratch,
     choose,
     gumbel,
@@ -64,7 +64,7 @@ def test_noise_is_uniform_along_every_argument(vary):
 def test_greedy_is_the_first_largest(size):
     rng = np.random.default_rng(size)
     logits = np.round(_row(rng, size))  # many ties
-    assert _choose(logits, Filters(temperature=0.0)) == int(logits.argmax())
+    assert _choose(logits, SamplingArgs(temperature=0.0)) == int(logits.argmax())
 
 
 @settings(max_examples=150, deadline=None)
@@ -80,7 +80,7 @@ def test_greedy_is_the_first_largest(size):
 )
 def test_choice_equals_reference(size, spread, temperature, top_k, top_p, min_p, seed, position):
     logits = _row(np.random.default_rng(seed), size, spread)
-    filters = Filters(temperature, top_k, top_p, min_p)
+    filters = SamplingArgs(temperature, top_k, top_p, min_p)
     expected = choose_reference(
         torch.from_numpy(logits), temperature, top_k, top_p, min_p, seed, position
     )
@@ -89,7 +89,12 @@ def test_choice_equals_reference(size, spread, temperature, top_k, top_p, min_p,
 
 @pytest.mark.parametrize(
     "filters",
-    [Filters(1.5), Filters(0.7, top_p=0.9), Filters(1.0, top_k=7), Filters(1.0, min_p=0.02)],
+    [
+        SamplingArgs(1.5),
+        SamplingArgs(0.7, top_p=0.9),
+        SamplingArgs(1.0, top_k=7),
+        SamplingArgs(1.0, min_p=0.02),
+    ],
 )
 def test_choices_follow_the_probabilities(filters):
     logits = _row(np.random.default_rng(3), 30, 1.5)
@@ -104,9 +109,9 @@ def test_choices_follow_the_probabilities(filters):
 
 
 def test_share_of_a_flat_row():
-    """Nothing stands out, so every token lies near the border; ties go by id."""
+    """Nothing stands out, so every token lies near the threshold; ties go by id."""
     logits = np.zeros(1000, np.float32)
-    found = {_choose(logits, Filters(1.0, top_p=0.1), 0, position) for position in range(400)}
+    found = {_choose(logits, SamplingArgs(1.0, top_p=0.1), 0, position) for position in range(400)}
     assert max(found) <= 100 and len(found) > 80
 
 
@@ -114,10 +119,10 @@ def test_masked_tokens_are_never_chosen():
     rng = np.random.default_rng(0)
     logits = _row(rng, 500)
     logits[100:] = -np.inf
-    for filters in (Filters(5.0), Filters(5.0, top_p=0.99), Filters(5.0, top_k=300)):
+    for filters in (SamplingArgs(5.0), SamplingArgs(5.0, top_p=0.99), SamplingArgs(5.0, top_k=300)):
         assert all(_choose(logits, filters, 3, position) < 100 for position in range(50))
     logits[:99] = -np.inf
-    assert _choose(logits, Filters(1.0)) == 99
+    assert _choose(logits, SamplingArgs(1.0)) == 99
 
 
 def test_penalties_equal_reference():
@@ -130,10 +135,10 @@ def test_penalties_equal_reference():
         seen = dict(zip(ids.tolist(), counts.tolist(), strict=True))
         kept = penalize_reference(torch.from_numpy(logits), seen, *penalties).float()
         for position in range(40):
-            filters = Filters(1.0, 0, 1.0, 0.0, *penalties)
+            filters = SamplingArgs(1.0, 0, 1.0, 0.0, *penalties)
             found = _choose(logits, filters, 5, position, seen_ids=ids, seen_counts=counts)
             assert found == choose_reference(kept, 1.0, 0, 1.0, 0.0, 5, position)
-        greedy = Filters(0.0, 0, 1.0, 0.0, *penalties)
+        greedy = SamplingArgs(0.0, 0, 1.0, 0.0, *penalties)
         assert _choose(logits, greedy, seen_ids=ids, seen_counts=counts) == int(kept.argmax())
     np.testing.assert_array_equal(logits, before)
 
@@ -166,5 +171,5 @@ def test_noisy_candidates(seed, size, spread, temperature):
         order = np.argsort(-(logits[row].astype(np.float64) / temperature + noise))[:6]
         np.testing.assert_array_equal(ids[row], order)
         np.testing.assert_allclose(log_probs[row], expected[row][order], atol=2e-6)
-        filters = Filters(temperature)
+        filters = SamplingArgs(temperature)
         assert ids[row, 0] == _choose(logits[row], filters, seed, 40 + row)

@@ -33,6 +33,6 @@ def test_a_long_pass_is_prefill(name: str, any_gpu: Gpu) -> None:
     key = max((k for k in arrays.files if k.endswith(".logits")), key=lambda k: len(arrays[k]))
     ids, expected = arrays[key.replace(".logits", ".ids")].tolist(), arrays[key]
     assert len(ids) > 64
-    target.state.begin(DraftTree.chain(tuple(ids)), certain=True)
+    target.state.begin(DraftTree.chain(tuple(ids)), is_committed=True)
     logits = target.forward(range(len(ids) - 8, len(ids))).logits
     assert relative_error(logits, expected[-8:]) < TOLERANCE

@@ -29,7 +29,7 @@ def greedy(target: Target, prompt: np.ndarray, count: int) -> list[int]:
     run_chain(target, prompt[:-1]) if len(prompt) > 1 else None
     tokens, anchor = [], int(prompt[-1])
     for _ in range(count):
-        target.state.begin(DraftTree.chain((anchor,)), certain=True)
+        target.state.begin(DraftTree.chain((anchor,)), is_committed=True)
         anchor = int(target.forward((0,)).logits[0].argmax())
         target.state.commit((0,))
         tokens.append(anchor)
@@ -46,7 +46,7 @@ def test_logits_at_every_position(name: str, chunk_len: int) -> None:
             continue
         target.state.reset()
         if chunk_len > 65:  # one pass: logits of the last rows only, all rows cannot be asked for
-            target.state.begin(DraftTree.chain(tuple(ids.tolist())), certain=True)
+            target.state.begin(DraftTree.chain(tuple(ids.tolist())), is_committed=True)
             rows = range(max(0, len(ids) - 65), len(ids))
             logits = target.forward(rows).logits
             target.state.commit(range(len(ids)))
@@ -71,7 +71,7 @@ def test_hidden_states_after_each_layer(name: str) -> None:
     arrays = np.load(golden(ARRAYS[name]))
     expected = arrays["len33.layer_out"]  # [layers, 33, hidden]
     target = open_target(tiny_path(name), feature_layers=tuple(range(len(expected))))
-    target.state.begin(DraftTree.chain(tuple(arrays["len33.ids"].tolist())), certain=True)
+    target.state.begin(DraftTree.chain(tuple(arrays["len33.ids"].tolist())), is_committed=True)
     features = target.forward(()).features
     assert features is not None
     found = features[:33].reshape(33, len(expected), -1).transpose(1, 0, 2)

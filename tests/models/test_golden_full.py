@@ -29,7 +29,7 @@ def test_sixteen_bit_files() -> None:
         expected = arrays[f"{prompt}.ids"].tolist()
         assert greedy(target, arrays[f"{prompt}.prompt"], len(expected)) == expected
     target.state.reset()
-    target.state.begin(DraftTree.chain(tuple(arrays["len33.ids"].tolist())), certain=True)
+    target.state.begin(DraftTree.chain(tuple(arrays["len33.ids"].tolist())), is_committed=True)
     features = target.forward(()).features
     assert features is not None
     found = features[:33].reshape(33, 8, -1).transpose(1, 0, 2)

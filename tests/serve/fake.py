@@ -131,7 +131,7 @@ class Engine:
     def close(self):
         pass
 
-    def keep(self):
+    def offload(self):
         self.num_kept += 1
 
     def chat(self, messages, **options):

@@ -58,16 +58,16 @@ def _check_match(match: Match, tokens: list[int], *, is_recurrent: bool) -> None
 
 def _count(store: PrefixStore) -> int:
     """Bytes of all that hangs on the tree."""
-    total, nodes, marks = 0, [store._root], set()
+    total, nodes, checkpoints = 0, [store._root], set()
     while nodes:
         node = nodes.pop()
         total += count_bytes(node.span.parts) + node.tokens.nbytes
-        total += sum(map(count_bytes, node.marks.values()))
-        marks |= {(node, at) for at in node.marks}
+        total += sum(map(count_bytes, node.checkpoints.values()))
+        checkpoints |= {(node, at) for at in node.checkpoints}
         nodes += node.children.values()
         assert all(child.parent is node for child in node.children.values())
-        assert node.children or node.marks or node is store._root, "a node that leads nowhere"
-    assert marks == set(store._marks)
+        assert node.children or node.checkpoints or node is store._root, "a node that leads nowhere"
+    assert checkpoints == set(store._checkpoints)
     return total
 
 

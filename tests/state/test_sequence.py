@@ -133,5 +133,5 @@ def test_misuse_is_refused() -> None:
         state.commit((1,))
     state.rollback()
     with pytest.raises(CapacityError):
-        state.begin(DraftTree.chain((1,) * (MAX_CTX + 1)), certain=True)
+        state.begin(DraftTree.chain((1,) * (MAX_CTX + 1)), is_committed=True)
     assert state.committed == 0

@@ -92,16 +92,16 @@ def test_marks_are_of_the_sequence_at_hand(target: Target) -> None:
     state.reset()
     for start in (0, 10, 20):
         run_chain(target, TOKENS[start : start + 10])
-        state.mark()
+        state.save_checkpoint()
     if not state.is_recurrent:
-        assert state.marks == {}
+        assert state.checkpoints == {}
         return
-    assert sorted(state.marks) == [10, 20, 30]
-    state.restore(Snapshot(tuple(TOKENS[:20]), (), state.marks[20]))
-    assert sorted(state.marks) == [10, 20]
+    assert sorted(state.checkpoints) == [10, 20, 30]
+    state.restore(Snapshot(tuple(TOKENS[:20]), (), state.checkpoints[20]))
+    assert sorted(state.checkpoints) == [10, 20]
     run_chain(target, TOKENS[20:30])
     assert same_state(state.snapshot(), _fresh(target, TOKENS[:30]))
-    assert state.marks == {}
+    assert state.checkpoints == {}
 
 
 def _fresh(target: Target, tokens: list[int]) -> Snapshot:
@@ -111,7 +111,7 @@ def _fresh(target: Target, tokens: list[int]) -> Snapshot:
 
 
 def test_spans_of_a_gpu_cache() -> None:
-    """The same contract for keys and values that lie on a card."""
+    """The same contract for keys and values that lie on a GPU."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from draftree.kernels.cuda.kv_cache import CudaKv
     from tests.kernels.emulator import emulated_gpu

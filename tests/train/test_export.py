@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from draftree.drafts.dflash import BlockDrafter
-from draftree.drafts.dflash_model import load_draft, read_draft_facts
+from draftree.drafts.dflash_model import load_draft, read_draft_config
 from draftree.errors import ModelError
 from draftree.kernels.quant.formats import QuantType, dequantize
 from draftree.train.draft import DraftModule, DraftSpec, resolve_shape
@@ -44,7 +44,7 @@ def _engine_logits(path, ids, anchor):
     drafter = BlockDrafter(load_draft(open_checkpoint(path), ops), target.model, ops)
     from draftree.core import DraftTree
 
-    target.state.begin(DraftTree.chain(tuple(ids[:anchor])), certain=True)
+    target.state.begin(DraftTree.chain(tuple(ids[:anchor])), is_committed=True)
     features = target.forward(range(anchor)).features
     drafter.extend_context(features[:anchor])
     return drafter.block_logits(int(ids[anchor])).copy()
@@ -154,9 +154,9 @@ def test_both_files_state_the_same_facts(pair, tmp_path):
     export_folder(draft, tmp_path)
     export_gguf(draft, tmp_path / "draft.gguf", "q8", "Tiny")
     folder, file = (open_checkpoint(p) for p in (tmp_path, tmp_path / "draft.gguf"))
-    assert read_draft_facts(folder) == read_draft_facts(file)
-    facts = read_draft_facts(file)
-    assert (facts.block_size, facts.feature_layers, facts.mask_token) == (6, FEATURES, 511)
+    assert read_draft_config(folder) == read_draft_config(file)
+    config = read_draft_config(file)
+    assert (config.block_size, config.feature_layers, config.mask_token) == (6, FEATURES, 511)
     assert file.metadata["dflash.target_layers"] == [1, 3]
     keys = [key for key in folder.metadata if key.startswith("dflash.")]
     assert len(keys) > 12

@@ -26,7 +26,7 @@ from draftree.kernels.cpu.elementwise import head_strides
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.kv_cache import KvCache, record_kv_commit, record_kv_write
-from draftree.kernels.cpu.pass_args import COMMITTED, NUM_TOKENS, Step
+from draftree.kernels.cpu.pass_args import COMMITTED, NUM_TOKENS, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import load, load_i64, splat, store
 
@@ -49,12 +49,12 @@ def _row_block(group: int) -> int:
     return max(1, _MAX_QUERIES // group)
 
 
-def _thread_len(step: Step, cache: KvCache, group: int) -> int:
+def _thread_len(step: PassArgs, cache: KvCache, group: int) -> int:
     rows = _row_block(group)
     return chunk.thread_len(rows, group, step.max_nodes, cache.head_dim, cache.value_dim)
 
 
-def _split_rows(step: Step, cache: KvCache, num_heads: int) -> tuple[int, int]:
+def _split_rows(step: PassArgs, cache: KvCache, num_heads: int) -> tuple[int, int]:
     """How many rows may leave one part per chunk, and how many float32 those take."""
     num_chunks = -(-cache.capacity // CHUNK)
     per_row = num_heads * num_chunks * chunk.part_len(cache.value_dim)
@@ -62,7 +62,7 @@ def _split_rows(step: Step, cache: KvCache, num_heads: int) -> tuple[int, int]:
     return rows, rows * per_row
 
 
-def attention_scratch_len(step: Step, cache: KvCache, num_heads: int, num_threads: int) -> int:
+def attention_scratch_len(step: PassArgs, cache: KvCache, num_heads: int, num_threads: int) -> int:
     """How many float32 of scratch `record_attention` needs; layers of one shape can share them."""
     parts_len = _split_rows(step, cache, num_heads)[1]
     return parts_len + num_threads * _thread_len(step, cache, num_heads // cache.kv_heads)
@@ -149,7 +149,7 @@ def _attention_merge_kernel(args, ticket, thread, num_threads):
 
 def record_attention(
     program: Program,
-    step: Step,
+    step: PassArgs,
     q: np.ndarray,
     cache: KvCache,
     num_heads: int,

@@ -61,7 +61,7 @@ def part_len(value_dim: int) -> int:
 
 
 def tree_cols(max_nodes: int) -> int:
-    """Room for the scores of a tree's slots, which may start inside a block."""
+    """Workspace for the scores of a tree's slots, which may start inside a block."""
     return (max_nodes + BLOCK_COLS - 1) // BLOCK_COLS * BLOCK_COLS + BLOCK_COLS
 
 

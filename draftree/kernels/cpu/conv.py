@@ -1,7 +1,7 @@
 """Causal depthwise convolution over tokens, then SiLU.
 
 Each row sees its own input and the kernel - 1 before it: earlier rows of a chain, ancestors in a
-tree, then the committed window. A certain pass moves the window on; a tree pass keeps its inputs
+tree, then the committed window. A committed pass moves the window on; a tree pass keeps its inputs
 per node for a commit.
 """
 
@@ -11,7 +11,7 @@ import numpy as np
 from draftree.kernels.cpu.elementwise import row_count
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
-from draftree.kernels.cpu.pass_args import IS_TREE, NUM_TOKENS, PATH_LEN, Step
+from draftree.kernels.cpu.pass_args import IS_TREE, NUM_TOKENS, PATH_LEN, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import LANES, fma, load, load_i64, silu, splat, store
 from draftree.kernels.ops import LayerStore
@@ -93,7 +93,7 @@ def _conv_commit_kernel(args, ticket, thread, num_threads):
 
 def record_conv(
     program: Program,
-    step: Step,
+    step: PassArgs,
     x: np.ndarray,
     weight: np.ndarray,
     state: ConvState,
@@ -115,7 +115,7 @@ def record_conv(
     )
 
 
-def record_conv_commit(program: Program, step: Step, state: ConvState) -> None:
+def record_conv_commit(program: Program, step: PassArgs, state: ConvState) -> None:
     """Move the window along step.path, from the inputs that the last tree pass stored."""
     program.add(
         _conv_commit_kernel,

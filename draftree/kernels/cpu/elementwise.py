@@ -9,7 +9,7 @@ knows nothing of models.
 import numpy as np
 
 from draftree.kernels.cpu.kernel import kernel
-from draftree.kernels.cpu.pass_args import NUM_ROWS, NUM_TOKENS, Step
+from draftree.kernels.cpu.pass_args import NUM_ROWS, NUM_TOKENS, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import (
     load,
@@ -35,7 +35,7 @@ def head_strides(x: np.ndarray, num_heads: int, head_dim: int) -> tuple[int, int
     return x.strides[0], head_dim * 4
 
 
-def row_count(step: Step, rows_word: int) -> np.ndarray:
+def row_count(step: PassArgs, rows_word: int) -> np.ndarray:
     """The control word that counts a pass's rows, as an array that kernels can point to."""
     return step.control[rows_word : rows_word + 1]
 
@@ -91,7 +91,7 @@ def _elementwise_kernel(args, ticket, thread, num_threads):
 
 def _record(
     program: Program,
-    step: Step,
+    step: PassArgs,
     op: int,
     a: np.ndarray,
     b: np.ndarray | None,
@@ -126,7 +126,7 @@ def _record(
 
 def record_silu_mul(
     program: Program,
-    step: Step,
+    step: PassArgs,
     gate: np.ndarray,
     up: np.ndarray,
     out: np.ndarray,
@@ -137,7 +137,7 @@ def record_silu_mul(
 
 
 def record_sigmoid_mul(
-    program: Program, step: Step, x: np.ndarray, gate: np.ndarray, rows_word: int = NUM_TOKENS
+    program: Program, step: PassArgs, x: np.ndarray, gate: np.ndarray, rows_word: int = NUM_TOKENS
 ) -> None:
     """x *= sigmoid(gate); either may be a view [rows, num_heads, head_dim]."""
     _record(program, step, _SIGMOID_MUL, x, gate, x, rows_word)
@@ -145,7 +145,7 @@ def record_sigmoid_mul(
 
 def record_add(
     program: Program,
-    step: Step,
+    step: PassArgs,
     a: np.ndarray,
     b: np.ndarray,
     out: np.ndarray,
@@ -157,7 +157,7 @@ def record_add(
 
 def record_gather_rows(
     program: Program,
-    step: Step,
+    step: PassArgs,
     x: np.ndarray,
     rows: np.ndarray,
     out: np.ndarray,
@@ -170,7 +170,7 @@ def record_gather_rows(
 
 def record_copy_columns(
     program: Program,
-    step: Step,
+    step: PassArgs,
     src: np.ndarray,
     dst: np.ndarray,
     dst_column: int,

@@ -10,7 +10,7 @@ import numpy as np
 
 from draftree.kernels.cpu.jit import overload
 from draftree.kernels.cpu.kernel import Kernel, kernel
-from draftree.kernels.cpu.pass_args import NUM_TOKENS, Step
+from draftree.kernels.cpu.pass_args import NUM_TOKENS, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import load_f32, load_i64, splat, store, store_f32
 from draftree.kernels.cpu.word import (
@@ -102,7 +102,7 @@ def _embed_kernel(qtype: int) -> Kernel:
 
 def record_embed(
     program: Program,
-    step: Step,
+    step: PassArgs,
     raw: np.ndarray,
     qtype: QuantType,
     tokens: np.ndarray,

@@ -1,6 +1,6 @@
 """The gated delta rule: a matrix of state per value head, decayed and corrected by every token.
 
-A certain pass advances the committed state in place. A tree pass leaves it alone: it walks the
+A committed pass advances the committed state in place. A tree pass leaves it alone: it walks the
 tree depth-first with one scratch state per depth and keeps keys, values and gates per node, from
 which a commit replays the path. All use one update function, so tree + commit, chunks and token by
 token are bit-equal. It does not know the projections around it.
@@ -15,7 +15,7 @@ from draftree.kernels.cpu.elementwise import row_count
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.norm import sum_squares
-from draftree.kernels.cpu.pass_args import IS_TREE, NUM_TOKENS, PATH_LEN, Step
+from draftree.kernels.cpu.pass_args import IS_TREE, NUM_TOKENS, PATH_LEN, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import (
     LANES,
@@ -49,7 +49,7 @@ class DeltaState(LayerStore):
 
 
 def delta_scratch_len(
-    step: Step, key_heads: int, value_heads: int, head_dim: int, num_threads: int
+    step: PassArgs, key_heads: int, value_heads: int, head_dim: int, num_threads: int
 ) -> int:
     """How many float32 of scratch `record_gated_delta` needs; layers of one shape can share."""
     per_row = 2 * key_heads * head_dim + 2 * value_heads
@@ -252,7 +252,7 @@ def _delta_commit_kernel(args, ticket, thread, num_threads):
 
 def record_gated_delta(
     program: Program,
-    step: Step,
+    step: PassArgs,
     qkv: np.ndarray,
     alpha: np.ndarray,
     beta_logit: np.ndarray,
@@ -297,7 +297,7 @@ def record_gated_delta(
     )
 
 
-def record_delta_commit(program: Program, step: Step, state: DeltaState) -> None:
+def record_delta_commit(program: Program, step: PassArgs, state: DeltaState) -> None:
     """Advance the committed state along step.path, from what the last tree pass stored per node."""
     dim = state.head_dim
     cols = _COLS if dim % _COLS == 0 else LANES

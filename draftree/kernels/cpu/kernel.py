@@ -116,7 +116,7 @@ class Kernel(Compiled):
     """`function(args, ticket, thread, num_threads)`: args is an int64 array of sizes and
     addresses.
 
-    Every thread of a team calls it at once; it does its own share. ticket is the address of a
+    Every thread of a pool calls it at once; it does its own share. ticket is the address of a
     counter that starts at 0, for work that is shared out piece by piece: the first thread's, which
     all may use, or with those of the others behind it one for each (`take_item`).
     """

@@ -24,7 +24,7 @@ from draftree.kernels.cpu.elementwise import head_strides, row_count
 from draftree.kernels.cpu.hadamard import transform_row
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
-from draftree.kernels.cpu.pass_args import COMMITTED, NUM_TOKENS, PATH_LEN, Step
+from draftree.kernels.cpu.pass_args import COMMITTED, NUM_TOKENS, PATH_LEN, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quads import WORD_STEP
 from draftree.kernels.cpu.simd import (
@@ -49,8 +49,8 @@ class KvCache(KvState):
     """keys [kv_heads, capacity / 16, head_dim / cell_len, 16, cell_len], values [kv_heads,
     capacity, value_dim]; cell_len is 2 for bytes, else 1.
 
-    capacity counts positions, committed and tentative ones; it is rounded up to whole blocks, with
-    room for those that are read, but do not count, behind a tree.
+    capacity counts positions, committed and speculative ones; it is rounded up to whole blocks,
+    with room for those that are read, but do not count, behind a tree.
     value_dim is head_dim rounded up likewise; what lies between is zero. dtype is float32, float16
     or int8; then key_scales and value_scales, float32 [kv_heads, capacity], follow keys and values
     in memory.
@@ -183,7 +183,7 @@ def _kv_commit_kernel(args, ticket, thread, num_threads):
 
 
 def record_kv_write(
-    program: Program, step: Step, k: np.ndarray, v: np.ndarray, cache: KvCache
+    program: Program, step: PassArgs, k: np.ndarray, v: np.ndarray, cache: KvCache
 ) -> None:
     """Row i of k and v [max_tokens, kv_heads * head_dim] goes to slot committed + i. In eight bits
     the rows of k are left transformed.
@@ -208,7 +208,7 @@ def record_kv_write(
     )
 
 
-def record_kv_commit(program: Program, step: Step, cache: KvCache) -> None:
+def record_kv_commit(program: Program, step: PassArgs, cache: KvCache) -> None:
     """Move the nodes of step.path from slot committed + path[j] to slot committed + j."""
     program.add(
         _kv_commit_kernel,

@@ -15,7 +15,7 @@ from draftree.kernels.cpu.isa import ALL_ISAS, AMX
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import Kernel, kernel
 from draftree.kernels.cpu.pack import Weight
-from draftree.kernels.cpu.pass_args import NUM_TOKENS, Step
+from draftree.kernels.cpu.pass_args import NUM_TOKENS, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quantize import QuantizedRows, record_quantize, wants_pairs
 from draftree.kernels.cpu.simd import load_f32, load_i64, store_f32
@@ -120,7 +120,7 @@ def _token_block(row_bytes: int) -> int:
 
 def record_linear(
     program: Program,
-    step: Step,
+    step: PassArgs,
     x: np.ndarray | QuantizedRows,
     weight: Weight,
     out: np.ndarray,

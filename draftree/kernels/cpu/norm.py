@@ -12,7 +12,7 @@ import numpy as np
 from draftree.kernels.cpu.elementwise import head_strides, row_count
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
-from draftree.kernels.cpu.pass_args import NUM_TOKENS, Step
+from draftree.kernels.cpu.pass_args import NUM_TOKENS, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import (
     bits_to_float,
@@ -83,7 +83,7 @@ def _norm_kernel(args, ticket, thread, num_threads):
 
 def _record(
     program: Program,
-    step: Step,
+    step: PassArgs,
     x: np.ndarray,
     z: np.ndarray | None,
     weight: np.ndarray,
@@ -115,7 +115,7 @@ def _record(
 
 def record_rms_norm(
     program: Program,
-    step: Step,
+    step: PassArgs,
     x: np.ndarray,
     weight: np.ndarray,
     eps: float,
@@ -128,7 +128,7 @@ def record_rms_norm(
 
 def record_head_norm(
     program: Program,
-    step: Step,
+    step: PassArgs,
     x: np.ndarray,
     num_heads: int,
     head_dim: int,
@@ -142,7 +142,7 @@ def record_head_norm(
 
 def record_gated_norm(
     program: Program,
-    step: Step,
+    step: PassArgs,
     x: np.ndarray,
     z: np.ndarray,
     weight: np.ndarray,

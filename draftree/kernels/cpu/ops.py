@@ -17,12 +17,12 @@ from draftree.kernels.cpu.gated_delta import DeltaState
 from draftree.kernels.cpu.kv_cache import KvCache
 from draftree.kernels.cpu.linear import record_linear
 from draftree.kernels.cpu.pack import Weight, pack
-from draftree.kernels.cpu.pass_args import NUM_ROWS, NUM_TOKENS, Step
+from draftree.kernels.cpu.pass_args import NUM_ROWS, NUM_TOKENS, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quantize import QuantizedRows, quantized_bytes, record_quantize
-from draftree.kernels.cpu.room import Room, new_floats
 from draftree.kernels.cpu.rope import record_rope
-from draftree.kernels.cpu.team import Team
+from draftree.kernels.cpu.thread_pool import ThreadPool
+from draftree.kernels.cpu.workspace import Workspace, new_floats
 from draftree.kernels.ops import Columns, Heads, LayerStore, MatmulInput, Rope, narrow
 from draftree.kernels.quant.formats import QuantType
 
@@ -41,29 +41,29 @@ class CpuOps:
 
     def __init__(
         self,
-        team: Team,
+        pool: ThreadPool,
         *,
         max_tokens: int,
         max_nodes: int,
         max_ctx: int,
         exact: bool = False,
         kv_dtype: type[np.number] = np.float32,
-        room: Room | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
-        """room: shared with others whose passes come before or after these."""
-        self.team = team
-        self.step = Step(max_tokens, max_nodes)
+        """workspace: shared with others whose passes come before or after these."""
+        self.pool = pool
+        self.step = PassArgs(max_tokens, max_nodes)
         self.max_ctx = max_ctx
         self._exact = exact
         self._kv_dtype = kv_dtype
-        self._room = room or Room()
+        self._workspace = workspace or Workspace()
         self._program: Program | None = None
 
     @contextmanager
     def capture(self) -> Iterator[Program]:
         """Operations called inside are recorded into the program that this yields."""
         assert self._program is None, "captures do not nest"
-        self._program = Program(self.team)
+        self._program = Program(self.pool)
         try:
             yield self._program
         finally:
@@ -71,17 +71,17 @@ class CpuOps:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        with self._room.scratch.scope():
+        with self._workspace.scratch.scope():
             yield
 
     def pack(self, raw: np.ndarray, qtype: QuantType) -> Weight:
-        return pack(raw, qtype, exact=self._exact, team=self.team, arena=self._room.weights)
+        return pack(raw, qtype, exact=self._exact, pool=self.pool, arena=self._workspace.weights)
 
     def constant(self, values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, dtype=np.float32)
 
     def rope_table(self, inv_freq: np.ndarray) -> np.ndarray:
-        return self._room.rope_table(inv_freq, self.max_ctx + self.step.max_tokens)
+        return self._workspace.rope_table(inv_freq, self.max_ctx + self.step.max_tokens)
 
     def new_kv(self, num_kv_heads: int, head_dim: int) -> KvCache:
         capacity = self.max_ctx + self.step.max_tokens
@@ -94,7 +94,7 @@ class CpuOps:
         return DeltaState(key_heads, value_heads, head_dim, self.step.max_nodes)
 
     def new_rows(self, width: int, num_rows: int = 0) -> np.ndarray:
-        return self._room.new_rows(num_rows or self.step.max_tokens, width)
+        return self._workspace.new_rows(num_rows or self.step.max_tokens, width)
 
     def read(self, x: np.ndarray, num_rows: int) -> np.ndarray:
         return x[:num_rows]
@@ -171,7 +171,7 @@ class CpuOps:
         cache = narrow(cache, KvCache)
         heads = q.shape[1] // cache.head_dim
         out = self._take(q.shape[1])
-        length = attend.attention_scratch_len(self.step, cache, heads, self.team.num_threads)
+        length = attend.attention_scratch_len(self.step, cache, heads, self.pool.num_threads)
         scale, scratch = cache.head_dim**-0.5, self._take(length, 1)[0]
         attend.record_attention(
             *(self._recording, self.step, q, cache, heads, scale, out, scratch),
@@ -195,7 +195,7 @@ class CpuOps:
         convolved = self._take(qkv.shape[1])
         conv.record_conv(self._recording, self.step, qkv, conv_weight, window, convolved)
         out = self._take(state.value_heads * state.head_dim)
-        shape = state.key_heads, state.value_heads, state.head_dim, self.team.num_threads
+        shape = state.key_heads, state.value_heads, state.head_dim, self.pool.num_threads
         length = gated_delta.delta_scratch_len(self.step, *shape)
         args = convolved, alpha, beta, decay, decay_bias, state, out, self._take(length, 1)[0]
         gated_delta.record_gated_delta(self._recording, self.step, *args)
@@ -260,7 +260,7 @@ class CpuOps:
 
     def _take(self, width: int, num_rows: int = 0) -> np.ndarray:
         """Until the scope ends; 0: as many rows as a pass may have."""
-        return self._room.scratch.take(num_rows or self.step.max_tokens, width)
+        return self._workspace.scratch.take(num_rows or self.step.max_tokens, width)
 
     @property
     def _recording(self) -> Program:

@@ -29,7 +29,7 @@ from draftree.kernels.cpu.isa import ALL_ISAS, Isa, current_isa
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import Kernel, kernel
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.cpu.team import Team
+from draftree.kernels.cpu.thread_pool import ThreadPool
 from draftree.kernels.cpu.word import (
     load_u8,
     load_u16,
@@ -194,7 +194,7 @@ def _clear(address, count):
 
 
 def _pack_quants(
-    raw: np.ndarray, layout: BlockLayout, isa: Isa, team: Team, arena: Arena
+    raw: np.ndarray, layout: BlockLayout, isa: Isa, pool: ThreadPool, arena: Arena
 ) -> Weight:
     fields = (layout.bits, layout.group_len, layout.zero, layout.has_min, layout.is_nested)
     form, lanes, qtype = Form(*fields), isa.rows, layout.qtype
@@ -203,7 +203,7 @@ def _pack_quants(
     size = strip_bytes(form, lanes, cols)
     data = arena.take(num_strips * size).reshape(num_strips, size)
     packer = _pack_quant_kernel(int(qtype), ALL_FORMS.index(form), ALL_ISAS.index(isa))
-    program = Program(team)
+    program = Program(pool)
     sizes = (data.shape[1], num_strips, quant_bytes(form, lanes, cols))
     program.add(packer, raw, raw.strides[0], rows, num_blocks, data, *sizes)
     program.run()
@@ -211,14 +211,14 @@ def _pack_quants(
 
 
 def _pack_floats(
-    raw: np.ndarray, qtype: QuantType, form: Form, isa: Isa, team: Team, arena: Arena
+    raw: np.ndarray, qtype: QuantType, form: Form, isa: Isa, pool: ThreadPool, arena: Arena
 ) -> Weight:
     rows, cols = raw.shape[0], raw.shape[1] // qtype.block_bytes * qtype.block_len
     num_strips = -(-rows // FLOAT_ROWS)
     size = strip_bytes(form, FLOAT_ROWS, cols)
     data = arena.take(num_strips * size).reshape(num_strips, size)
     packer = _pack_float_kernel(int(qtype)) if form == F32 else _pack_halves
-    program = Program(team)
+    program = Program(pool)
     program.add(packer, raw, raw.strides[0], rows, cols, data, data.shape[1], num_strips)
     program.run()
     return Weight(rows, cols, form, isa, FLOAT_ROWS, data)
@@ -230,17 +230,17 @@ def pack(
     *,
     exact: bool = False,
     isa: Isa | None = None,
-    team: Team | None = None,
+    pool: ThreadPool | None = None,
     arena: Arena | None = None,
 ) -> Weight:
     """Lay raw rows out for the kernels of an instruction set; exact: decoded to float32.
 
-    The team's threads share the work; without one the caller does it alone. arena: where the
+    The pool's threads share the work; without one the caller does it alone. arena: where the
     weights of a model lie; without one they have a place of their own.
     """
     assert raw.dtype == np.uint8 and raw.ndim == 2 and raw.strides[1] == 1, "raw rows must be bytes"
-    isa, team, arena = isa or current_isa(), team or Team(1), arena or Arena(0)
+    isa, pool, arena = isa or current_isa(), pool or ThreadPool(1), arena or Arena(0)
     layout = block_layout(qtype)
     if layout is not None and not exact:
-        return _pack_quants(raw, layout, isa, team, arena)
-    return _pack_floats(raw, qtype, F32 if exact else _FLOAT_TYPES[qtype], isa, team, arena)
+        return _pack_quants(raw, layout, isa, pool, arena)
+    return _pack_floats(raw, qtype, F32 if exact else _FLOAT_TYPES[qtype], isa, pool, arena)

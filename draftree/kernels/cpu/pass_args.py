@@ -1,8 +1,8 @@
 """What changes from one pass to the next, in arrays that never move, so that a recorded program
 can read it.
 
-A pass runs `num_tokens` rows that follow `committed` earlier positions. In a certain pass the
-rows are a chain that will be kept: recurrent state is advanced in place. In a tentative pass the
+A pass runs `num_tokens` rows that follow `committed` earlier positions. In a committed pass the
+rows are a chain that will be kept: recurrent state is advanced in place. In a speculative pass the
 rows are a tree: committed state is only read, and what a later commit needs is stored per node.
 """
 
@@ -17,7 +17,7 @@ from draftree.kernels.ops import Integers
 NUM_TOKENS, COMMITTED, IS_TREE, PATH_LEN, NUM_ROWS = range(5)
 
 
-class Step:
+class PassArgs:
     """Control words and per-row arrays (all int64) for passes of at most max_tokens rows, trees
     of max_nodes.
     """
@@ -41,7 +41,7 @@ class Step:
         self._path, self._rows = _words(self.path), _words(self.rows)
 
     def set_chain(self, tokens: Integers, committed: int) -> None:
-        """A certain pass over tokens that follow `committed` earlier ones."""
+        """A committed pass over tokens that follow `committed` earlier ones."""
         count = len(tokens)
         assert 1 <= count <= self.max_tokens
         control = self._control
@@ -52,7 +52,7 @@ class Step:
     def set_tree(
         self, tokens: Integers, parents: Integers, depths: Integers, committed: int
     ) -> None:
-        """A tentative pass over a tree whose root is at position `committed`."""
+        """A speculative pass over a tree whose root is at position `committed`."""
         count = len(tokens)
         assert 1 <= count <= self.max_nodes
         parents, depths = _integers(parents), _integers(depths)

@@ -10,7 +10,7 @@ import struct
 import numpy as np
 
 from draftree.kernels.cpu.kernel import Kernel
-from draftree.kernels.cpu.team import RECORD_WORDS, Team, new_tickets
+from draftree.kernels.cpu.thread_pool import RECORD_WORDS, ThreadPool, new_tickets
 
 Argument = int | float | np.ndarray
 _Span = tuple[int, int]
@@ -27,16 +27,16 @@ def _overlap(spans: list[_Span], others: list[_Span]) -> bool:
 
 
 class Program:
-    """Operations for one team. Arrays given as arguments are kept alive and must not move."""
+    """Operations for one pool. Arrays given as arguments are kept alive and must not move."""
 
-    def __init__(self, team: Team) -> None:
-        self._team = team
+    def __init__(self, pool: ThreadPool) -> None:
+        self._pool = pool
         self._rows: list[list[int] | np.ndarray] = []
         self._names: list[str] = []
         self._alive: list[np.ndarray] = []
         self._reads: list[_Span] = []
         self._writes: list[_Span] = []
-        self._frozen: tuple[int, ...] | None = None  # what the team is given
+        self._frozen: tuple[int, ...] | None = None  # what the pool is given
         self._last_reader: tuple[int, int] | None = None  # its row, and where words are free
 
     def add(
@@ -75,12 +75,12 @@ class Program:
         self._frozen = None
 
     def run(self) -> None:
-        self._team.run(*(self._frozen or self._freeze()))
+        self._pool.run(*(self._frozen or self._freeze()))
 
     def _freeze(self) -> tuple[int, ...]:
         records = np.array(self._rows, dtype=np.int64).reshape(-1, RECORD_WORDS)
         self._rows = list(records)  # numbers take less memory there than as objects
-        tickets = new_tickets(len(records), self._team.num_threads)
+        tickets = new_tickets(len(records), self._pool.num_threads)
         self._arrays = records, tickets
         self._frozen = records.ctypes.data, len(records), tickets.ctypes.data, tickets.size
         return self._frozen

@@ -17,7 +17,7 @@ from draftree.kernels.cpu.form import GROUP_COLS, LINE_BYTES
 from draftree.kernels.cpu.isa import NEON_I8MM, Isa, current_isa
 from draftree.kernels.cpu.jit import cgutils, intrinsic, types
 from draftree.kernels.cpu.kernel import kernel
-from draftree.kernels.cpu.pass_args import NUM_TOKENS, Step
+from draftree.kernels.cpu.pass_args import NUM_TOKENS, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import load_i64
 
@@ -170,7 +170,7 @@ def quantized_bytes(max_tokens: int, cols: int) -> int:
 
 def record_quantize(
     program: Program,
-    step: Step,
+    step: PassArgs,
     x: np.ndarray,
     *,
     buffer: np.ndarray | None = None,

@@ -9,7 +9,7 @@ import numpy as np
 
 from draftree.kernels.cpu.elementwise import head_strides, row_count
 from draftree.kernels.cpu.kernel import kernel
-from draftree.kernels.cpu.pass_args import NUM_TOKENS, Step
+from draftree.kernels.cpu.pass_args import NUM_TOKENS, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import (
     even_lanes,
@@ -62,7 +62,7 @@ def _rope_kernel(args, ticket, thread, num_threads):
 
 def record_rope(
     program: Program,
-    step: Step,
+    step: PassArgs,
     x: np.ndarray,
     num_heads: int,
     head_dim: int,

@@ -17,10 +17,10 @@ from draftree.kernels.cpu.select import (
     rank_rows,
 )
 
-__all__ = ["Filters", "SamplingScratch", "choose", "gumbel", "load_choices"]
+__all__ = ["SamplingArgs", "SamplingScratch", "choose", "gumbel", "load_choices"]
 
 
-class Filters(NamedTuple):
+class SamplingArgs(NamedTuple):
     """How logits are changed before the choice; each has a value that means off."""
 
     temperature: float = 1.0  # 0: greedy, the rest but penalties is ignored
@@ -50,7 +50,7 @@ _NO_TOKENS = np.empty(0, np.int64)
 
 def choose(
     logits: np.ndarray,
-    filters: Filters,
+    filters: SamplingArgs,
     seed: int,
     position: int,
     scratch: SamplingScratch,

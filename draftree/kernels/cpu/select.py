@@ -1,8 +1,8 @@
 """Finding the few large values among many: the largest, the k largest, a share of probability.
 
 One pass in blocks of lanes skips whatever cannot matter, so cost follows the few that do. A filter
-is kept as a border (value, token): a token is in if its value is larger, or equal with an id not
-above the border's.
+is kept as a threshold (value, token): a token is in if its value is larger, or equal with an id not
+above the threshold's.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures)
@@ -163,8 +163,9 @@ def _hash_block(key, start, tokens, hashes):
 
 
 @njit
-def _take_noisy(values, tokens, divisor, key, floor, border, border_id, limit, scores, ids):
-    """The `limit` largest value / divisor + noise among the tokens inside the border, best first.
+def _take_noisy(values, tokens, divisor, key, floor, threshold, threshold_id, limit, scores, ids):
+    """The `limit` largest value / divisor + noise among the tokens inside the threshold, best
+    first.
 
     tokens: whose values these are; none: of all, in order. ids: places in values. floor: a score
     that as many tokens are known to reach; the closer, the more is skipped.
@@ -173,7 +174,7 @@ def _take_noisy(values, tokens, divisor, key, floor, border, border_id, limit, s
     hashes = carray(u64_pointer(stack_bytes(_HASH_BYTES)), _BLOCK)
     for start in range(0, len(values), _BLOCK):
         top = _block_max(address + 4 * start, len(values) - start)
-        if top < border or top == _MINUS_INFINITY:
+        if top < threshold or top == _MINUS_INFINITY:
             continue
         top = top / divisor
         if count == limit:
@@ -187,7 +188,7 @@ def _take_noisy(values, tokens, divisor, key, floor, border, border_id, limit, s
             continue
         for i in range(start, min(start + _BLOCK, len(values))):
             value = values[i]
-            is_in = value > border or (value == border and i <= border_id)
+            is_in = value > threshold or (value == threshold and i <= threshold_id)
             if is_in and hashes[i - start] >= needed and value > _MINUS_INFINITY:
                 score = value / divisor + noise_of(hashes[i - start])
                 count = _push(scores, ids, count, limit, score, i)
@@ -217,8 +218,8 @@ def _bin_of(below):
 
 
 @njit
-def _share_border(values, top, share, scores, ids):
-    """The border of the smallest set of largest values that holds a share of the probability."""
+def _share_threshold(values, top, share, scores, ids):
+    """The threshold of the smallest set of largest values that holds a share of the probability."""
     wanted = np.float64(share) * np.float64(_sum_exp(values, top))
     mass = carray(f64_pointer(stack_bytes(_MASS_BYTES)), _NUM_BINS)
     mass[:] = 0.0
@@ -306,25 +307,25 @@ def choose_filtered(logits, temperature, top_k, top_p, min_p, seed, position, sc
         store_first(target + 4 * whole, count - whole, rest)
     best = _argmax(scaled)
     top = scaled[best]
-    border, border_id = _MINUS_INFINITY, np.int64(count)
+    threshold, threshold_id = _MINUS_INFINITY, np.int64(count)
     if 0 < top_k < count:
         kept = _take_largest(scaled, top_k, scores, ids)
-        border, border_id = scores[kept - 1], ids[kept - 1]
+        threshold, threshold_id = scores[kept - 1], ids[kept - 1]
         if top_p < 1.0:
             total = 0.0
             for i in range(kept):
                 total += math.exp(np.float64(scores[i]) - np.float64(top))
-            border, border_id = _border_in(scores, ids, kept, top, 0.0, top_p * total)
+            threshold, threshold_id = _border_in(scores, ids, kept, top, 0.0, top_p * total)
     elif top_p < 1.0:
-        border, border_id = _share_border(scaled, top, top_p, scores, ids)
+        threshold, threshold_id = _share_threshold(scaled, top, top_p, scores, ids)
     if min_p > 0.0:
         lowest = np.float32(np.float64(top) + math.log(min_p))
-        if lowest > border:
-            border, border_id = lowest, np.int64(count)
+        if lowest > threshold:
+            threshold, threshold_id = lowest, np.int64(count)
     key, one = noise_key(seed, position), np.float32(1.0)
     floor = top + noise_of(noise_bits(key, best))
     every = ids[:0]
-    kept = _take_noisy(scaled, every, one, key, floor, border, border_id, _ONE, scores, ids)
+    kept = _take_noisy(scaled, every, one, key, floor, threshold, threshold_id, _ONE, scores, ids)
     return ids[0] if kept > 0 else best
 
 
@@ -353,8 +354,8 @@ def _rank_row(logits, tokens, temperature, key, reach, scores, ids, log_probs, s
     if temperature > 0.0 and scores[limit - 1] > _MINUS_INFINITY:
         divisor = np.float32(temperature)
         floor = _noisy_floor(logits, tokens, divisor, key, limit, scratch)
-        border, last = (floor - np.float32(reach)) * divisor, len(logits)
-        kept = _take_noisy(logits, tokens, divisor, key, floor, border, last, limit, scores, ids)
+        threshold, last = (floor - np.float32(reach)) * divisor, len(logits)
+        kept = _take_noisy(logits, tokens, divisor, key, floor, threshold, last, limit, scores, ids)
         if kept < limit:
             low = _MINUS_INFINITY
             _take_noisy(logits, tokens, divisor, key, floor, low, last, limit, scores, ids)

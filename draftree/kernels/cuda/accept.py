@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.pass_args import CudaStep
-from draftree.kernels.cuda.request import WORD_MACROS, End, RequestWords
+from draftree.kernels.cuda.pass_args import CudaPassArgs
+from draftree.kernels.cuda.request import PARAM_MACROS, End, RequestParams
 from draftree.kernels.cuda.tree import MAX_NODES
 
 _HEADER_LEN = 8  # number, num_nodes, path_len, bonus, end; then tokens, parents, path
@@ -43,19 +43,19 @@ class RoundRing:
     def __init__(self, num_records: int, gpu: Gpu) -> None:
         shape = (num_records, _RECORD_LEN)
         self.records = torch.zeros(shape, dtype=torch.int32, pin_memory=gpu.is_real)
-        self._words: np.ndarray = self.records.numpy()
+        self._params: np.ndarray = self.records.numpy()
 
     def clear(self) -> None:
         """No round is under way."""
-        self._words[:, 0] = 0
+        self._params[:, 0] = 0
 
     def read(self, number: int) -> RoundRecord | None:
         """The record of a round, or None if it is not finished yet."""
-        words = self._words[(number - 1) % len(self._words)]
-        if words[0] != number:
+        params = self._params[(number - 1) % len(self._params)]
+        if params[0] != number:
             return None
-        _, num_nodes, path_len, bonus, end = words[:5].tolist()
-        tokens, parents, path = words[_HEADER_LEN:].reshape(3, MAX_NODES).tolist()
+        _, num_nodes, path_len, bonus, end = params[:5].tolist()
+        tokens, parents, path = params[_HEADER_LEN:].reshape(3, MAX_NODES).tolist()
         return RoundRecord(
             number,
             tuple(tokens[:num_nodes]),
@@ -67,24 +67,24 @@ class RoundRing:
 
 
 def accept_source() -> KernelSource:
-    return KernelSource("accept_kernel", ("bits", "request", "accept"), (*WORD_MACROS, *_MACROS))
+    return KernelSource("accept_kernel", ("bits", "request", "accept"), (*PARAM_MACROS, *_MACROS))
 
 
 def accept(
     chosen: torch.Tensor,  # int32 [nodes]
-    words: RequestWords,
-    step: CudaStep,
+    params: RequestParams,
+    step: CudaPassArgs,
     ring: RoundRing,
     gpu: Gpu,
 ) -> None:
-    """The path into step.path; anchor, tokens left and end into the words; a record into the ring.
+    """The path into step.path; anchor, tokens left and end into the params; a record into the ring.
 
     A pass over nothing has an empty path and leaves no record.
     """
     load_kernel(accept_source(), gpu).launch(
         (1,),
         MAX_NODES,
-        *(chosen, words.device, step.control, step.tokens, step.parents, step.depths),
+        *(chosen, params.device, step.control, step.tokens, step.parents, step.depths),
         *(step.path, ring.records, len(ring.records)),
         is_chained=True,
     )

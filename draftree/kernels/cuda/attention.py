@@ -12,7 +12,7 @@ import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.kv_cache import CudaKv, head_strides
-from draftree.kernels.cuda.pass_args import CudaStep
+from draftree.kernels.cuda.pass_args import CudaPassArgs
 
 SEGMENT_LEN = 256
 _THREADS, _MOST_MERGE_THREADS = 256, 1024
@@ -108,7 +108,7 @@ def new_attention_workspace(
 def attention(
     q: torch.Tensor,
     cache: CudaKv,
-    step: CudaStep,
+    step: CudaPassArgs,
     out: torch.Tensor,
     workspace: AttentionWorkspace,
     gpu: Gpu,

@@ -1,6 +1,6 @@
-"""Attention of long chains of rows: the vendor's kernels on views of the cache.
+"""Attention of long chains of rows: SDPA on views of the cache.
 
-Rows are a certain pass; their own keys are in the cache already. Everything is launched for the
+Rows are a committed pass; their own keys are in the cache already. Everything is launched for the
 numbers that the host knows of the pass.
 """
 
@@ -9,7 +9,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from draftree.kernels.cuda.kv_cache import CudaKv, head_strides
-from draftree.kernels.cuda.pass_args import CudaStep
+from draftree.kernels.cuda.pass_args import CudaPassArgs
 
 _LARGEST_HALF = 65504.0
 _MASK_ROWS = 256  # of one call, where a mask has to be written out
@@ -18,7 +18,7 @@ _MASK_ROWS = 256  # of one call, where a mask has to be written out
 def prefill_attention(
     q: torch.Tensor,
     cache: CudaKv,
-    step: CudaStep,
+    step: CudaPassArgs,
     out: torch.Tensor,
     *,
     window: int = 0,

@@ -1,7 +1,7 @@
 """Causal depthwise convolution over tokens, then SiLU, and what a layer remembers of its inputs.
 
 Each row sees its own input and the kernel_len - 1 before it: earlier rows of a chain, ancestors in
-a tree, then the committed window. Here long certain chains are convolved, and the windows of all
+a tree, then the committed window. Here long committed chains are convolved, and the windows of all
 layers committed; passes of few rows are convolved by the operation that reads them
 (gated_delta.py).
 """
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.pass_args import CudaStep
+from draftree.kernels.cuda.pass_args import CudaPassArgs
 from draftree.kernels.cuda.prepare import check_rows
 from draftree.kernels.ops import LayerStore
 
@@ -98,8 +98,8 @@ def conv_source(name: str, kernel_len: int) -> KernelSource:
     return KernelSource(name, ("bits", "sigmoid", "conv"), (("TAPS", kernel_len),))
 
 
-def conv(rows: Convolution, step: CudaStep, out: torch.Tensor, gpu: Gpu) -> torch.Tensor:
-    """out [rows, channels] = silu(sum of taps) of a certain chain, whose window moves on.
+def conv(rows: Convolution, step: CudaPassArgs, out: torch.Tensor, gpu: Gpu) -> torch.Tensor:
+    """out [rows, channels] = silu(sum of taps) of a committed chain, whose window moves on.
 
     The grid covers the rows of x; how many are live, step says.
     """
@@ -118,7 +118,7 @@ def conv(rows: Convolution, step: CudaStep, out: torch.Tensor, gpu: Gpu) -> torc
     return out
 
 
-def conv_commit(arena: ConvArena, step: CudaStep, gpu: Gpu) -> None:
+def conv_commit(arena: ConvArena, step: CudaPassArgs, gpu: Gpu) -> None:
     """Move every layer's window along step.path, from what the last tree pass stashed."""
     if not arena.states:
         return

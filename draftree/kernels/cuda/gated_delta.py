@@ -1,9 +1,9 @@
 """Convolution and gated delta rule for up to 64 rows: a matrix of state per value head, decayed
 and corrected by every token.
 
-A certain pass advances the state and the convolution's window in place. A tree pass only reads them
-and keeps kilobytes per node, from which one launch commits a path in all layers. Whatever shares a
-pass, a token's numbers have the same bits. Longer chains: conv.py, gated_delta_prefill.py.
+A committed pass advances the state and the convolution's window in place. A tree pass only reads
+them and keeps kilobytes per node, from which one launch commits a path in all layers. Whatever
+shares a pass, a token's numbers have the same bits. Longer chains: conv.py, gated_delta_prefill.py.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.conv import Convolution
-from draftree.kernels.cuda.pass_args import CudaStep
+from draftree.kernels.cuda.pass_args import CudaPassArgs
 from draftree.kernels.cuda.prepare import check_rows
 from draftree.kernels.ops import LayerStore
 
@@ -129,7 +129,7 @@ def gated_delta(
     decay: torch.Tensor,
     decay_bias: torch.Tensor,
     state: CudaDelta,
-    step: CudaStep,
+    step: CudaPassArgs,
     out: torch.Tensor,
     gpu: Gpu,
 ) -> torch.Tensor:
@@ -160,7 +160,7 @@ def gated_delta(
     return out
 
 
-def delta_commit(arena: DeltaArena, step: CudaStep, gpu: Gpu) -> None:
+def delta_commit(arena: DeltaArena, step: CudaPassArgs, gpu: Gpu) -> None:
     """Advance every layer's state along step.path, from what the last tree pass kept."""
     if not arena.states:
         return

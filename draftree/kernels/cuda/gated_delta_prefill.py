@@ -1,4 +1,4 @@
-"""The gated delta rule for long certain chains: chunks of 64 rows on the matrix units.
+"""The gated delta rule for long committed chains: chunks of 64 rows on the matrix units.
 
 One kernel solves what a chunk needs of itself, for all chunks at once; a second takes the state
 through them. The state and all sums are float32, operands have 11 bits, so the bits are not those
@@ -11,7 +11,7 @@ import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.gated_delta import CudaDelta, check_inputs
-from draftree.kernels.cuda.pass_args import CudaStep
+from draftree.kernels.cuda.pass_args import CudaPassArgs
 
 CHUNK = 64
 _SLAB_ROWS = 16 * CHUNK
@@ -61,11 +61,13 @@ def gated_delta_prefill(
     decay: torch.Tensor,
     decay_bias: torch.Tensor,
     state: CudaDelta,
-    step: CudaStep,
+    step: CudaPassArgs,
     out: torch.Tensor,
     gpu: Gpu,
 ) -> torch.Tensor:
-    """Like `gated_delta` for a certain chain of any length: every row counts, step is not read."""
+    """Like `gated_delta` for a committed chain of any length: every row counts, step is not
+    read.
+    """
     check_inputs(qkv, alpha, beta, decay, decay_bias, state, out)
     for first in range(0, qkv.shape[0], _SLAB_ROWS):
         slab = slice(first, first + _SLAB_ROWS)

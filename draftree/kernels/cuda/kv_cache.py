@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.pass_args import CudaStep
+from draftree.kernels.cuda.pass_args import CudaPassArgs
 from draftree.kernels.ops import KvState
 
 _THREADS = 256
@@ -92,7 +92,7 @@ def head_strides(x: torch.Tensor, head_dim: int) -> tuple[int, int, int]:
     return heads, x.stride(0), stride
 
 
-def kv_commit(arena: KvArena, step: CudaStep, gpu: Gpu) -> None:
+def kv_commit(arena: KvArena, step: CudaPassArgs, gpu: Gpu) -> None:
     """Move the nodes of step.path from slot committed + path[d] to committed + d, in all layers."""
     if not arena.caches:
         return

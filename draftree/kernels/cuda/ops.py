@@ -1,8 +1,8 @@
 """The GPU's side of `Ops`: records kernel launches into programs and hands out their arrays.
 
 Activations are float32 tensors, often column views of wider ones; inputs of matrix products are
-kept in the products' own 16-bit form. Passes of up to 64 rows run the kernels whose bits do not
-depend on company; longer ones (prefill) run the vendor's matmul and attention.
+kept in the products' own 16-bit form. Passes of up to 64 rows run batch-invariant kernels; longer
+ones (prefill) run cuBLAS and SDPA.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +22,10 @@ from draftree.kernels.cuda.gated_delta_prefill import gated_delta_prefill
 from draftree.kernels.cuda.kv_cache import CudaKv, KvArena, kv_commit
 from draftree.kernels.cuda.layout import PackedMatrix, stacked_format
 from draftree.kernels.cuda.linear import linear
-from draftree.kernels.cuda.pass_args import NUM_ROWS, NUM_TOKENS, CudaStep
+from draftree.kernels.cuda.pass_args import NUM_ROWS, NUM_TOKENS, CudaPassArgs
 from draftree.kernels.cuda.prefill import prefill_linear
 from draftree.kernels.cuda.program import MOST_ROWS, Launch, Program
-from draftree.kernels.cuda.rotary import Turn, rope_table, turn_and_write
+from draftree.kernels.cuda.rotary import RopeArgs, rope_and_store_kv, rope_table
 from draftree.kernels.cuda.rows import copy_columns
 from draftree.kernels.cuda.scratch import CudaMatmulInput, Scratch
 from draftree.kernels.cuda.store import LazyMatrix, WeightStore
@@ -40,7 +40,7 @@ class CudaOps:
         self, store: WeightStore, *, max_tokens: int, max_nodes: int, max_ctx: int
     ) -> None:
         self.gpu, self.max_ctx = store.gpu, max_ctx
-        self.step = CudaStep(max_tokens, max_nodes, store.gpu)
+        self.step = CudaPassArgs(max_tokens, max_nodes, store.gpu)
         self._weights = store
         self._scratch = Scratch(max_tokens, store.gpu)
         self._program: Program | None = None
@@ -143,12 +143,12 @@ class CudaOps:
     def rope_and_store_kv(
         self, q: Heads | None, k: Heads, v: torch.Tensor, cache: ops.KvState, rope: Rope
     ) -> None:
-        queries = None if q is None else _turn(q, rope)
-        keys, own = _turn(k, rope), narrow(cache, CudaKv)
+        queries = None if q is None else _rope_args(q, rope)
+        keys, own = _rope_args(k, rope), narrow(cache, CudaKv)
 
         def launch(n: int) -> None:
             first = None if queries is None else queries.first(n)
-            turn_and_write(first, keys.first(n), v[:n], own, self.step, self.gpu)
+            rope_and_store_kv(first, keys.first(n), v[:n], own, self.step, self.gpu)
 
         self._recording.add(launch)
 
@@ -298,9 +298,9 @@ class CudaOps:
         return self._program
 
 
-def _turn(heads: Heads, rope: Rope) -> Turn:
+def _rope_args(heads: Heads, rope: Rope) -> RopeArgs:
     weight, eps = heads.norm or (None, 0.0)
-    return Turn(heads.x, weight, eps, rope.head_dim, rope.table, rope.interleaved)
+    return RopeArgs(heads.x, weight, eps, rope.head_dim, rope.table, rope.interleaved)
 
 
 def _recurrent(store: LayerStore) -> CudaConv | CudaDelta:

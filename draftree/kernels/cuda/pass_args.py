@@ -16,7 +16,7 @@ NUM_TOKENS, COMMITTED, IS_TREE, PATH_LEN, NUM_ROWS = range(5)
 CONTROL_LEN = 16
 
 
-class CudaStep:
+class CudaPassArgs:
     """Control words and per-row arrays (int32) for passes of at most max_tokens rows, trees of
     max_nodes.
     """
@@ -54,7 +54,7 @@ class CudaStep:
         return self.control[index : index + 1]
 
     def set_chain(self, tokens: Integers, committed: int) -> None:
-        """A certain pass over tokens that follow `committed` earlier ones."""
+        """A committed pass over tokens that follow `committed` earlier ones."""
         count = len(tokens)
         assert 1 <= count <= self.max_tokens
         self._begin(tokens, np.arange(committed, committed + count), committed, is_tree=False)
@@ -62,7 +62,7 @@ class CudaStep:
     def set_tree(
         self, tokens: Integers, parents: Integers, depths: Integers, committed: int
     ) -> None:
-        """A tentative pass over a tree whose root is at position `committed`."""
+        """A speculative pass over a tree whose root is at position `committed`."""
         count, depths = len(tokens), np.asarray(depths)
         assert 1 <= count <= self.max_nodes
         self._parents[:count], self._depths[:count] = parents, depths

@@ -1,4 +1,4 @@
-"""Matrix products for long prompts: slabs of weights, as 16-bit floats, for the vendor's matmul.
+"""Matrix products for long prompts: slabs of weights, as 16-bit floats, for cuBLAS.
 
 Weights are rounded to 16 bits, which linear.py does not do. Products go straight to their place,
 and are scaled afterwards where a token or a row has a scale; only where something is added do they
@@ -63,7 +63,7 @@ def prefill_linear(
     cols, band_rows = matrix.num_chunks * matrix.format.cols, matrix.band_tiles * ROWS
     slab_bands = max(1, slab_bytes // (2 * cols * band_rows))
     rescale = load_kernel(expand_source("rescale_kernel", matrix.format), gpu)
-    is_direct = bias is None and not add_to  # the vendor's matmul writes to out
+    is_direct = bias is None and not add_to  # cuBLAS writes to out
     for band in range(0, matrix.num_bands, slab_bands):
         num_bands = min(slab_bands, matrix.num_bands - band)
         row = band * band_rows

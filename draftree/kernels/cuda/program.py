@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from draftree.kernels.cuda.compile import Gpu
-from draftree.kernels.cuda.pass_args import CudaStep
+from draftree.kernels.cuda.pass_args import CudaPassArgs
 
 BUCKETS = (8, 16, 24, 32, 48, 64)
 MOST_ROWS = BUCKETS[-1]  # passes of more rows than this are prefill
@@ -25,7 +25,7 @@ def bucket(num_rows: int) -> int:
 class Program:
     """Launches in order; by_rows: sized by the rows whose logits are wanted, not by the tokens."""
 
-    def __init__(self, step: CudaStep, gpu: Gpu) -> None:
+    def __init__(self, step: CudaPassArgs, gpu: Gpu) -> None:
         self.by_rows = False
         self._step, self._gpu = step, gpu
         self._launches: list[Launch] = []

@@ -1,8 +1,8 @@
-"""A request as words in device memory: how tokens are chosen, how far to go, where it stands.
+"""A request as params in device memory: how tokens are chosen, how far to go, where it stands.
 
 The host writes all of it when a request starts; the kernels of each round read it and keep the
 anchor, the tokens left, the number of rounds and the end of the request up to date. Penalties are
-not among the words.
+not among the params.
 """
 
 import math
@@ -12,17 +12,17 @@ from enum import IntEnum
 import numpy as np
 import torch
 
-from draftree.kernels.cpu.sampling import Filters
+from draftree.kernels.cpu.sampling import SamplingArgs
 from draftree.kernels.cuda import pass_args
 from draftree.kernels.cuda.compile import Gpu
 
 MAX_STOPS = 16
-MAX_TOP_K = 64  # more than this takes the longer way through a border
+MAX_TOP_K = 64  # more than this takes the longer way through a threshold
 _LENGTH = 32
 
 
-class Word(IntEnum):
-    """Where each word lies. The first three take two words."""
+class Param(IntEnum):
+    """Where each word lies. The first three take two params."""
 
     SEED = 0  # unsigned
     TOP_P = 2  # float64
@@ -49,17 +49,17 @@ class End(IntEnum):
 
 
 _CONTROL = ("NUM_TOKENS", "COMMITTED", "IS_TREE", "PATH_LEN", "NUM_ROWS")
-# Names for the words, for sources that read or write them.
-WORD_MACROS = (
+# Names for the params, for sources that read or write them.
+PARAM_MACROS = (
     *((name, getattr(pass_args, name)) for name in _CONTROL),
-    *((word.name, word.value) for word in Word),
+    *((word.name, word.value) for word in Param),
     *((f"ENDED_BY_{end.name}", end.value) for end in End),
     ("MAX_TOP_K", MAX_TOP_K),
 )
 
 
-class RequestWords:
-    """The words of the one request at a time that a device works on."""
+class RequestParams:
+    """The params of the one request at a time that a device works on."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.device = torch.zeros(_LENGTH, dtype=torch.int32, device=gpu.place)
@@ -68,7 +68,7 @@ class RequestWords:
 
     def start(
         self,
-        filters: Filters,
+        filters: SamplingArgs,
         seed: int,
         *,
         anchor: int,
@@ -82,27 +82,27 @@ class RequestWords:
             raise ValueError("penalties cannot be counted on the device")
         if len(stop_ids) > MAX_STOPS:
             raise ValueError(f"{len(stop_ids)} stop tokens, at most {MAX_STOPS} are possible")
-        words = self._host.numpy()
-        words[:] = 0
-        words.view(np.uint64)[Word.SEED // 2] = seed
-        doubles, log_min_p = words.view(np.float64), -math.inf
+        params = self._host.numpy()
+        params[:] = 0
+        params.view(np.uint64)[Param.SEED // 2] = seed
+        doubles, log_min_p = params.view(np.float64), -math.inf
         if filters.min_p > 0.0:
             log_min_p = math.log(filters.min_p)
-        doubles[Word.TOP_P // 2], doubles[Word.LOG_MIN_P // 2] = filters.top_p, log_min_p
-        words.view(np.float32)[Word.TEMPERATURE] = filters.temperature
-        words[Word.TOP_K], words[Word.BUDGET] = filters.top_k, budget
-        words[Word.MAX_CTX], words[Word.NUM_STOPS] = max_ctx, len(stop_ids)
-        words[Word.ANCHOR], words[Word.TOKENS_LEFT] = anchor, tokens_left
-        words[Word.STOPS : Word.STOPS + len(stop_ids)] = sorted(stop_ids)
+        doubles[Param.TOP_P // 2], doubles[Param.LOG_MIN_P // 2] = filters.top_p, log_min_p
+        params.view(np.float32)[Param.TEMPERATURE] = filters.temperature
+        params[Param.TOP_K], params[Param.BUDGET] = filters.top_k, budget
+        params[Param.MAX_CTX], params[Param.NUM_STOPS] = max_ctx, len(stop_ids)
+        params[Param.ANCHOR], params[Param.TOKENS_LEFT] = anchor, tokens_left
+        params[Param.STOPS : Param.STOPS + len(stop_ids)] = sorted(stop_ids)
         self.device.copy_(self._host)  # waits: the host's copy may be changed at once
 
     def stop(self) -> None:
         """Rounds that are launched after this have no effect."""
-        self.device[Word.ENDED : Word.ENDED + 1] = int(End.IDLE)
+        self.device[Param.ENDED : Param.ENDED + 1] = int(End.IDLE)
 
 
-def needs_border(filters: Filters, vocab_size: int) -> bool:
-    """Whether `sampling.choose` has to look for the border of the filters first."""
+def needs_threshold(filters: SamplingArgs, vocab_size: int) -> bool:
+    """Whether `sampling.choose` has to look for the threshold of the filters first."""
     if filters.temperature == 0.0 or 0 < filters.top_k <= MAX_TOP_K:
         return False
     has_top_k = MAX_TOP_K < filters.top_k < vocab_size

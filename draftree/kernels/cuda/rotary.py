@@ -12,7 +12,7 @@ import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.kv_cache import CudaKv
-from draftree.kernels.cuda.pass_args import CudaStep
+from draftree.kernels.cuda.pass_args import CudaPassArgs
 from draftree.kernels.cuda.prepare import check_rows
 
 _WARPS = 8  # heads of a block
@@ -20,7 +20,7 @@ _SLAB = 16384  # positions whose angles the host has at a time
 MOST_HEAD_DIM = 512
 
 
-class Turn(NamedTuple):
+class RopeArgs(NamedTuple):
     """Queries or keys to be normed, where there is a norm, and turned, where there is a table."""
 
     x: torch.Tensor
@@ -30,7 +30,7 @@ class Turn(NamedTuple):
     table: torch.Tensor | None
     interleaved: bool
 
-    def first(self, num_rows: int) -> "Turn":
+    def first(self, num_rows: int) -> "RopeArgs":
         return self._replace(x=self.x[:num_rows])
 
 
@@ -50,11 +50,11 @@ def rotary_source(head_dim: int) -> KernelSource:
     return KernelSource("rotary_kernel", files, (("HEAD_DIM", head_dim),))
 
 
-def turn_and_write(
-    q: Turn | None, k: Turn, v: torch.Tensor, cache: CudaKv, step: CudaStep, gpu: Gpu
+def rope_and_store_kv(
+    q: RopeArgs | None, k: RopeArgs, v: torch.Tensor, cache: CudaKv, step: CudaPassArgs, gpu: Gpu
 ) -> None:
     """Each head / sqrt(mean of squares + eps) * norm, then turned by the angles of the row's
-    position. Keys and values of a certain pass go to their positions, those of a tree's node i to
+    position. Keys and values of a committed pass go to their positions, those of a tree's node i to
     slot committed + i; the rows of k stay as they are.
     """
     q = q or k._replace(x=k.x[:, :0])  # no heads

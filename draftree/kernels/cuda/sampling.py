@@ -1,7 +1,7 @@
 """The token that follows each row of logits, and a draft's best candidates, all on the device.
 
 The choice is that of kernels/cpu/sampling.py: the same noise by (seed, position, token), the same
-filters, ties to the lower token. How tokens are chosen is read from the request's words. No
+filters, ties to the lower token. How tokens are chosen is read from the request's params. No
 penalties.
 """
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.pass_args import CudaStep
-from draftree.kernels.cuda.request import MAX_TOP_K, WORD_MACROS, RequestWords
+from draftree.kernels.cuda.pass_args import CudaPassArgs
+from draftree.kernels.cuda.request import MAX_TOP_K, PARAM_MACROS, RequestParams
 
 MAX_CANDIDATES = MAX_TOP_K
 _THREADS = 256
@@ -29,7 +29,7 @@ class SamplingWorkspace:
     slices: torch.Tensor  # int64 [rows, slices, MAX_TOP_K], the best of each slice
     weights: torch.Tensor  # float32 [rows, slices, 2]
     peaks: torch.Tensor  # float32 [rows, slices]
-    borders: torch.Tensor  # int64 [rows]
+    thresholds: torch.Tensor  # int64 [rows]
     members: torch.Tensor  # int64 [rows, 4096]
     # Zero between calls.
     bins: torch.Tensor  # int64 [rows, 1024]
@@ -70,59 +70,59 @@ def new_candidates(
 
 
 def sampling_source(name: str) -> KernelSource:
-    file = {"choose_kernel": "choose", "rank_kernel": "rank"}.get(name, "border")
-    return KernelSource(name, (*_FILES, file), WORD_MACROS)
+    file = {"choose_kernel": "choose", "rank_kernel": "rank"}.get(name, "threshold")
+    return KernelSource(name, (*_FILES, file), PARAM_MACROS)
 
 
 def choose(
     logits: torch.Tensor,  # float32 [rows, vocab_size]
-    step: CudaStep,
-    words: RequestWords,
+    step: CudaPassArgs,
+    params: RequestParams,
     chosen: torch.Tensor,  # int32 [rows]
     workspace: SamplingWorkspace,
     gpu: Gpu,
     *,
-    use_border: bool = False,
+    use_threshold: bool = False,
 ) -> None:
     """chosen[i] = the token after node step.rows[i], for the live rows.
 
-    use_border: with filters for which `needs_border` holds; for others it only takes longer.
+    use_threshold: with filters for which `needs_threshold` holds; for others it only takes longer.
     """
     _check(logits, workspace)
     num_rows, vocab_size = logits.shape
     grid, sizes = (workspace.num_slices, num_rows), (logits.stride(0), vocab_size)
-    if use_border:
-        _find_borders(logits, step, words, workspace, gpu)
+    if use_threshold:
+        _find_thresholds(logits, step, params, workspace, gpu)
     load_kernel(sampling_source("choose_kernel"), gpu).launch(
         grid,
         _THREADS,
-        *(logits, step.control, step.rows, step.positions, words.device),
-        workspace.borders if use_border else None,
+        *(logits, step.control, step.rows, step.positions, params.device),
+        workspace.thresholds if use_threshold else None,
         *(workspace.slices, workspace.arrived, chosen, *sizes),
         is_chained=True,
     )
 
 
-def _find_borders(
+def _find_thresholds(
     logits: torch.Tensor,
-    step: CudaStep,
-    words: RequestWords,
+    step: CudaPassArgs,
+    params: RequestParams,
     workspace: SamplingWorkspace,
     gpu: Gpu,
 ) -> None:
     w, sizes = workspace, (logits.stride(0), logits.shape[1])
-    grid, shared = (w.num_slices, logits.shape[0]), (logits, step.control, words.device)
+    grid, shared = (w.num_slices, logits.shape[0]), (logits, step.control, params.device)
     load_kernel(sampling_source("peak_kernel"), gpu).launch(
         grid, _THREADS, *shared, w.peaks, *sizes, is_chained=True
     )
     for is_mass in (0, 1):  # top_k, then top_p of what it leaves
         load_kernel(sampling_source("bin_kernel"), gpu).launch(
-            grid, _THREADS, *shared, w.peaks, w.borders, w.bins, *sizes, is_mass, is_chained=True
+            grid, _THREADS, *shared, w.peaks, w.thresholds, w.bins, *sizes, is_mass, is_chained=True
         )
-        load_kernel(sampling_source("border_kernel"), gpu).launch(
+        load_kernel(sampling_source("threshold_kernel"), gpu).launch(
             grid,
             _THREADS,
-            *(*shared, w.peaks, w.borders, w.bins, w.members, w.num_members, w.arrived),
+            *(*shared, w.peaks, w.thresholds, w.bins, w.members, w.num_members, w.arrived),
             *(*sizes, is_mass),
             is_chained=True,
         )
@@ -130,9 +130,9 @@ def _find_borders(
 
 def rank(
     logits: torch.Tensor,  # float32 [positions, vocab_size], row i for i + 1 after the root
-    step: CudaStep,
-    draft_step: CudaStep,
-    words: RequestWords,
+    step: CudaPassArgs,
+    draft_step: CudaPassArgs,
+    params: RequestParams,
     ids: torch.Tensor,  # int32 [positions, num_candidates]
     log_probs: torch.Tensor,  # float32 [positions, num_candidates]
     workspace: SamplingWorkspace,
@@ -152,7 +152,7 @@ def rank(
     load_kernel(sampling_source("rank_kernel"), gpu).launch(
         (workspace.num_slices, num_rows),
         _THREADS,
-        *(logits, draft_step.control, step.control, words.device),
+        *(logits, draft_step.control, step.control, params.device),
         *(workspace.slices, workspace.weights, workspace.arrived, ids, log_probs),
         *(logits.stride(0), vocab_size, count),
         is_chained=True,

@@ -1,19 +1,19 @@
 """Passes that a round sets up on the device itself: the draft tree, a plain step, the draft's own.
 
-What a pass runs over is written into a `CudaStep`; the anchor and the limits are read from the
-request's words. Once the request has ended, every pass is one over nothing. One small block each.
+What a pass runs over is written into a `CudaPassArgs`; the anchor and the limits are read from the
+request's params. Once the request has ended, every pass is one over nothing. One small block each.
 """
 
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.pass_args import CudaStep
-from draftree.kernels.cuda.request import WORD_MACROS, RequestWords
+from draftree.kernels.cuda.pass_args import CudaPassArgs
+from draftree.kernels.cuda.request import PARAM_MACROS, RequestParams
 
 MAX_NODES = 64
 MAX_CANDIDATES = 64
 _THREADS = 64
-_MACROS = (*WORD_MACROS, ("MAX_NODES", MAX_NODES), ("MAX_CANDIDATES", MAX_CANDIDATES))
+_MACROS = (*PARAM_MACROS, ("MAX_NODES", MAX_NODES), ("MAX_CANDIDATES", MAX_CANDIDATES))
 
 
 def tree_source() -> KernelSource:
@@ -21,14 +21,14 @@ def tree_source() -> KernelSource:
 
 
 def plan_source(name: str) -> KernelSource:
-    return KernelSource(name, ("bits", "request", "plan"), WORD_MACROS)
+    return KernelSource(name, ("bits", "request", "plan"), PARAM_MACROS)
 
 
 def build_tree(
     ids: torch.Tensor,  # int32 [positions, candidates], best first, no token twice in a row
     log_probs: torch.Tensor,  # float32 [positions, candidates]
-    words: RequestWords,
-    step: CudaStep,
+    params: RequestParams,
+    step: CudaPassArgs,
     gpu: Gpu,
 ) -> None:
     """The tree of decode/tree.py, without lookup, as deep as the request still may go."""
@@ -40,26 +40,26 @@ def build_tree(
     load_kernel(tree_source(), gpu).launch(
         (1,),
         _THREADS,
-        *(ids, log_probs, words.device, step.control, step.tokens, step.positions),
+        *(ids, log_probs, params.device, step.control, step.tokens, step.positions),
         *(step.parents, step.depths, step.order, step.rows, step.ancestors),
         *(num_positions, num_candidates, step.max_nodes),
         is_chained=True,
     )
 
 
-def plan_plain(words: RequestWords, step: CudaStep, gpu: Gpu) -> None:
-    """A certain pass over the anchor."""
+def plan_plain(params: RequestParams, step: CudaPassArgs, gpu: Gpu) -> None:
+    """A committed pass over the anchor."""
     load_kernel(plan_source("plan_plain_kernel"), gpu).launch(
         (1,),
         _THREADS,
-        *(words.device, step.control, step.tokens, step.positions, step.parents),
+        *(params.device, step.control, step.tokens, step.positions, step.parents),
         *(step.depths, step.order, step.rows, step.ancestors),
         is_chained=True,
     )
 
 
 def plan_block(
-    words: RequestWords, draft_step: CudaStep, mask_token: int, block_len: int, gpu: Gpu
+    params: RequestParams, draft_step: CudaPassArgs, mask_token: int, block_len: int, gpu: Gpu
 ) -> None:
     """The draft's pass over the anchor and block_len - 1 masks, whose rows are wanted."""
     if block_len > draft_step.max_tokens or block_len - 1 > draft_step.max_nodes:
@@ -67,14 +67,14 @@ def plan_block(
     load_kernel(plan_source("plan_block_kernel"), gpu).launch(
         (1,),
         _THREADS,
-        *(words.device, draft_step.control, draft_step.tokens, draft_step.positions),
+        *(params.device, draft_step.control, draft_step.tokens, draft_step.positions),
         *(draft_step.rows, mask_token, block_len),
         is_chained=True,
     )
 
 
-def plan_context(step: CudaStep, draft_step: CudaStep, gpu: Gpu) -> None:
-    """The draft's certain pass over the path that the target has just accepted."""
+def plan_context(step: CudaPassArgs, draft_step: CudaPassArgs, gpu: Gpu) -> None:
+    """The draft's committed pass over the path that the target has just accepted."""
     load_kernel(plan_source("plan_context_kernel"), gpu).launch(
         (1,),
         _THREADS,
@@ -84,7 +84,7 @@ def plan_context(step: CudaStep, draft_step: CudaStep, gpu: Gpu) -> None:
     )
 
 
-def advance(step: CudaStep, gpu: Gpu) -> None:
+def advance(step: CudaPassArgs, gpu: Gpu) -> None:
     """The path counts as committed; launched when every commit has read the old number."""
     load_kernel(plan_source("advance_kernel"), gpu).launch(
         (1,), _THREADS, step.control, is_chained=True

@@ -59,7 +59,7 @@ DEV void choose_largest(const float* logits, int vocab, u64* slices, int* arrive
 // Blocks [slices, rows]. Row i is that of node rows[i]; its token will stand one position further.
 extern "C" __global__ void __launch_bounds__(THREADS)
     choose_kernel(const float* logits, const int* control, const int* rows, const int* positions, const int* words,
-                  const u64* borders, u64* slices, int* arrived, int* chosen, int stride, int vocab) {
+                  const u64* thresholds, u64* slices, int* arrived, int* chosen, int stride, int vocab) {
   __shared__ Best best;
   __shared__ float v[SLICE];
   __shared__ double weights[MAX_TOP_K];
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int count = is_short ? top_k : 1;
   const Scoring s = {logits + static_cast<u64>(row) * stride,
                      noise_key(word_pair(words, SEED), positions[rows[row]] + 1),
-                     borders && !is_short ? borders[row] : 0,
+                     thresholds && !is_short ? thresholds[row] : 0,
                      temperature,
                      vocab,
                      !is_short};

@@ -105,7 +105,7 @@ DEV void find_origins(const Rows& rows, Pass pass, const int* parents, int max_n
   }
 }
 
-// A certain pass leaves its last inputs in the window that does not count; from then on that one does.
+// A committed pass leaves its last inputs in the window that does not count; from then on that one does.
 DEV void move_window(const Layer& p, const Rows& rows, const Place& place, Pass pass) {
 #pragma unroll 1
   for (int line = threadIdx.x / 32; line < HISTORY; line += READERS) {

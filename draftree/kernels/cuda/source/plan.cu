@@ -1,7 +1,7 @@
 // Passes set up on the device, one block each: a plain step, a draft's block, a draft's context, and the end of a pass.
 constexpr int THREADS = 64;
 
-// A certain pass over the anchor alone.
+// A committed pass over the anchor alone.
 extern "C" __global__ void plan_plain_kernel(const int* words, int* control, int* tokens, int* positions, int* parents,
                                              int* depths, int* order, int* rows, int* ancestors) {
   let_later_grids_start();
@@ -30,7 +30,7 @@ extern "C" __global__ void plan_block_kernel(const int* words, int* control, int
   control[IS_TREE] = control[PATH_LEN] = 0;
 }
 
-// A certain pass over the target's accepted path, behind the draft's context.
+// A committed pass over the target's accepted path, behind the draft's context.
 extern "C" __global__ void plan_context_kernel(const int* control, const int* tokens, const int* path, int* draft_control,
                                                int* draft_tokens, int* draft_positions, int* draft_path) {
   let_later_grids_start();

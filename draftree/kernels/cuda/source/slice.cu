@@ -3,11 +3,11 @@
 constexpr int VALUES = 32;  // logits a thread
 constexpr int SLICE = THREADS * VALUES;
 
-// How logits become scores. Tokens below the border (a key of logit / T) are out.
+// How logits become scores. Tokens below the threshold (a key of logit / T) are out.
 struct Scoring {
   const float* logits;
   u64 noise;
-  u64 border;
+  u64 threshold;
   float temperature;
   int vocab;
   bool is_noisy;
@@ -16,7 +16,7 @@ struct Scoring {
 DEV float scaled(float logit, float temperature) { return temperature > 0.0f ? __fdiv_rn(logit, temperature) : logit; }
 
 DEV float noisy(float value, const Scoring& s, int token, bool is_rough) {
-  if (s.border && key_of(value, token) < s.border) return minus_infinity();
+  if (s.threshold && key_of(value, token) < s.threshold) return minus_infinity();
   const u32 bits = noise_bits(s.noise, token);
   return __fadd_rn(value, is_rough ? rough_noise(bits) : exact_noise(bits));
 }

@@ -114,7 +114,7 @@ DEV int find_place(Growth& g, int node) {
   return place;
 }
 
-// One block. The step becomes a tentative pass over the tree, or over nothing when the request has ended.
+// One block. The step becomes a speculative pass over the tree, or over nothing when the request has ended.
 extern "C" __global__ void __launch_bounds__(THREADS)
     tree_kernel(const int* ids, const float* log_probs, const int* words, int* control, int* tokens, int* positions,
                 int* parents, int* depths, int* order, int* rows, int* ancestors, int block_positions, int num_candidates,

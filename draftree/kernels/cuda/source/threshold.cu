@@ -1,5 +1,5 @@
-// The border of top_k and top_p in long rows: first into bins by distance from the top, then those of the one bin in
-// which the border lies. Weights are whole numbers, so sums do not depend on the order. Slices as in slice.cu.
+// The threshold of top_k and top_p in long rows: first into bins by distance from the top, then those of the one bin in
+// which the threshold lies. Weights are whole numbers, so sums do not depend on the order. Slices as in slice.cu.
 constexpr int NUM_BINS = 1024;
 constexpr float BINS_PER_UNIT = 32.0f;
 constexpr int MEMBERS = 4096;  // of a bin, that a row's list can hold
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // Adds a slice's weights to the row's bins, which are zero before. The last bin has no end and is left out.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    bin_kernel(const float* logits, const int* control, const int* words, const float* peaks, const u64* borders, u64* bins,
+    bin_kernel(const float* logits, const int* control, const int* words, const float* peaks, const u64* thresholds, u64* bins,
                int stride, int vocab, int is_mass) {
   __shared__ u64 own[NUM_BINS];
   __shared__ float v[SLICE];
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   wait_for_earlier_grids();
   if (blockIdx.y >= control[NUM_ROWS] || !is_searched(words, vocab, is_mass)) return;
   const Scoring s = {logits + static_cast<u64>(blockIdx.y) * stride, 0, 0, temperature_of(words), vocab, false};
-  const Search search = {row_top(peaks), is_mass ? borders[blockIdx.y] : 0, is_mass != 0};
+  const Search search = {row_top(peaks), is_mass ? thresholds[blockIdx.y] : 0, is_mass != 0};
   for (int i = threadIdx.x; i < NUM_BINS; i += THREADS) own[i] = 0;
   __syncthreads();
   load_values(s, blockIdx.x * SLICE, v);
@@ -112,28 +112,28 @@ DEV u64 find_bin(const u64* bins, const int* words, bool is_mass, Found* found) 
 }
 
 // Where the keys of the chosen bin reach what is wanted, bit by bit: from the list, or from the row if it is too long.
-DEV u64 find_border(const Scoring& s, const Search& search, const u64* members, int num_members, u64 wanted, Found* found) {
+DEV u64 find_threshold(const Scoring& s, const Search& search, const u64* members, int num_members, u64 wanted, Found* found) {
   const bool is_listed = num_members <= MEMBERS;
   const int total = is_listed ? num_members : s.vocab, bin = found->bin;
   const u64 held = found->held;
-  u64 border = 0;
+  u64 threshold = 0;
   for (int bit = 63; bit >= 0; bit--) {
-    const u64 tried = border | 1ull << bit;
+    const u64 tried = threshold | 1ull << bit;
     u64 sum = 0;
     for (int i = threadIdx.x; i < total; i += THREADS) {
       const u64 key = is_listed ? members[i] : key_of(scaled(s.logits[i], s.temperature), i);
       const float value = score_of(key);
       if (key >= tried && key >= search.inside && bin_of(value, search.top) == bin) sum += weight_of(value, search);
     }
-    if (held + block_sum(sum, found->parts) >= wanted) border = tried;
+    if (held + block_sum(sum, found->parts) >= wanted) threshold = tried;
   }
-  return border;
+  return threshold;
 }
 
-// Lists the keys of the chosen bin; the row's last block finds the border among them, min_p's too when is_mass, and
+// Lists the keys of the chosen bin; the row's last block finds the threshold among them, min_p's too when is_mass, and
 // clears the bins.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    border_kernel(const float* logits, const int* control, const int* words, const float* peaks, u64* borders, u64* bins,
+    threshold_kernel(const float* logits, const int* control, const int* words, const float* peaks, u64* thresholds, u64* bins,
                   u64* members, int* num_members, int* arrived, int stride, int vocab, int is_mass) {
   __shared__ Found found;
   __shared__ Best best;
@@ -143,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int row = blockIdx.y;
   if (row >= control[NUM_ROWS]) return;
   const Scoring s = {logits + static_cast<u64>(row) * stride, 0, 0, temperature_of(words), vocab, false};
-  const Search search = {row_top(peaks), is_mass ? __ldcg(borders + row) : 0, is_mass != 0};
+  const Search search = {row_top(peaks), is_mass ? __ldcg(thresholds + row) : 0, is_mass != 0};
   const bool is_active = is_searched(words, vocab, is_mass);
   u64 wanted = 0;
   bins += row * NUM_BINS, members += static_cast<u64>(row) * MEMBERS;
@@ -159,18 +159,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
   }
   if (!is_last_block(arrived + row, gridDim.x, &best)) return;
-  u64 border = search.inside;
+  u64 threshold = search.inside;
   if (is_active) {
     const int count = __ldcg(num_members + row);
     u64* listed = reinterpret_cast<u64*>(v);
     for (int i = threadIdx.x; i < min(count, MEMBERS); i += THREADS) listed[i] = __ldcg(members + i);
     __syncthreads();
-    border = find_border(s, search, listed, count, wanted, &found);
+    threshold = find_threshold(s, search, listed, count, wanted, &found);
     for (int i = threadIdx.x; i < NUM_BINS; i += THREADS) bins[i] = 0;
   }
   if (threadIdx.x) return;
   const float lowest = static_cast<float>(search.top + word_double(words, LOG_MIN_P));
-  if (is_mass && lowest > minus_infinity()) border = max(border, lowest_key(lowest));
-  borders[row] = border;
+  if (is_mass && lowest > minus_infinity()) threshold = max(threshold, lowest_key(lowest));
+  thresholds[row] = threshold;
   num_members[row] = 0;
 }

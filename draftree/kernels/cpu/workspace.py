@@ -45,7 +45,7 @@ class Scratch:
             self._used = before
 
 
-class Room:
+class Workspace:
     def __init__(self) -> None:
         self.weights, self.scratch = Arena(), Scratch()
         self._tables: list[tuple[np.ndarray, np.ndarray]] = []  # frequencies, their table

@@ -1,4 +1,4 @@
-"""A team of threads that run a recorded program together, one operation after the other.
+"""A pool of threads that run a recorded program together, one operation after the other.
 
 Threads are Python threads that spend their lives in compiled code without the interpreter lock.
 They spin for about a millisecond after a run, since the next token is usually near, and then
@@ -36,27 +36,27 @@ def new_tickets(num_ops: int, num_threads: int) -> np.ndarray:
 
 
 @njit
-def _walk(control: int, thread: int, team: int) -> None:
+def _walk(control: int, thread: int, pool: int) -> None:
     """Run the published program."""
     program = load_i64(control + _PROGRAM)
     tickets = load_i64(control + _TICKETS)
     for i in range(load_i64(control + _NUM_OPS)):
         record = program + i * RECORD_BYTES
         if load_i64(record + _WORD) != 0:
-            barrier(control + _COUNT, control + _BARRIER, team)
+            barrier(control + _COUNT, control + _BARRIER, pool)
         args = record + FIRST_ARG * _WORD
-        ticket = tickets + i // _LINE_WORDS * team * LINE_BYTES + i % _LINE_WORDS * _WORD
-        call_operation(load_i64(record), args, ticket, thread, team)
-    barrier(control + _COUNT, control + _BARRIER, team)
+        ticket = tickets + i // _LINE_WORDS * pool * LINE_BYTES + i % _LINE_WORDS * _WORD
+        call_operation(load_i64(record), args, ticket, thread, pool)
+    barrier(control + _COUNT, control + _BARRIER, pool)
 
 
 @native("int int int")
-def _run(control: int, thread: int, team: int) -> None:
-    _walk(control, thread, team)
+def _run(control: int, thread: int, pool: int) -> None:
+    _walk(control, thread, pool)
 
 
 @native("int int int int -> int")
-def _serve(control: int, thread: int, team: int, seen: int) -> int:
+def _serve(control: int, thread: int, pool: int, seen: int) -> int:
     """Run programs as they are published; return after a while without one."""
     idle = 0
     while idle < _IDLE_SPINS:
@@ -69,13 +69,13 @@ def _serve(control: int, thread: int, team: int, seen: int) -> int:
         if atomic_load(control + _STOP) != 0:
             break
         idle = 0
-        _walk(control, thread, team)
+        _walk(control, thread, pool)
     return seen
 
 
 @native("int int int int int int -> int")
 def _publish(
-    control: int, program: int, num_ops: int, tickets: int, num_tickets: int, team: int
+    control: int, program: int, num_ops: int, tickets: int, num_tickets: int, pool: int
 ) -> int:
     """Returns how many threads are asleep."""
     for i in range(num_tickets):
@@ -85,7 +85,7 @@ def _publish(
     atomic_store(control + _TICKETS, tickets)
     atomic_store(control + _GENERATION, atomic_load(control + _GENERATION) + 1)
     num_asleep = 0
-    for thread in range(1, team):
+    for thread in range(1, pool):
         num_asleep += atomic_load(control + _ASLEEP + thread * LINE_BYTES)
     return num_asleep
 
@@ -100,7 +100,7 @@ def _get_word(address: int) -> int:
     return atomic_load(address)
 
 
-class Team:
+class ThreadPool:
     """num_threads threads, the caller being one of them. `run` returns when all are done."""
 
     def __init__(self, num_threads: int) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from draftree.kernels.cpu.room import Room, Scratch
+from draftree.kernels.cpu.workspace import Scratch, Workspace
 
 
 def test_scratch_is_reused_after_its_scope_and_not_inside_it() -> None:
@@ -30,7 +30,7 @@ def test_the_smallest_block_with_room_is_taken() -> None:
 
 
 def test_equal_frequencies_share_a_table_that_is_long_enough() -> None:
-    room, slow, fast = Room(), np.array([1.0, 0.1]), np.array([1.0, 0.2])
+    room, slow, fast = Workspace(), np.array([1.0, 0.1]), np.array([1.0, 0.2])
     table = room.rope_table(slow, 100)
     assert table.shape == (100, 2, 2) and room.rope_table(slow.copy(), 90) is table
     longer, other = room.rope_table(slow, 101), room.rope_table(fast, 100)
@@ -39,7 +39,7 @@ def test_equal_frequencies_share_a_table_that_is_long_enough() -> None:
 
 
 def test_rows_are_zero_and_lie_in_the_rest_of_a_large_page_if_they_fit() -> None:
-    room = Room()
+    room = Workspace()
     assert not room.new_rows(4, 16).any()  # no page yet
     weights = room.weights.take(1000)
     weights[:] = 255

@@ -4,7 +4,7 @@ import json
 
 from draftree.layers.attention import Attention
 from draftree.layers.delta_net import DeltaNet
-from draftree.models.facts import read_facts
+from draftree.models.model_config import read_model_config
 from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 from tests.tiny import tiny_path, tiny_target
@@ -12,19 +12,19 @@ from tests.tiny import tiny_path, tiny_target
 
 def test_facts_are_those_of_the_config_it_was_converted_from() -> None:
     config = json.loads(golden("qwen35/hf_config.json").read_text())
-    facts = read_facts(open_checkpoint(tiny_path("qwen35")))
-    assert facts.vocab_size == config["vocab_size"]
-    assert facts.hidden_size == config["hidden_size"]
-    assert facts.ffn_size == config["intermediate_size"]
-    assert facts.num_layers == config["num_hidden_layers"]
-    assert facts.context_length == config["max_position_embeddings"]
-    assert facts.num_kv_layers == config["layer_types"].count("full_attention")
-    assert facts.kv_width == 2 * config["num_key_value_heads"] * config["head_dim"]
+    model_config = read_model_config(open_checkpoint(tiny_path("qwen35")))
+    assert model_config.vocab_size == config["vocab_size"]
+    assert model_config.hidden_size == config["hidden_size"]
+    assert model_config.ffn_size == config["intermediate_size"]
+    assert model_config.num_layers == config["num_hidden_layers"]
+    assert model_config.context_length == config["max_position_embeddings"]
+    assert model_config.num_kv_layers == config["layer_types"].count("full_attention")
+    assert model_config.kv_width == 2 * config["num_key_value_heads"] * config["head_dim"]
     keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
     channels = 2 * keys + config["linear_num_value_heads"] * config["linear_value_head_dim"]
-    num_recurrent = facts.num_layers - facts.num_kv_layers
+    num_recurrent = model_config.num_layers - model_config.num_kv_layers
     window = (config["linear_conv_kernel_dim"] - 1) * channels
-    assert facts.window_bytes == 4 * num_recurrent * window
+    assert model_config.window_bytes == 4 * num_recurrent * window
 
 
 def test_layers_are_of_the_kinds_that_the_config_lists() -> None:

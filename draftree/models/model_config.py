@@ -1,8 +1,8 @@
-"""Checkpoint -> ModelFacts: sizes that planning and `inspect` need, without loading a tensor."""
+"""Checkpoint -> ModelConfig: sizes that planning and `inspect` need, without loading a tensor."""
 
 from math import prod
 
-from draftree.core import ModelFacts
+from draftree.core import ModelConfig
 from draftree.errors import CheckpointError
 from draftree.kernels.quant.formats import QuantType
 from draftree.models.load import check_architecture
@@ -14,7 +14,7 @@ _FLOAT_BYTES = 4
 _EVEN_KEYS = ("llama",)  # qwen2's biases make some dimensions of a key much larger than others
 
 
-def read_facts(checkpoint: Checkpoint) -> ModelFacts:
+def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
     check_architecture(checkpoint)
     metadata = Metadata(checkpoint)
     embedding = checkpoint.tensors.get("token_embd.weight")
@@ -34,7 +34,7 @@ def read_facts(checkpoint: Checkpoint) -> ModelFacts:
         window_floats = (metadata.count("ssm.conv_kernel") - 1) * channels
         recurrent_floats = inner * metadata.count("ssm.state_size") + window_floats
         stash_floats = channels + key_width + inner + 2 * value_heads
-    return ModelFacts(
+    return ModelConfig(
         name=str(checkpoint.metadata.get("general.name") or checkpoint.path.stem),
         architecture=checkpoint.architecture,
         num_parameters=sum(prod(t.shape) for t in checkpoint.tensors.values()),
