@@ -38,6 +38,7 @@ from draftree.cli.option import DEFAULT_MODEL
 from draftree.errors import BenchError, DraftreeError
 
 PAGE: Final = Path("docs/benchmarks.md")
+README: Final = Path("README.md")
 HTML: Final = "report.html"
 ROOT: Final = Path(__file__).parents[1]
 
@@ -241,6 +242,20 @@ def report(
     finish(_write_pages(results, page, html, plots))
 
 
+@app.command()
+def recording(
+    model: Model = DEFAULT_MODEL,
+    prompt: Annotated[str, typer.Option(help="What is continued.")] = "def fibonacci(n):",
+    budget: Annotated[int, typer.Option(min=1, help="Nodes besides the root.")] = 22,
+    path: Annotated[Path, typer.Option(help="The picture.")] = Path("docs/images/run-tree.svg"),
+) -> None:
+    """Draw what `draftree run --show-tree` prints."""
+    from benchmarks.recording import draw_run
+
+    draw_run(model, prompt, budget, 96, path)
+    finish({"picture": str(path)})
+
+
 @app.command("all")
 def run_all(
     model: Annotated[
@@ -291,6 +306,7 @@ def run_all(
 def _write_pages(results: Path, page: Path, html: Path | None, plots: bool) -> dict[str, Any]:
     from benchmarks.html import make_html
     from benchmarks.plot import draw_pictures, draw_plots
+    from benchmarks.readme import fill_readme
     from benchmarks.report import make_page
 
     folder = page.parent / "plots"
@@ -300,6 +316,9 @@ def _write_pages(results: Path, page: Path, html: Path | None, plots: bool) -> d
     text = make_page(results, names)
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(text, encoding="utf-8")
+    if page == PAGE:
+        readme = README.read_text(encoding="utf-8")
+        README.write_text(fill_readme(readme, results), encoding="utf-8")
     html = html or results / HTML
     pictures = draw_pictures(results) if plots else {}
     html.parent.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,6 @@ def plain_install(monkeypatch: pytest.MonkeyPatch) -> None:
     ("command", "extra"),
     [
         (["train", "smollm2-135m", "--out", "draft"], "train"),
-        (["bench", "synth", "files", "--shape", "tiny"], "bench"),
         (["bench", "gpu", "files", "--shape", "tiny"], "gpu"),
     ],
 )

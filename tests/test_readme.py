@@ -1,4 +1,6 @@
-"""The README's promises: it is short, its links lead somewhere, its Python runs."""
+"""The README's promises: it is short, its links lead somewhere, its Python runs; tests that the
+docs name are there.
+"""
 
 import re
 from pathlib import Path
@@ -45,3 +47,13 @@ def test_python_snippet_runs(index, smollm2_path, capsys):
 
 def test_there_is_a_snippet():
     assert SNIPPETS
+
+
+def test_every_guarantee_names_tests_that_are_there():
+    page = (ROOT / "docs/decoding.md").read_text(encoding="utf-8")
+    section = page.partition("## What is guaranteed")[2].partition("\n## ")[0]
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", section)
+    rows = [line for line in section.splitlines() if line.startswith(("| CPU", "| GPU"))]
+    assert len(named) >= len(rows) >= 8 and all("::" in row for row in rows)
+    for path, name in named:
+        assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), (path, name)

@@ -20,6 +20,7 @@ from draftree.cli.measurement import (
     say_skipped,
 )
 from draftree.cli.option import DEFAULT_MODEL
+from draftree.errors import require_packages
 
 RESULTS: Final = Path("results")
 
@@ -133,6 +134,7 @@ def gpu(
     results: Results = RESULTS / "gpu",
 ) -> None:
     """A GPU with synthetic weights: decoding, rounds, passes, prefill, depth, memory, equality."""
+    require_packages("A GPU", "gpu", "torch", "gguf")
     from draftree.bench.gpu import measure_gpu
     from draftree.bench.record import write_result
     from draftree.bench.synthetic import SHAPES, identify_pair, write_pair

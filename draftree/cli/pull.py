@@ -23,17 +23,29 @@ def pull(
     is_quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Do not print the path of the model.")
     ] = False,
+    with_draft: Annotated[
+        bool, typer.Option("--draft/--no-draft", help="Download the model's usual draft as well.")
+    ] = True,
 ) -> None:
-    """Download a model, unless it is here already."""
+    """Download a model and its draft, unless they are here already."""
+    from draftree.weights import hub
+
+    path = _fetch(name)
+    draft = hub.usual_draft(name) if with_draft else None
+    if draft is not None:
+        _fetch(draft)
+    if not is_quiet:
+        print(path)
+
+
+def _fetch(name: str) -> "Path":
     from draftree.errors import FetchError
     from draftree.weights import hub
 
     try:
-        path = hub.resolve(name)
+        return hub.resolve(name)
     except FetchError:
-        path = _download(name)
-    if not is_quiet:
-        print(path)
+        return _download(name)
 
 
 def _download(name: str) -> "Path":

@@ -13,13 +13,16 @@ DEFAULT_MODEL = "smollm2-135m"
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A model by name. Sources are tried in order; a draft names the target it was trained for."""
+    """A model by name. Sources are tried in order; a draft names the target it was trained for.
+    is_usual: the draft that is downloaded with its target.
+    """
 
     name: str
     summary: str
     files: tuple[ModelFile, ...]
     sources: tuple[Source, ...]
     target: str | None = None
+    is_usual: bool = False
 
     @property
     def is_folder(self) -> bool:
@@ -44,9 +47,14 @@ _DRAFT_FOLDER = (ModelFile("config.json"), ModelFile("model.safetensors"))
 
 
 def _hub(
-    name: str, summary: str, repo: str, files: tuple[ModelFile, ...], target: str | None = None
+    name: str,
+    summary: str,
+    repo: str,
+    files: tuple[ModelFile, ...],
+    target: str | None = None,
+    is_usual: bool = False,
 ) -> ModelEntry:
-    return ModelEntry(name, summary, files, (HubSource(repo),), target)
+    return ModelEntry(name, summary, files, (HubSource(repo),), target, is_usual)
 
 
 CATALOGUE: tuple[ModelEntry, ...] = (
@@ -114,6 +122,7 @@ CATALOGUE: tuple[ModelEntry, ...] = (
         "Lucebox/Qwen3.6-27B-DFlash-GGUF",
         (ModelFile("dflash-draft-3.6-q8_0.gguf"),),
         "qwen3.6-27b",
+        is_usual=True,
     ),
     _hub(
         "qwen3.6-27b-dflash-q4_k_m",
@@ -141,5 +150,6 @@ CATALOGUE: tuple[ModelEntry, ...] = (
         "spiritbuun/Qwen3.5-27B-DFlash-GGUF",
         (ModelFile("dflash-draft-q4_k_m.gguf"),),
         "qwen3.5-27b",
+        is_usual=True,
     ),
 )

@@ -99,6 +99,12 @@ def resolve(
     return _path_of(entry, root)
 
 
+def usual_draft(name: str, catalogue: Sequence[ModelEntry] = CATALOGUE) -> str | None:
+    """The name of the draft that is downloaded with a target."""
+    drafts = (entry.name for entry in catalogue if entry.target == name.lower() and entry.is_usual)
+    return next(drafts, None)
+
+
 def draft_for(
     name_or_path: str | Path,
     catalogue: Sequence[ModelEntry] = CATALOGUE,

@@ -53,3 +53,17 @@ def test_unknown_name_is_one_sentence(draftree):
 
 def test_default_model_is_the_catalogues():
     assert DEFAULT_MODEL == hub.DEFAULT_MODEL
+
+
+def test_a_targets_usual_draft_comes_with_it(draftree, fetched):
+    assert draftree("pull", "qwen3.6-27b").exit_code == 0
+    assert fetched == ["qwen3.6-27b", "qwen3.6-27b-dflash-q8_0"]
+    fetched.clear()
+    assert draftree("pull", "qwen3.6-27b", "--no-draft").exit_code == 0
+    assert fetched == ["qwen3.6-27b"]
+
+
+def test_a_target_has_one_usual_draft_at_most():
+    usual = [entry.target for entry in hub.CATALOGUE if entry.is_usual]
+    assert usual and len(set(usual)) == len(usual)
+    assert set(usual) <= {entry.name for entry in hub.CATALOGUE}

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from draftree.decode.decoder import Round
 from draftree.engine.engine import TokenEngine
 from draftree.errors import CapacityError
 from draftree.models.target import Target
-from tests.made import make_draft
+from tests.made import make_draft, make_quantised
 from tests.tiny import tiny_path
 
 MAX_CTX = 200
@@ -287,3 +288,16 @@ def test_events_usage_and_watch(engine: TokenEngine) -> None:
     assert usage.acceptance_length == pytest.approx(60 / len(seen))
     assert 0 < usage.prefill_ms < usage.first_token_ms <= usage.prefill_ms + usage.decode_ms
     assert usage.tokens_per_second > 0
+
+
+@pytest.mark.parametrize("path", [tiny_path("qwen35-mtp"), make_quantised()], ids=["f16", "blocks"])
+def test_any_number_of_threads(path: Path) -> None:
+    texts = set()
+    for num_threads in (1, 2, 3):
+        config = EngineConfig(
+            device="cpu", budget=15, max_ctx=200, threads=num_threads, ngram="off"
+        )
+        engine = TokenEngine.open(path, config, make_draft())
+        texts.add(_reply(engine, PROMPT).ids)
+        engine.close()
+    assert len(texts) == 1
