@@ -2,6 +2,7 @@
 of the next request as it came, with all the fields that the SDK's own objects have.
 """
 
+import gc
 import json
 
 import anthropic
@@ -129,6 +130,7 @@ def test_litellm(shared, script, monkeypatch, keep, is_stream, provider):
         reply = litellm.completion(**options, api_base=base, api_key="a", stream=is_stream)
         if is_stream:
             reply = litellm.stream_chunk_builder(list(reply), messages=messages)
+        gc.collect()  # a stream that litellm leaves open would be closed inside the next request
         return reply.choices[0].message
 
     ask_chat(ask, script, keep)
