@@ -7,7 +7,7 @@ that the model lacks are lent to it: tokens of its vocabulary that no text needs
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -188,9 +188,9 @@ def test_every_way_of_drafting_gives_the_same(
     prompt = knowing._planner.plan(ASK, _options(wish)).prompt_ids
     text = (*prompt, *tokens, 2, *[0] * 16)
     vocab_size = knowing.tokens.model_config.vocab_size
-    knowing.tokens.drafter = OracleDrafter(  # type: ignore[assignment]
-        knowing.tokens.target.state, text, vocab_size, seed=len(tokens)
-    )
+    oracle = OracleDrafter(knowing.tokens.target.state, text, vocab_size, seed=len(tokens))
+    knowing.tokens.drafter = oracle
+    knowing.tokens._decoders._parts = replace(knowing.tokens._parts, drafter=oracle)
     generation = ask(knowing, wish, sampling)
     assert read(generation)[0] == expected
     assert generation.usage.rounds.num_accepted > 0

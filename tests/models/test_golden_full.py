@@ -9,8 +9,8 @@ import pytest
 
 from draftree.core import DraftTree
 from draftree.prefill.chunked import prefill
+from tests.drafts.test_dflash_model import check_greedy_run, open_draft
 from tests.golden import FULL_SET, golden
-from tests.models.test_dflash import check_greedy_run, open_draft
 from tests.models.test_golden import TOLERANCE, check_divergence, greedy
 from tests.tiny import open_target, run_chain
 
