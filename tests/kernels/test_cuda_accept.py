@@ -52,10 +52,10 @@ def made_choices(rng: np.random.Generator, tree: DraftTree) -> list[int]:
 
 
 def start(gpu: Gpu, tokens_left: int, stop_ids: frozenset[int] = frozenset()) -> RequestParams:
-    params = RequestParams(gpu)
+    device_params = RequestParams(gpu)
     limits = {"tokens_left": tokens_left, "max_ctx": 1000}
-    params.start(SamplingArgs(temperature=0.0), 0, anchor=3, **limits, stop_ids=stop_ids)
-    return params
+    device_params.start(SamplingArgs(temperature=0.0), 0, anchor=3, **limits, stop_ids=stop_ids)
+    return device_params
 
 
 def set_tree(step: CudaPassArgs, tree: DraftTree, committed: int) -> None:
@@ -84,10 +84,10 @@ def test_paths_are_those_of_the_host(any_gpu: Gpu) -> None:
             frozenset(rng.integers(VOCAB, size=case % 3).tolist()),
         )
         tokens_left = int(rng.integers(1, 12))
-        params = start(any_gpu, tokens_left, stops)
+        device_params = start(any_gpu, tokens_left, stops)
         set_tree(step, tree, 50)
         ring.clear()  # what the last case has launched is done
-        accept(device_ints(any_gpu, chosen), params, step, ring, any_gpu)
+        accept(device_ints(any_gpu, chosen), device_params, step, ring, any_gpu)
         logits = np.eye(VOCAB, dtype=np.float32)[chosen]
         accepted = accept_on_host(tree, logits, sampler, 50, tokens_left, stops)
         path, bonus = accepted.path, accepted.bonus
@@ -95,7 +95,7 @@ def test_paths_are_those_of_the_host(any_gpu: Gpu) -> None:
         assert tuple(step.path[: len(path)].tolist()) == path
         left = tokens_left - len(path)
         end = End.STOP if bonus in stops else End.LENGTH if left == 0 else End.RUNNING
-        device = params.device.tolist()
+        device = device_params.device.tolist()
         state = [
             device[w] for w in (Param.ANCHOR, Param.TOKENS_LEFT, Param.ENDED, Param.NUM_ROUNDS)
         ]
@@ -112,11 +112,15 @@ def test_paths_are_those_of_the_host(any_gpu: Gpu) -> None:
 
 def test_plain_steps_until_the_end(any_gpu: Gpu) -> None:
     """What an earlier tree left in the step's arrays does not matter."""
-    step, ring, params = CudaPassArgs(8, 8, any_gpu), RoundRing(2, any_gpu), start(any_gpu, 3)
+    step, ring, device_params = (
+        CudaPassArgs(8, 8, any_gpu),
+        RoundRing(2, any_gpu),
+        start(any_gpu, 3),
+    )
     set_tree(step, DraftTree((1, 2), (-1, 0), (0, 1)), 50)
     for number, token in enumerate((7, 8, 9, 10), start=1):
-        plan_plain(params, step, any_gpu)
-        accept(device_ints(any_gpu, [token]), params, step, ring, any_gpu)
+        plan_plain(device_params, step, any_gpu)
+        accept(device_ints(any_gpu, [token]), device_params, step, ring, any_gpu)
         advance(step, any_gpu)
         record = finished(any_gpu, ring, number)
         if number == 4:
@@ -126,25 +130,33 @@ def test_plain_steps_until_the_end(any_gpu: Gpu) -> None:
         assert (record.path, record.emitted) == ((0,), (token,))
         assert record.end is (End.LENGTH if number == 3 else End.RUNNING)
     assert step.control[:5].tolist() == [0, 53, 0, 0, 0]
-    assert params.device[Param.ANCHOR] == 9
+    assert device_params.device[Param.ANCHOR] == 9
     assert ring.read(1) is None  # overwritten by the third
 
 
 def test_a_pass_over_nothing_leaves_everything(any_gpu: Gpu) -> None:
-    step, ring, params = CudaPassArgs(8, 8, any_gpu), RoundRing(2, any_gpu), start(any_gpu, 5)
+    step, ring, device_params = (
+        CudaPassArgs(8, 8, any_gpu),
+        RoundRing(2, any_gpu),
+        start(any_gpu, 5),
+    )
     step.set_idle(30)
     step.set_path(np.array([0, 1]))
-    before = params.device.tolist()
-    accept(device_ints(any_gpu, [1, 2]), params, step, ring, any_gpu)
+    before = device_params.device.tolist()
+    accept(device_ints(any_gpu, [1, 2]), device_params, step, ring, any_gpu)
     assert step.control[:5].tolist() == [0, 30, 0, 0, 0]
-    assert params.device.tolist() == before
+    assert device_params.device.tolist() == before
     assert not ring.records.any()
 
 
 def test_emitted_tokens_of_a_record(any_gpu: Gpu) -> None:
-    step, ring, params = CudaPassArgs(8, 8, any_gpu), RoundRing(2, any_gpu), start(any_gpu, 100)
+    step, ring, device_params = (
+        CudaPassArgs(8, 8, any_gpu),
+        RoundRing(2, any_gpu),
+        start(any_gpu, 100),
+    )
     set_tree(step, DraftTree((1, 2, 3, 4), (-1, 0, 0, 2), (0, 1, 1, 2)), 0)
-    accept(device_ints(any_gpu, [3, 0, 4, 11]), params, step, ring, any_gpu)
+    accept(device_ints(any_gpu, [3, 0, 4, 11]), device_params, step, ring, any_gpu)
     record = finished(any_gpu, ring, 1)
     assert record is not None and record.emitted == (3, 4, 11)
 
@@ -158,9 +170,9 @@ def test_rounds_write_the_text_of_plain_decoding(any_gpu: Gpu, temperature: floa
     text, sampler = [3], Sampler(params, 40)
     while len(text) <= 60 and text[-1] != 17:
         text.append(sampler.choose(table[text[-1]], 20 + len(text)))
-    params = RequestParams(any_gpu)
+    device_params = RequestParams(any_gpu)
     limits = {"tokens_left": 60, "max_ctx": 1000, "budget": 9, "stop_ids": {17}}
-    params.start(SamplingArgs(temperature=temperature), params.seed, anchor=3, **limits)
+    device_params.start(SamplingArgs(temperature=temperature), params.seed, anchor=3, **limits)
     step, draft_step = (CudaPassArgs(16, 16, any_gpu) for _ in range(2))
     ring = RoundRing(99, any_gpu)
     step.set_idle(committed=20)
@@ -170,15 +182,15 @@ def test_rounds_write_the_text_of_plain_decoding(any_gpu: Gpu, temperature: floa
     log_probs = torch.zeros((6, 4), device=any_gpu.place)
     written = []
     for number in range(1, 62):
-        plan_block(params, draft_step, 39, 7, any_gpu)
+        plan_block(device_params, draft_step, 39, 7, any_gpu)
         guess = table[text[len(written) : len(written) + 6]]
         guess = np.resize(guess, (6, 40)) + rng.standard_normal((6, 40))
         draft_logits = torch.tensor(guess, dtype=torch.float32, device=any_gpu.place)
-        rank(draft_logits, step, draft_step, params, ids, log_probs, workspace, any_gpu)
-        build_tree(ids, log_probs, params, step, any_gpu)
+        rank(draft_logits, step, draft_step, device_params, ids, log_probs, workspace, any_gpu)
+        build_tree(ids, log_probs, device_params, step, any_gpu)
         logits = torch.tensor(table, device=any_gpu.place)[step.tokens[:16].long()]
-        choose(logits, step, params, chosen, workspace, any_gpu)
-        accept(chosen, params, step, ring, any_gpu)
+        choose(logits, step, device_params, chosen, workspace, any_gpu)
+        accept(chosen, device_params, step, ring, any_gpu)
         plan_context(step, draft_step, any_gpu)
         advance(step, any_gpu)
         advance(draft_step, any_gpu)

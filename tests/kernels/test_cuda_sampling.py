@@ -56,10 +56,10 @@ def tree_step(gpu: Gpu, num_rows: int) -> CudaPassArgs:
     return step
 
 
-def words_for(gpu: Gpu, params: SamplingParams) -> RequestParams:
-    params = RequestParams(gpu)
-    params.start(filters_of(params), params.seed, anchor=1, tokens_left=10, max_ctx=999)
-    return params
+def device_params_for(gpu: Gpu, params: SamplingParams) -> RequestParams:
+    device_params = RequestParams(gpu)
+    device_params.start(filters_of(params), params.seed, anchor=1, tokens_left=10, max_ctx=999)
+    return device_params
 
 
 def filters_of(params: SamplingParams) -> SamplingArgs:
@@ -78,8 +78,10 @@ def chosen_on(
     workspace = workspace or new_sampling_workspace(num_rows, vocab, gpu)
     if use_threshold is None:
         use_threshold = needs_threshold(filters_of(params), vocab)
-    step, params = tree_step(gpu, num_rows), words_for(gpu, params)
-    choose(on(gpu, logits), step, params, chosen, workspace, gpu, use_threshold=use_threshold)
+    step, device_params = tree_step(gpu, num_rows), device_params_for(gpu, params)
+    choose(
+        on(gpu, logits), step, device_params, chosen, workspace, gpu, use_threshold=use_threshold
+    )
     assert chosen[num_rows] == -1
     for cleared in (workspace.bins, workspace.num_members, workspace.arrived):
         assert not cleared.any()
@@ -133,9 +135,7 @@ def test_choices_are_those_of_the_sampler(any_gpu: Gpu, way: SamplingParams) -> 
 
 @pytest.mark.parametrize("way", WAYS, ids=named)
 def test_ties_go_to_the_lower_token(any_gpu: Gpu, way: SamplingParams) -> None:
-    """Values in steps of one, and a row in which all are alike: most thresholds lie among
-    equals.
-    """
+    """Values in steps of one, and a row in which all are alike: most thresholds are among equals."""
     logits = np.round(made_logits(5, 9000, seed=1, scale=2.0))
     logits[2] = 1.5
     logits[3] = np.where(np.arange(9000) % 2, 0.0, -0.0)
@@ -207,12 +207,15 @@ def test_a_row_does_not_depend_on_the_others(any_gpu: Gpu) -> None:
 
 
 def test_rows_that_are_not_live_are_left(any_gpu: Gpu) -> None:
-    logits, params = on(any_gpu, made_logits(4, 300)), words_for(any_gpu, SamplingParams())
+    logits, device_params = (
+        on(any_gpu, made_logits(4, 300)),
+        device_params_for(any_gpu, SamplingParams()),
+    )
     step, workspace = tree_step(any_gpu, 4), new_sampling_workspace(4, 300, any_gpu)
     chosen = torch.full((4,), -1, dtype=torch.int32, device=any_gpu.place)
     for live in (0, 2):
         step.set_rows(np.arange(live))
-        choose(logits, step, params, chosen, workspace, any_gpu, use_threshold=True)
+        choose(logits, step, device_params, chosen, workspace, any_gpu, use_threshold=True)
         assert (chosen >= 0).tolist() == [row < live for row in range(4)]
 
 
@@ -263,8 +266,8 @@ def ranked_on(
     log_probs = torch.zeros((num_rows + 1, num_candidates), device=gpu.place)
     workspace = new_sampling_workspace(num_rows + 1, vocab, gpu)
     padded = on(gpu, np.concatenate([logits, logits[:1]]))  # the last row is not live
-    params = words_for(gpu, params)
-    rank(padded, tree_step(gpu, 1), draft_step, params, ids, log_probs, workspace, gpu)
+    device_params = device_params_for(gpu, params)
+    rank(padded, tree_step(gpu, 1), draft_step, device_params, ids, log_probs, workspace, gpu)
     assert (ids[num_rows] == -1).all() and not workspace.arrived.any()
     return ids[:num_rows].cpu().numpy(), log_probs[:num_rows].cpu().numpy()
 
@@ -309,12 +312,12 @@ def test_a_large_vocabulary(any_gpu: Gpu) -> None:
 
 
 def test_what_cannot_be_done_is_refused(any_gpu: Gpu) -> None:
-    params = RequestParams(any_gpu)
+    device_params = RequestParams(any_gpu)
     limits = {"anchor": 0, "tokens_left": 1, "max_ctx": 9}
     with pytest.raises(ValueError, match="penalties"):
-        params.start(SamplingArgs(presence_penalty=1.0), 0, **limits)
+        device_params.start(SamplingArgs(presence_penalty=1.0), 0, **limits)
     with pytest.raises(ValueError, match="stop tokens"):
-        params.start(SamplingArgs(), 0, **limits, stop_ids=range(MAX_STOPS + 1))
+        device_params.start(SamplingArgs(), 0, **limits, stop_ids=range(MAX_STOPS + 1))
     with pytest.raises(ValueError, match="too large"):
         new_sampling_workspace(1, 64 * 8192 + 1, any_gpu)
     step, workspace = CudaPassArgs(4, 4, any_gpu), new_sampling_workspace(2, 100, any_gpu)
@@ -322,11 +325,11 @@ def test_what_cannot_be_done_is_refused(any_gpu: Gpu) -> None:
     for shape in [(3, 100), (2, 9000)]:
         with pytest.raises(ValueError, match="workspace"):
             logits = torch.zeros(shape, device=any_gpu.place)
-            choose(logits, step, params, chosen, workspace, any_gpu)
+            choose(logits, step, device_params, chosen, workspace, any_gpu)
     with pytest.raises(ValueError, match="16 bytes"):
         odd = torch.zeros((2, 101), device=any_gpu.place)[:, :100]
-        choose(odd, step, params, chosen, workspace, any_gpu)
+        choose(odd, step, device_params, chosen, workspace, any_gpu)
     ids = torch.zeros((2, 65), dtype=torch.int32, device=any_gpu.place)
     with pytest.raises(ValueError, match="candidates"):
         logits = torch.zeros((2, 100), device=any_gpu.place)
-        rank(logits, step, step, params, ids, ids.float(), workspace, any_gpu)
+        rank(logits, step, step, device_params, ids, ids.float(), workspace, any_gpu)
