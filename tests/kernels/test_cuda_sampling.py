@@ -135,7 +135,7 @@ def test_choices_are_those_of_the_sampler(any_gpu: Gpu, way: SamplingParams) -> 
 
 @pytest.mark.parametrize("way", WAYS, ids=named)
 def test_ties_go_to_the_lower_token(any_gpu: Gpu, way: SamplingParams) -> None:
-    """Values in steps of one, and a row in which all are alike: most thresholds are among equals."""
+    """Values in steps of one, a row in which all are alike: most thresholds are among equals."""
     logits = np.round(made_logits(5, 9000, seed=1, scale=2.0))
     logits[2] = 1.5
     logits[3] = np.where(np.arange(9000) % 2, 0.0, -0.0)

@@ -3,6 +3,7 @@
 Where there is no real GPU, launches just run, and no time is known.
 """
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -14,19 +15,25 @@ class LaunchGraph:
     """A run over nothing, which the caller has prepared for, loads the kernels first."""
 
     def __init__(self, launch: Callable[[], None], gpu: Gpu) -> None:
-        self._launch = launch
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self.run = launch
         if gpu.is_real:
             launch()
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                launch()
+            # Kept alone: with the launches, which know their owner, it would wait for the garbage
+            # collector, and a graph that is freed while another one is captured breaks the capture.
+            self.run = _capture(launch).replay
 
-    def run(self) -> None:
-        if self._graph is not None:
-            self._graph.replay()
-        else:
-            self._launch()
+
+def _capture(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            launch()
+    finally:
+        if was_enabled:
+            gc.enable()
+    return graph
 
 
 class Timestamp:
