@@ -49,7 +49,7 @@ def test_a_closed_engine_raises(num_threads: int) -> None:
     _read(engine)
     engine.close()
     engine.close()
-    for use in (lambda: _read(engine), engine.keep, engine.forget):
+    for use in (lambda: _read(engine), engine.offload, engine.reset):
         error = _raised(use)
         assert isinstance(error, EngineError) and "closed" in str(error)
 
@@ -84,7 +84,7 @@ def test_a_second_reply_in_the_same_thread_raises() -> None:
         first = engine.generate(Request(PROMPT, 20))
         tokens = [next(first).token]
         second = engine.generate(Request(PROMPT[:9], 20))
-        for use in (lambda: next(second), engine.forget):
+        for use in (lambda: next(second), engine.reset):
             with pytest.raises(EngineError, match="unfinished in this thread") as caught:
                 use()
             errors.append(str(caught.value))

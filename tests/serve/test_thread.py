@@ -191,7 +191,7 @@ def test_keeping_that_fails_harms_nobody(start, engine, monkeypatch):
     def fail():
         raise MemoryError("no room")
 
-    monkeypatch.setattr(engine, "keep", fail)
+    monkeypatch.setattr(engine, "offload", fail)
     assert post(running).is_success
     assert post(running).is_success
     assert running.service.state is State.READY
