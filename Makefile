@@ -58,8 +58,8 @@ package: $(DIST) model ## Build wheel and sdist, try the wheel in an empty envir
 	$(BIN)/python tests/package.py dist
 
 docs: $(BASE) ## Regenerate the generated pages
-	$(BIN)/python -m draftree.cli.reference > docs/cli.md
-	$(BIN)/python -m draftree.serve.reference > docs/http.md
+	$(BIN)/python -m benchmarks.cli_page > docs/cli.md
+	$(BIN)/python -m benchmarks.http_page > docs/http.md
 
 setup: $(BASE) ## Build .venv with the exact versions of constraints.txt
 

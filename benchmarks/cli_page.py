@@ -1,4 +1,4 @@
-"""`python -m draftree.cli.reference`: the command line's reference page, made from the commands.
+"""`python -m benchmarks.cli_page`: the command line's reference page, made from the commands.
 
 Out: Markdown on stdout, which `make docs` writes to docs/cli.md. A test fails when that is stale.
 """

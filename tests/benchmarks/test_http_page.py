@@ -7,9 +7,9 @@ import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
+from benchmarks.http_page import make_reference
 from draftree.serve.app import APIS, build_app
 from draftree.serve.openai_fields import ChatRequest, CompletionRequest
-from draftree.serve.reference import make_reference
 from draftree.serve.service import ServeOptions, Service
 from draftree.serve.wire import is_refused
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from draftree.cli.reference import make_reference
+from benchmarks.cli_page import make_reference
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 

@@ -1,4 +1,4 @@
-"""`python -m draftree.serve.reference`: the HTTP reference page, made from the request models.
+"""`python -m benchmarks.http_page`: the HTTP reference page, made from the request models.
 
 Out: Markdown on stdout, which `make docs` writes to docs/http.md. A test fails when that is stale.
 """
