@@ -1,4 +1,4 @@
-"""The GPU's attention: against float64, and trees and company against token by token, in bits."""
+"""The GPU's attention: against float64, and trees and batches against token by token, in bits."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -210,7 +210,7 @@ def test_any_tree_equals_token_by_token(tree: Tree, committed: int, window: int)
 
 
 @pytest.mark.parametrize("window", [0, 600])
-def test_rows_have_the_same_bits_in_any_company_and_on_any_number_of_blocks(
+def test_rows_are_batch_invariant_on_any_number_of_blocks(
     window: int, any_gpu: Gpu
 ) -> None:
     """Some of these fold spans in the kernel, others leave that to the merge."""

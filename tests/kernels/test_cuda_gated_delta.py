@@ -167,7 +167,7 @@ def test_the_trees_that_need_most_slots(any_gpu, slots):
     assert_tree_equals_chains(any_gpu, make_tree(parents[1:], len(parents) - 1), (1, 1, 16))
 
 
-def test_a_result_does_not_depend_on_company(any_gpu):
+def test_a_result_is_batch_invariant(any_gpu):
     """The same chain of nodes in another place of another tree, launched for more rows."""
     layers = Layers(any_gpu, 1, 2, 32)
     rng = np.random.default_rng(4)

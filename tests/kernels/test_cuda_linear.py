@@ -122,7 +122,7 @@ def test_large(qtype: QuantType, num_rows: int, num_cols: int, real_gpu: Gpu) ->
 
 
 @formats(QuantType.Q4_K, QuantType.Q5_K, QuantType.Q6_K, QuantType.Q8_0, QuantType.BF16)
-def test_a_token_has_the_same_bits_in_any_company(qtype: QuantType, gpu: Gpu) -> None:
+def test_a_token_is_batch_invariant(qtype: QuantType, gpu: Gpu) -> None:
     for shape in [(5120, 2048), (300, 5120)] if gpu.is_real else [(300, 1024)]:
         num_rows, num_cols = shape
         matrix, _ = make(qtype, num_rows, num_cols, gpu)

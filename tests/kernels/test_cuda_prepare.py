@@ -134,7 +134,7 @@ def test_plain_rows_are_scaled_only_if_they_must(any_gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_a_row_has_the_same_bits_in_any_company(op: str, any_gpu: Gpu) -> None:
+def test_a_row_is_batch_invariant(op: str, any_gpu: Gpu) -> None:
     x, other = view(20, 576, any_gpu), view(20, 576, any_gpu, seed=1)
     for in_rows in (False, True):
         together = make(20, 576, any_gpu, in_rows=in_rows)

@@ -1,4 +1,4 @@
-"""The matrix product against float64, and bit for bit against itself in other company."""
+"""The matrix product against float64, and batch-invariant to the bit."""
 
 import ctypes
 
@@ -143,7 +143,7 @@ def test_largest_integers_do_not_overflow(pools, qtype: QuantType, isa: Isa) -> 
     threads=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
-def test_a_row_has_the_same_bits_in_any_company(
+def test_a_row_is_batch_invariant(
     pools, qtype: QuantType, rows: int, blocks: int, num_tokens: int, threads: int, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)

@@ -20,7 +20,7 @@ def test_logits(name: str, any_gpu: Gpu) -> None:
     arrays, target = np.load(golden(ARRAYS[name])), CudaPlace(any_gpu).open_target(tiny_path(name))
     ids, expected = arrays["len33.ids"].tolist(), arrays["len33.logits"]
     together, alone = (logits_of(target, ids, chunk_len) for chunk_len in (33, 1))
-    assert np.array_equal(together, alone), "a token's bits depend on its company"
+    assert np.array_equal(together, alone), "the pass is not batch-invariant"
     assert relative_error(alone, expected) < TOLERANCE
     agreement = (alone.argmax(axis=1) == expected.argmax(axis=1)).mean()
     assert agreement > 0.9, f"{agreement:.0%} of the best tokens agree"

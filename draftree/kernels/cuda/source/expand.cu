@@ -1,4 +1,4 @@
-// Units back to rows of 16-bit floats for the vendor matmul, each row divided by its row_scale.
+// Units back to rows of 16-bit floats for cuBLAS, each row divided by its row_scale.
 DEV float operand_value(u32 pair, int side, int odd) {
   const float v = side ? upper_half(pair) : lower_half(pair);
   return BITS == 16 ? v * (odd ? 1.0f : 16.0f) : v * (odd && BITS < 8 ? 0x1p20f : 0x1p24f);
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(256) expand_kernel(const u8* units,
   }
 }
 
-// out[token][row] (+)= product * scales (+ bias), for a slab of rows that the vendor matmul has just made. Where product
+// out[token][row] (+)= product * scales (+ bias), for a slab of rows that cuBLAS has just made. Where product
 // is null, out itself is scaled, and nothing is done where all scales are 1. A block a token.
 extern "C" __global__ void rescale_kernel(const float* product, const float* row_scale, const float* token_scale, const float* bias,
                                           const int* is_plain, float* out, int slab_rows, int num_rows, int out_stride, int add_to_out) {

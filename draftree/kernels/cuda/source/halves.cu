@@ -1,6 +1,6 @@
 // A row of activations as 16-bit floats, scaled by its own power of two so that nothing overflows: the last step of
 // every kernel whose result a matrix product reads.
-// IN_ROWS: plain rows [tokens][padded columns] for a vendor matmul. Else the order in which linear_kernel reads:
+// IN_ROWS: plain rows [tokens][padded columns] for cuBLAS. Else the order in which linear_kernel reads:
 // [cols / 128][x_tiles], each [4 groups][lane = 4 (token % 8) + t] 8 halves, which are columns 4t..4t+3 and
 // 16+4t..16+4t+3 of a group, the first two of each four times 16; then [lane] the sum over group t, halved,
 // as a leading and a remaining half.
