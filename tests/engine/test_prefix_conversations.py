@@ -15,7 +15,7 @@ KINDS = {
     "hybrid": ("qwen35-mtp", None, "auto"),
     "hybrid, drafted": ("qwen35-mtp", (0, 1, 3), "auto"),
 }
-STEPS, LONG_STEPS = 150, 10_000
+LONG_STEPS = 10_000
 
 
 def _setting(kind: str, **options: object) -> Setting:
@@ -32,10 +32,12 @@ def _walk(setting: Setting, seed: int, num_steps: int) -> None:
     walk.close()
 
 
-@pytest.mark.parametrize("prefix_bytes, span_len", [(SMALL, 7), (SMALL, 512), (LARGE, 512)])
+@pytest.mark.parametrize(
+    "prefix_bytes, span_len, num_steps", [(SMALL, 7, 80), (SMALL, 512, 80), (LARGE, 512, 150)]
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_conversations(kind: str, prefix_bytes: int, span_len: int) -> None:
-    _walk(_setting(kind, prefix_bytes=prefix_bytes, span_len=span_len), span_len, STEPS)
+def test_conversations(kind: str, prefix_bytes: int, span_len: int, num_steps: int) -> None:
+    _walk(_setting(kind, prefix_bytes=prefix_bytes, span_len=span_len), span_len, num_steps)
 
 
 @pytest.mark.long
