@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 # The processes of a run in parallel share the cores; torch's threads would only wait in line.
 if "PYTEST_XDIST_WORKER" in os.environ:
+    # Tests share the cores already: engines that are told nothing take one thread each.
+    import draftree.config
+
+    draftree.config.usable_cores = lambda: 1
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 collect_ignore = [

@@ -210,9 +210,7 @@ def test_any_tree_equals_token_by_token(tree: Tree, committed: int, window: int)
 
 
 @pytest.mark.parametrize("window", [0, 600])
-def test_rows_are_batch_invariant_on_any_number_of_blocks(
-    window: int, any_gpu: Gpu
-) -> None:
+def test_rows_are_batch_invariant_on_any_number_of_blocks(window: int, any_gpu: Gpu) -> None:
     """Some of these fold spans in the kernel, others leave that to the merge."""
     committed, count, found = 1100, 40, []
     for num_sms in (1, 2, 40):
