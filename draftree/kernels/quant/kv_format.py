@@ -15,9 +15,10 @@ import numpy as np
 
 _ROTATED_LEN = 128
 _SIGNS = 0x9D2C5680_1B873593_CC9E2D51_E6546B64  # one bit a dimension; any mixed bits would do
-# The best levels for normal numbers of variance 1 (Lloyd and Max), those above zero.
-_LEVELS_3 = 0.245094, 0.756005, 1.343909, 2.151946
-_LEVELS_4 = 0.128395, 0.388048, 0.656759, 0.942340, 1.256231, 1.618046, 2.069017, 2.732590
+# What is near the best levels for normal numbers (Lloyd and Max), with two bits behind the first, so
+# that a half float's upper byte holds them; and what the numbers' RMS is multiplied with.
+_LEVELS_4 = (0.21875, 0.625, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0), 1.54
+_LEVELS_3 = (0.5, 1.5, 2.5, 4.0), 1.91
 
 
 class KvCode(IntEnum):
@@ -143,12 +144,14 @@ def _code_nibbles(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.clip(codes, 0, 15).astype(np.uint8), scales
 
 
-def _code_levels(groups: np.ndarray, levels: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _code_levels(
+    groups: np.ndarray, levels: tuple[float, ...], spread: float
+) -> tuple[np.ndarray, np.ndarray]:
     """The scale keeps a group's norm: the levels are chosen by its RMS, then made as long as it."""
-    table = np.array(levels, np.float16).astype(np.float32)
-    borders = (np.array(levels[1:], np.float32) + np.array(levels[:-1], np.float32)) / 2
+    table = np.array(levels, np.float32)
+    borders = (table[1:] + table[:-1]) / 2
     rms = np.sqrt((groups * groups).mean(axis=-1, dtype=np.float32))
-    scaled = groups * _inverse(rms)[..., None]
+    scaled = groups * (np.float32(spread) * _inverse(rms))[..., None]
     index = (np.abs(scaled)[..., None] > borders).sum(axis=-1)
     found = np.sqrt((table[index] ** 2).mean(axis=-1, dtype=np.float32))
     return (index + len(levels) * (groups < 0)).astype(np.uint8), rms / found
@@ -161,8 +164,8 @@ def _inverse(scales: np.ndarray) -> np.ndarray:
 _CODERS = {
     KvCode.BYTE: _code_bytes,
     KvCode.NIBBLE: _code_nibbles,
-    KvCode.LEVELS_4: lambda groups: _code_levels(groups, _LEVELS_4),
-    KvCode.LEVELS_3: lambda groups: _code_levels(groups, _LEVELS_3),
+    KvCode.LEVELS_4: lambda groups: _code_levels(groups, *_LEVELS_4),
+    KvCode.LEVELS_3: lambda groups: _code_levels(groups, *_LEVELS_3),
 }
 
 
@@ -172,39 +175,39 @@ def _numbers(codes: np.ndarray, code: KvCode) -> np.ndarray:
         return codes.view(np.int8).astype(np.float32)
     if code is KvCode.NIBBLE:
         return codes.astype(np.float32) - 8
-    table = np.array(_LEVELS_4 if code is KvCode.LEVELS_4 else _LEVELS_3, np.float32)
+    levels, _ = _LEVELS_4 if code is KvCode.LEVELS_4 else _LEVELS_3
+    table = np.array(levels, np.float32)
     return np.concatenate((table, -table))[codes]
 
 
-def _pack(codes: np.ndarray, code: KvCode) -> np.ndarray:
-    """Eight dimensions lie together. Of 4 bits, dimension 2i is nibble i and 2i + 1 nibble i + 4.
-    Of 3 bits, the levels of even dimensions fill one byte and those of odd ones the next; the
-    signs follow behind all levels: even dimensions in the lower half of a byte, odd in the upper.
+def _bit_places(code: KvCode, head_dim: int) -> np.ndarray:
+    """int64 [head_dim, bits]: where the bits of each dimension's code lie in a row, lowest first.
+
+    Eight dimensions share a word, so that kernels get at them with few instructions. The last bit of
+    a level is its sign; the signs of LEVELS_3 follow behind the levels of the row.
     """
+    dim, bit = np.arange(head_dim)[:, None], np.arange(_BITS[code])
+    eight, e = dim // 8, dim % 8
     if code is KvCode.BYTE:
-        return codes
-    eights = codes.reshape(*codes.shape[:-1], -1, 4, 2)  # [..., i, even or odd]
-    shifts = np.arange(4, dtype=np.uint8)
-    if code is not KvCode.LEVELS_3:
-        nibbles = np.swapaxes(eights, -1, -2).reshape(*codes.shape[:-1], -1, 2)
-        return nibbles[..., 0] | nibbles[..., 1] << 4
-    levels = ((eights & 3) << (2 * shifts)[:, None]).sum(axis=-2, dtype=np.uint8)
-    signs = (eights >> 2 << (shifts[:, None] + np.array([0, 4], np.uint8))).sum(
-        axis=(-1, -2), dtype=np.uint8
-    )
-    return np.concatenate((levels.reshape(*codes.shape[:-1], -1), signs), axis=-1)
+        return 8 * dim + bit
+    if code is KvCode.NIBBLE:
+        return 32 * eight + 16 * (e % 2) + 4 * (e // 2) + bit
+    if code is KvCode.LEVELS_4:
+        signs = 32 * eight + 8 * (e % 4) + np.where(e < 4, 7, 3)
+        return np.where(bit < 3, 32 * eight + 4 * e + bit, signs)
+    signs = 2 * head_dim + 32 * (dim // 32) + 8 * (e % 4) + 7 - e // 4 - 2 * (eight % 4)
+    return np.where(bit < 2, 16 * eight + 4 * (e % 4) + 2 * (e // 4) + bit, signs)
+
+
+def _pack(codes: np.ndarray, code: KvCode) -> np.ndarray:
+    """uint8 [..., head_dim] as uint8 [..., data_bytes]."""
+    places = _bit_places(code, codes.shape[-1])
+    bits = np.zeros((*codes.shape[:-1], places.size), np.uint8)
+    bits[..., places] = codes[..., None] >> np.arange(_BITS[code], dtype=np.uint8) & 1
+    return np.packbits(bits, axis=-1, bitorder="little")
 
 
 def _unpack(data: np.ndarray, code: KvCode) -> np.ndarray:
-    if code is KvCode.BYTE:
-        return data
-    lead, shifts = data.shape[:-1], np.arange(4, dtype=np.uint8)
-    if code is not KvCode.LEVELS_3:
-        nibbles = np.stack((data & 15, data >> 4), axis=-1).reshape(*lead, -1, 2, 4)
-        return np.swapaxes(nibbles, -1, -2).reshape(*lead, -1)
-    num_eights = data.shape[-1] // 3
-    levels = data[..., : 2 * num_eights].reshape(*lead, num_eights, 1, 2)
-    signs = data[..., 2 * num_eights :, None, None]
-    found = levels >> (2 * shifts)[:, None] & 3
-    found |= (signs >> (shifts[:, None] + np.array([0, 4], np.uint8)) & 1) << 2
-    return found.reshape(*lead, -1)
+    places = _bit_places(code, 8 * data.shape[-1] // _BITS[code])
+    bits = np.unpackbits(data, axis=-1, bitorder="little")[..., places]
+    return (bits << np.arange(_BITS[code], dtype=np.uint8)).sum(axis=-1, dtype=np.uint8)
