@@ -15,7 +15,7 @@ import numpy as np
 
 _ROTATED_LEN = 128
 _SIGNS = 0x9D2C5680_1B873593_CC9E2D51_E6546B64  # one bit a dimension; any mixed bits would do
-# What is near the best levels for normal numbers (Lloyd and Max), with two bits behind the first, so
+# Near the best levels for normal numbers (Lloyd and Max), with two bits behind the first, so
 # that a half float's upper byte holds them; and what the numbers' RMS is multiplied with.
 _LEVELS_4 = (0.21875, 0.625, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0), 1.54
 _LEVELS_3 = (0.5, 1.5, 2.5, 4.0), 1.91
@@ -183,7 +183,7 @@ def _numbers(codes: np.ndarray, code: KvCode) -> np.ndarray:
 def _bit_places(code: KvCode, head_dim: int) -> np.ndarray:
     """int64 [head_dim, bits]: where the bits of each dimension's code lie in a row, lowest first.
 
-    Eight dimensions share a word, so that kernels get at them with few instructions. The last bit of
+    Eight dimensions share a word: few instructions get at them. The last bit of
     a level is its sign; the signs of LEVELS_3 follow behind the levels of the row.
     """
     dim, bit = np.arange(head_dim)[:, None], np.arange(_BITS[code])
