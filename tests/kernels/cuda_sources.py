@@ -5,12 +5,13 @@ A new kernel is added here, with the macros that ask the most of a chip.
 
 from draftree.kernels.cuda.accept import accept_source
 from draftree.kernels.cuda.attention import plan_attention
+from draftree.kernels.cuda.attention_prefill import expand_source as kv_expand_source
 from draftree.kernels.cuda.compile import Gpu, KernelSource
 from draftree.kernels.cuda.conv import conv_source
 from draftree.kernels.cuda.embed import embed_source
 from draftree.kernels.cuda.gated_delta import MOST_ROWS, block_cols, commit_source, delta_source
 from draftree.kernels.cuda.gated_delta_prefill import chunk_source, plan_pass
-from draftree.kernels.cuda.kv_cache import COMMIT_SOURCE
+from draftree.kernels.cuda.kv_cache import COMMIT_SOURCE, KvShape
 from draftree.kernels.cuda.layout import unit_format
 from draftree.kernels.cuda.linear import plan_linear
 from draftree.kernels.cuda.pack import repack_source
@@ -21,6 +22,7 @@ from draftree.kernels.cuda.rows import COPY_SOURCE
 from draftree.kernels.cuda.sampling import sampling_source
 from draftree.kernels.cuda.tree import plan_source, tree_source
 from draftree.kernels.quant.formats import QuantType
+from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS
 
 
 def all_sources(gpu: Gpu) -> list[KernelSource]:
@@ -47,12 +49,15 @@ def _row_sources(gpu: Gpu) -> list[KernelSource]:
         prepare_source(op, plan, in_rows=op == RowOp.SILU_MUL, head_dim=128) for op in RowOp
     ]
     convs = [conv_source(name, 4) for name in ("conv_kernel", "conv_commit_kernel")]
-    return [*prepares, *convs, rotary_source(256), COPY_SOURCE]
+    return [*prepares, *convs, COPY_SOURCE]
 
 
 def _attention_sources(gpu: Gpu) -> list[KernelSource]:
-    plan = plan_attention(256, gpu)
-    return [COMMIT_SOURCE, plan.source, plan.merge_source]
+    names = "f16", "q8_0", "q4", "tq3_0"
+    shapes = [KvShape(4, 256, KEY_FORMATS[name], VALUE_FORMATS[name]) for name in names]
+    plans = [plan_attention(shape, gpu, col_tiles=n) for shape in shapes for n in (2, 6)]
+    sources = [source for plan in plans for source in (plan.source, plan.merge_source)]
+    return [COMMIT_SOURCE, *sources, *map(kv_expand_source, shapes), *map(rotary_source, shapes)]
 
 
 def _delta_sources(gpu: Gpu) -> list[KernelSource]:

@@ -6,7 +6,7 @@ import torch
 from draftree.kernels.cuda.conv import ConvArena, Convolution, conv, conv_commit
 from draftree.kernels.cuda.gated_delta import DeltaArena, delta_commit, gated_delta
 from draftree.kernels.cuda.gated_delta_prefill import gated_delta_prefill
-from draftree.kernels.cuda.pass_args import CudaPassArgs
+from draftree.kernels.cuda.pass_args import NUM_TOKENS, CudaPassArgs
 from draftree.kernels.reference.conv import conv_reference
 from draftree.kernels.reference.gated_delta import gated_delta_reference
 from tests.kernels.passes import randn
@@ -64,7 +64,9 @@ class Layers:
         out = self._wide(num_rows, state.value_heads * state.head_dim, 4)
         gates = [torch.from_numpy(a).to(self.gpu.place) for a in (self.decay, self.bias)]
         qkv = wide[0]
-        if operation is not gated_delta_prefill:
+        if operation is gated_delta_prefill:
+            self.step.control[NUM_TOKENS] = count
+        else:
             qkv = Convolution(qkv, self.weights[layer].to(self.gpu.place), self.convs[layer])
         operation(qkv, *wide[1:], *gates, state, self.step, out, self.gpu)
         assert out[count:].isnan().all()

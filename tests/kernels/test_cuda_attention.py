@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -15,17 +16,21 @@ from draftree.kernels.cuda.attention import (  # noqa: E402
     new_attention_workspace,
     plan_attention,
 )
-from draftree.kernels.cuda.attention_prefill import prefill_attention  # noqa: E402
+from draftree.kernels.cuda.attention_prefill import (  # noqa: E402
+    prefill_attention,
+    split_range,
+)
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
-from draftree.kernels.cuda.kv_cache import KvArena, kv_commit  # noqa: E402
+from draftree.kernels.cuda.kv_cache import PAGE, KvArena, KvShape, kv_commit  # noqa: E402
 from draftree.kernels.cuda.pass_args import CudaPassArgs  # noqa: E402
+from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, rotate  # noqa: E402
 from draftree.kernels.reference.attention import (  # noqa: E402
     attention_reference,
     block_mask,
     chain_mask,
     tree_mask,
 )
-from tests.kernels.cuda_cache import write_rows  # noqa: E402
+from tests.kernels.cuda_cache import POISON, fill, rounded, write_rows  # noqa: E402
 from tests.kernels.emulator import emulated_gpu  # noqa: E402
 from tests.kernels.passes import Tree, make_tree, trees  # noqa: E402
 
@@ -51,13 +56,19 @@ class Layer:
         segment_len: int = 128,
         window: int = 0,
         bidirectional: bool = False,
+        formats: tuple[str, str] = ("f16", "f16"),
+        ring_len: int = 0,
     ) -> None:
         self.gpu, self.shape = gpu, (heads, kv_heads, dim)
-        self.step, self.arena = CudaPassArgs(MAX_ROWS, MAX_NODES, gpu), KvArena(capacity, gpu)
+        self.step = CudaPassArgs(MAX_ROWS, MAX_NODES, gpu)
+        names = KEY_FORMATS[formats[0]], VALUE_FORMATS[formats[1]]
+        self.arena = KvArena(capacity, gpu, *names, ring_len)
+        self.arena.table.pages.copy_(self.arena.table.pages.max() - self.arena.table.pages)
         self.cache = self.arena.new(kv_heads, dim)
-        self.cache.halves.fill_(float("nan"))
+        self.cache.pool.fill_(POISON)
         self.workspace = new_attention_workspace(
-            MAX_NODES, heads, dim, capacity - MAX_NODES, gpu, segment_len=segment_len
+            *(MAX_NODES, heads, self.cache.shape, capacity - MAX_NODES, gpu),
+            segment_len=segment_len,
         )
         self.workspace.partial.fill_(float("nan"))
         self.workspace.stats.fill_(float("nan"))
@@ -73,8 +84,11 @@ class Layer:
 
     def fill(self, rows: Rows) -> None:
         """Committed keys and values, without a pass."""
-        for part, values in zip((self.cache.keys, self.cache.values), rows[1:], strict=True):
-            part[:, : len(values)] = values.transpose(0, 1).half()
+        fill(*rows[1:], self.cache)
+
+    def rounded(self, rows: Rows) -> Rows:
+        """With keys and values as the cache holds them."""
+        return rows[0], *(rounded(part, self.cache, i) for i, part in enumerate(rows[1:]))
 
     def chain(self, rows: Rows, committed: int) -> torch.Tensor:
         self.step.set_chain(np.zeros(len(rows[0]), np.int32), committed)
@@ -90,6 +104,8 @@ class Layer:
         heads, _, dim = self.shape
         count = len(rows[0])
         q, k, v = (self.widen(part, count + 3) for part in rows)
+        if self.cache.shape.keys.is_rotated:
+            q[:count] = torch.from_numpy(rotate(rows[0].numpy()))
         write_rows(k, v, self.cache, self.step)
         wide = torch.full((count + 3, heads * dim + 4), float("nan"), device=self.gpu.place)
         options = {"window": self.window, "bidirectional": self.bidirectional}
@@ -229,10 +245,10 @@ def test_a_pass_of_no_rows_changes_nothing(any_gpu: Gpu) -> None:
     layer.fill(layer.rows(1, 80))
     layer.step.set_idle(70)
     layer.step.set_path(np.array([0, 2]))
-    before = layer.cache.halves.clone()
+    before = layer.cache.pool.clone()
     assert layer.run(pick(layer.rows(4, 1), [])).shape[0] == 0
     kv_commit(layer.arena, layer.step, layer.gpu)
-    assert torch.equal(layer.cache.halves.nan_to_num(7), before.nan_to_num(7))
+    assert torch.equal(layer.cache.pool, before)
 
 
 def test_one_commit_serves_layers_of_different_shapes(any_gpu: Gpu) -> None:
@@ -240,21 +256,23 @@ def test_one_commit_serves_layers_of_different_shapes(any_gpu: Gpu) -> None:
     caches = [arena.new(heads, dim) for heads, dim in ((1, 8), (4, 256), (3, 40))]
     path = list(range(0, 22, 2)) + [22, 25, 40]
     committed, parts = 30, []
-    for i, cache in enumerate(caches):
-        cache.halves.copy_(randn(i, *cache.halves.shape))
-        parts.append(cache.halves[:, :, [*range(committed), *(committed + n for n in path)]])
+    for cache in caches:
+        cache.pool.copy_(torch.randint(0, 256, cache.pool.shape, dtype=torch.uint8))
+        kept = [*range(committed), *(committed + n for n in path)]
+        parts.append([part[:, kept] for part in cache.rows(0, 100)])
     step.set_tree(np.zeros(60, np.int32), np.arange(60) - 1, np.arange(60), committed)
     step.set_path(np.array(path))
     kv_commit(arena, step, any_gpu)
-    for cache, part in zip(caches, parts, strict=True):
-        assert torch.equal(cache.halves[:, :, : committed + len(path)], part)
+    for cache, expected in zip(caches, parts, strict=True):
+        found = cache.rows(0, committed + len(path))
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_copies_of_the_committed_positions_come_back(any_gpu: Gpu) -> None:
     layer = Layer(any_gpu, 2, 1, 16)
     layer.fill(layer.rows(1, 20))
     parts = layer.cache.snapshot(20)
-    assert parts[0].shape == parts[1].shape == (1, 20, 16)
+    assert parts[0].shape == parts[1].shape == (1, 20, 32)
     layer.fill(layer.rows(2, 20))
     layer.cache.restore(parts)
     layer.cache.restore(())
@@ -268,24 +286,117 @@ def test_large_values_stay_finite(any_gpu: Gpu) -> None:
     assert out.isfinite().all() and out.abs().max() <= 65504
 
 
-@pytest.mark.parametrize("options", [{}, {"window": 33}, {"bidirectional": True}])
+def long_chain(layer: Layer, rows: Rows, committed: int, window: int = 0) -> torch.Tensor:
+    (heads, _, dim), count = layer.shape, len(rows[0])
+    if not committed:
+        layer.cache.pool.zero_()  # a first pass covers more rows than are live: those are finite
+    layer.step.set_chain(np.zeros(count, np.int32), committed)
+    write_rows(*rows[1:], layer.cache, layer.step)
+    out = torch.full((count + 2, heads * dim), float("nan"), device=layer.gpu.place)
+    is_rotated = layer.cache.shape.keys.is_rotated
+    q = torch.from_numpy(rotate(rows[0].numpy())) if is_rotated else rows[0]
+    q = layer.widen(q, count + 2)
+    prefill_attention(q, layer.cache, layer.step, out, layer.gpu, window=window)
+    assert out[count:].isnan().all() or not committed
+    return out[:count].reshape(count, heads, dim).cpu()
+
+
+@pytest.mark.parametrize("window", [0, 33])
 @pytest.mark.parametrize("committed", [0, 50])
-def test_long_chains_equal_the_reference(
-    options: dict[str, int], committed: int, any_gpu: Gpu
-) -> None:
-    heads, dim, count = 6, 64, 100
-    layer = Layer(any_gpu, heads, 2, dim)
-    before, rows = layer.rows(1, committed), layer.rows(4, count)
+def test_long_chains_equal_the_reference(window: int, committed: int, any_gpu: Gpu) -> None:
+    layer = Layer(any_gpu, 6, 2, 64)
+    before, rows = layer.rows(1, committed), layer.rows(4, 100)
     layer.fill(before)
-    layer.chain(rows, committed)
-    out = torch.full((count + 2, heads * dim), float("nan"), device=any_gpu.place)
-    q = layer.widen(rows[0], count + 2)
-    prefill_attention(q, layer.cache, layer.step, out, **options)
-    make_mask = block_mask if "bidirectional" in options else chain_mask
-    mask = make_mask(count, committed, options.get("window", 0))
-    got = out[:count].reshape(count, heads, dim).cpu()
-    assert_near(got, expect(before, rows, mask))
-    assert out[count:].isnan().all()
+    mask = chain_mask(100, committed, window)
+    assert_near(long_chain(layer, rows, committed, window), expect(before, rows, mask))
+
+
+def test_ranges_of_a_long_prompt_are_merged(any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftree.kernels.cuda.attention_prefill.MOST_RANGE", 128)
+    monkeypatch.setattr("draftree.kernels.cuda.attention_prefill._LEAST_RANGE", 32)
+    layer = Layer(any_gpu, 4, 2, 64)
+    before, rows = layer.rows(1, 420), layer.rows(4, 80)
+    layer.fill(before)
+    mask = chain_mask(80, 420)
+    assert_near(long_chain(layer, rows, 420), expect(before, rows, mask))
+
+
+@pytest.mark.parametrize("length", [1, 1023, 1024, 5000, 32768, 100_000])
+def test_ranges_cover_what_is_committed_in_few_sizes(length: int) -> None:
+    ranges = split_range(length)
+    assert ranges[0][0] == 0 and ranges[-1][1] == length
+    assert all(a[1] == b[0] for a, b in pairwise(ranges))
+    sizes = {end - first for first, end in ranges[:-1]}
+    assert all(size & (size - 1) == 0 and 1024 <= size <= 32768 for size in sizes)
+
+
+FORMATS = [("q8_0", "q8_0"), ("q4", "q4"), ("tq3_0", "tq3_0"), ("f16", "q4"), ("q8_0", "f16")]
+
+
+@pytest.mark.parametrize("dim", [64, 256])
+@pytest.mark.parametrize("formats", FORMATS, ids="/".join)
+def test_formats_are_read_as_they_are_written(
+    formats: tuple[str, str], dim: int, any_gpu: Gpu
+) -> None:
+    """Decode, verify and prefill against the reference over rounded keys and values."""
+    layer, committed = Layer(any_gpu, 4, 2, dim, formats=formats), 150
+    before, rows = layer.rows(1, committed), layer.rows(4, len(TREE))
+    layer.fill(before)
+    known = layer.rounded(before), layer.rounded(rows)
+    mask = tree_mask(list(TREE.parents), committed)
+    assert_near(layer.tree(TREE, rows, committed), expect(*known, mask))
+    mask = chain_mask(len(TREE), committed)
+    assert_near(layer.chain(rows, committed), expect(*known, mask))
+    assert_near(long_chain(layer, rows, committed), expect(*known, mask))
+
+
+@pytest.mark.parametrize("formats", FORMATS[1:4], ids="/".join)
+def test_formats_keep_trees_equal_to_token_by_token(formats: tuple[str, str], any_gpu: Gpu) -> None:
+    check_tree(Layer(any_gpu, 6, 1, 64, formats=formats), TREE, 250)
+
+
+@pytest.mark.parametrize("committed", [200, 1100])
+@pytest.mark.parametrize("sinks", [5, 70, 300])
+def test_a_window_leaves_the_sinks(sinks: int, committed: int, any_gpu: Gpu) -> None:
+    for window in (40, 400):
+        layer = Layer(any_gpu, 4, 2, 32, capacity=1400, window=window)
+        layer.step.set_sinks(sinks)
+        before, rows = layer.rows(1, committed), layer.rows(4, len(TREE))
+        layer.fill(before)
+        is_sink = torch.arange(committed + len(TREE)) < sinks
+
+        def see(mask: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+            return expect(before, rows, mask | (whole & is_sink))  # noqa: B023
+
+        masks = [tree_mask(list(TREE.parents), committed, n) for n in (window, 0)]
+        assert_near(layer.tree(TREE, rows, committed), see(*masks))
+        masks = [chain_mask(len(TREE), committed, n) for n in (window, 0)]
+        assert_near(layer.chain(rows, committed), see(*masks))
+        assert_near(long_chain(layer, rows, committed, window), see(*masks))
+
+
+@pytest.mark.parametrize("is_block", [False, True])
+def test_a_ring_holds_what_a_window_sees(is_block: bool, any_gpu: Gpu) -> None:
+    options = {"window": 300, "bidirectional": is_block}
+    whole = Layer(any_gpu, 4, 2, 32, capacity=1400, **options)
+    ring = Layer(any_gpu, 4, 2, 32, capacity=1400, ring_len=2 * PAGE, **options)
+    assert len(ring.cache.pool) == 2 < len(whole.cache.pool)
+    before, rows = whole.rows(1, 1100), whole.rows(4, 16)
+    whole.fill(before)
+    for first in range(0, 1100, 100):
+        fill(before[1][first : first + 100], before[2][first : first + 100], ring.cache, first)
+    assert torch.equal(whole.chain(rows, 1100), ring.chain(rows, 1100))
+
+
+def test_keys_before_the_first_position_are_hidden(any_gpu: Gpu) -> None:
+    for window in (0, 200):
+        layer = Layer(any_gpu, 4, 2, 32, window=window, bidirectional=True)
+        before, rows = layer.rows(1, 400), layer.rows(4, 16)
+        layer.fill(before)
+        for first in (0, 1, 300, 399, 400):
+            layer.step.set_first(first)
+            mask = block_mask(16, 400, window) & (torch.arange(416) >= first)
+            assert_near(layer.chain(rows, 400), expect(before, rows, mask))
 
 
 def test_what_does_not_fit_is_refused(any_gpu: Gpu) -> None:
@@ -297,12 +408,16 @@ def test_what_does_not_fit_is_refused(any_gpu: Gpu) -> None:
     with pytest.raises(ValueError, match="too small"):
         attention(q, KvArena(10**6, any_gpu).new(1, 16), *where)
     with pytest.raises(ValueError, match="not supported"):
-        plan_attention(264, any_gpu)
+        plan_attention(KvShape(1, 264), any_gpu)
+    with pytest.raises(ValueError, match="only be kept as f16"):
+        KvShape(1, 80, KEY_FORMATS["q4"])
     with pytest.raises(ValueError, match="multiple of 8"):
         KvArena(64, any_gpu).new(1, 12)
 
 
 @pytest.mark.parametrize(("head_dim", "shared"), [(256, 101376), (256, 232448), (128, 101376)])
 def test_shared_memory_is_enough(head_dim: int, shared: int) -> None:
-    plan = plan_attention(head_dim, Gpu(0, 90, 100, shared + 1024, shared))
-    assert plan.num_stages >= 2 and plan.shared_bytes + 3072 <= shared
+    for name, keys in KEY_FORMATS.items():
+        shape = KvShape(4, head_dim, keys, VALUE_FORMATS[name])
+        plan = plan_attention(shape, Gpu(0, 90, 100, shared + 1024, shared))
+        assert plan.num_stages >= 2 and plan.shared_bytes + 3072 <= shared

@@ -40,7 +40,8 @@ def test_prefill_equals_reference(any_gpu, case):
     assert relative_error(layers.snapshot(), after) < 1e-3
     first = layers.snapshot()
     layers.states[0].restore((before,))
-    np.testing.assert_array_equal(layers.run(gated_delta_prefill, inputs, count), out)
+    again = layers.run(gated_delta_prefill, inputs, count + 70)  # of which so many are not live
+    np.testing.assert_array_equal(again, out)
     np.testing.assert_array_equal(layers.snapshot(), first)
 
 

@@ -8,15 +8,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
-from draftree.kernels.cuda.kv_cache import CudaKv  # noqa: E402
+from draftree.kernels.cuda.kv_cache import CudaKv, KvShape, PageTable  # noqa: E402
 from draftree.kernels.cuda.ops import CudaOps  # noqa: E402
 from draftree.kernels.cuda.pass_args import NUM_TOKENS, CudaPassArgs  # noqa: E402
 from draftree.kernels.cuda.rotary import RopeArgs, rope_and_store_kv, rope_table  # noqa: E402
 from draftree.kernels.cuda.store import WeightStore  # noqa: E402
 from draftree.kernels.ops import HeadNorm, Heads, Rope  # noqa: E402
+from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, rotate  # noqa: E402
 from draftree.kernels.reference.norm import rms_norm_reference  # noqa: E402
 from draftree.kernels.reference.rope import rope_reference  # noqa: E402
-from tests.kernels.cuda_cache import write_rows  # noqa: E402
+from tests.kernels.cuda_cache import POISON, write_rows  # noqa: E402
 from tests.kernels.passes import make_tree  # noqa: E402
 
 EPS, NUM_POSITIONS = 1e-5, 3000
@@ -53,7 +54,7 @@ def expect(x, head_dim, norm, rotary_dim, positions, interleaved) -> torch.Tenso
 def rope_alone(turn: RopeArgs, step: CudaPassArgs, gpu: Gpu) -> None:
     """In place, as queries; what is written beside them is thrown away."""
     zeros = torch.zeros((len(turn.x), turn.head_dim), device=gpu.place)
-    cache = CudaKv(1, turn.head_dim, NUM_POSITIONS, gpu)
+    cache = new_cache(1, turn.head_dim, NUM_POSITIONS, gpu)
     rope_and_store_kv(turn, turn._replace(x=zeros), zeros, cache, step, gpu)
 
 
@@ -87,8 +88,12 @@ def set_pass(step: CudaPassArgs, *, is_tree: bool, committed: int) -> None:
         step.set_chain(nodes, committed)
 
 
+def new_cache(kv_heads: int, head_dim: int, capacity: int, gpu: Gpu) -> CudaKv:
+    return CudaKv(KvShape(kv_heads, head_dim), PageTable(capacity, gpu), gpu)
+
+
 def bits(cache: CudaKv) -> torch.Tensor:
-    return cache.halves.view(torch.int16)
+    return cache.pool
 
 
 @pytest.mark.parametrize("is_tree", [False, True])
@@ -127,8 +132,8 @@ def test_one_launch_equals_turning_and_then_writing(
     queries, keys = RopeArgs(q, norms[0], EPS, *rest), RopeArgs(k, norms[1], 0.25, *rest)
 
     q_alone, k_alone = queries._replace(x=q.clone()), keys._replace(x=k.clone())
-    apart, together = (CudaKv(kv_heads, head_dim, committed + 20, gpu) for _ in range(2))
-    apart.halves.fill_(float("nan")), together.halves.fill_(float("nan"))
+    apart, together = (new_cache(kv_heads, head_dim, committed + 20, gpu) for _ in range(2))
+    apart.pool.fill_(POISON), together.pool.fill_(POISON)
     if q_heads:
         rope_alone(q_alone, step, gpu)
     rope_alone(k_alone, step, gpu)
@@ -139,22 +144,41 @@ def test_one_launch_equals_turning_and_then_writing(
     assert torch.equal(q, q_alone.x)
     assert torch.equal(bits(together), bits(apart))
     assert torch.equal(k, kept[0]) and torch.equal(v, kept[1])
-    is_written = ~together.halves.isnan()
-    assert is_written[:, :, committed : committed + len(TREE)].all()
-    assert is_written.sum() == 2 * kv_heads * len(TREE) * head_dim
+    is_written = (together.pool.view(torch.int16) != -1).sum()
+    assert is_written == 2 * kv_heads * len(TREE) * head_dim
 
 
 def test_keys_in_the_cache_equal_the_reference(any_gpu: Gpu) -> None:
     k, v = heads_of(6, 2, 64, any_gpu), heads_of(6, 2, 64, any_gpu, seed=1)
     norm = torch.linspace(0.5, 2, 64, device=any_gpu.place)
     table = rope_table(frequencies(32), NUM_POSITIONS, any_gpu)
-    positions, cache = [0, 1, 17, 2999, 16, 5], CudaKv(2, 64, NUM_POSITIONS, any_gpu)
+    positions, cache = [0, 1, 17, 2999, 16, 5], new_cache(2, 64, NUM_POSITIONS, any_gpu)
     step = step_at(any_gpu, positions, num_live=6)
     rope_and_store_kv(None, RopeArgs(k, norm, EPS, 64, table, False), v, cache, step, any_gpu)
     expected = expect(k, 64, norm, 32, step.positions[:6], False), v.cpu().double()
-    for part, rows in zip((cache.keys, cache.values), expected, strict=True):
-        got = part[:, positions].transpose(0, 1).flatten(1).cpu().double()
+    for part, rows in zip(cache.rows(0, NUM_POSITIONS), expected, strict=True):
+        halves = part.contiguous().view(torch.float16)
+        got = halves[:, positions].transpose(0, 1).flatten(1).cpu().double()
         torch.testing.assert_close(got, rows, atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("name", ["q8_0", "q4", "tq3_0"])
+def test_formats_are_written_as_the_plain_coder_does(name: str, dim: int, any_gpu: Gpu) -> None:
+    """Sums of squares run in another order, so a number in thousands may fall beside a border."""
+    q, k, v = (heads_of(40, 2, dim, any_gpu, seed) for seed in range(3))
+    k[3], v[4], v[5, :9] = 0.0, 0.0, 50.0
+    shape, gpu = KvShape(2, dim, KEY_FORMATS[name], VALUE_FORMATS[name]), any_gpu
+    cache, expected = (CudaKv(shape, PageTable(300, gpu), gpu) for _ in range(2))
+    step, before = CudaPassArgs(40, 1, gpu), q.clone()
+    step.set_chain(np.zeros(40, np.int32), 230)
+    args = None, EPS, dim, None, False
+    rope_and_store_kv(RopeArgs(q, *args), RopeArgs(k, *args), v, cache, step, gpu)
+    write_rows(k, v, expected, step)
+    differs = (cache.pool != expected.pool).sum() / cache.shape.page_bytes * 256 / 40
+    assert differs < 2e-3
+    turned = rotate(before.unflatten(1, (2, dim)).cpu().numpy())
+    torch.testing.assert_close(q.unflatten(1, (2, dim)).cpu(), torch.from_numpy(turned))
 
 
 def test_rows_have_the_same_bits_alone(any_gpu: Gpu) -> None:
@@ -172,9 +196,9 @@ def test_no_live_rows_change_nothing(any_gpu: Gpu) -> None:
     q, k, v = (heads_of(3, 2, 32, any_gpu, seed) for seed in range(3))
     before, table = q.clone(), rope_table(frequencies(32), 8, any_gpu)
     rest = torch.ones(32, device=any_gpu.place), EPS, 32, table, False
-    step, cache = step_at(any_gpu, [1, 2, 3], num_live=0), CudaKv(2, 32, 8, any_gpu)
+    step, cache = step_at(any_gpu, [1, 2, 3], num_live=0), new_cache(2, 32, 8, any_gpu)
     rope_and_store_kv(RopeArgs(q, *rest), RopeArgs(k, *rest), v, cache, step, any_gpu)
-    assert torch.equal(q, before) and not cache.halves.any()
+    assert torch.equal(q, before) and not cache.pool.any()
 
 
 def test_operations_turn_and_write_in_one_launch(any_gpu: Gpu) -> None:
@@ -185,7 +209,7 @@ def test_operations_turn_and_write_in_one_launch(any_gpu: Gpu) -> None:
     before, norm = q.clone(), HeadNorm(ops.constant(np.ones(32)), EPS)
     ops.step.set_chain(np.zeros(5, np.int32), 7)
     for turned in ((q, k), (k,)):
-        cache, expected = ops.new_kv(2, 32), CudaKv(2, 32, 64, any_gpu)
+        cache, expected = ops.new_kv(2, 32), new_cache(2, 32, 64, any_gpu)
         copies = [x.clone() for x in turned]
         for x in copies:
             rope_alone(RopeArgs(x, norm.weight, EPS, 32, rope.table, True), ops.step, any_gpu)
@@ -195,7 +219,7 @@ def test_operations_turn_and_write_in_one_launch(any_gpu: Gpu) -> None:
             queries = Heads(q, norm) if len(turned) == 2 else None
             ops.rope_and_store_kv(queries, Heads(k, norm), v, cache, rope)
         program.launch(8)
-        assert torch.equal(cache.halves[:, :, :64], expected.halves)
+        assert torch.equal(cache.pool, expected.pool)
         assert torch.equal(k, kept), "keys were turned in place"
         if len(turned) == 2:
             assert torch.equal(q, copies[0]) and not torch.equal(q, before)
@@ -211,7 +235,7 @@ def test_table_is_exact_far_out(any_gpu: Gpu) -> None:
 
 def test_what_does_not_fit_is_refused(any_gpu: Gpu) -> None:
     x, table = heads_of(3, 2, 32, any_gpu), rope_table(frequencies(64), 8, any_gpu)
-    step, cache = step_at(any_gpu, [1, 2, 3], num_live=3), CudaKv(2, 32, 8, any_gpu)
+    step, cache = step_at(any_gpu, [1, 2, 3], num_live=3), new_cache(2, 32, 8, any_gpu)
     plain = RopeArgs(x, None, EPS, 32, None, False)
 
     def refuse(match: str, q: RopeArgs | None, k: RopeArgs) -> None:

@@ -6,17 +6,20 @@ the work is shared out. Long prompts: attention_prefill.py.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.kv_cache import CudaKv, head_strides
+from draftree.kernels.cuda.kv_cache import CACHE_FILES, CudaKv, KvShape, head_strides
 from draftree.kernels.cuda.pass_args import CudaPassArgs
+from draftree.kernels.quant.kv_format import KvCode
 
 SEGMENT_LEN = 256
 _THREADS, _MOST_MERGE_THREADS = 256, 1024
-_TILE, _COLS, _SPAN, _FOLD_WAVES = 64, 48, 4, 3  # as in source/attention_plan.cu
+_TILE, _SPAN, _FOLD_WAVES = 64, 4, 3  # as in source/attention_plan.cu
+_MOST_COL_TILES = 6  # groups of 8 columns that a block works on
+_FEW_COL_TILES = 2  # where one row is all there is: more blocks fit beside each other
 _MOST_STAGES, _FEW_STAGES = 6, 4
 _RESERVED_SHARED = 3072  # what a block needs beside its stages, and the driver's own
 _FEW_ROWS, _LONG_CTX = 8, 16384
@@ -27,15 +30,26 @@ _SLICE_ROWS = 32  # of one launch: bounds the workspace
 class AttentionPlan:
     """How attention with heads of up to `dim` is launched."""
 
+    shape: KvShape
     dim: int
+    col_tiles: int
     num_stages: int
     blocks_an_sm: int
     num_blocks: int
     segment_len: int
 
     @property
+    def stage_bytes(self) -> int:
+        """Of a half tile as it lies in the cache; half floats are padded to `dim`."""
+        formats = self.shape.keys, self.shape.values
+        return _TILE * max(form.row_bytes(self.dim) for form in formats)
+
+    @property
     def shared_bytes(self) -> int:
-        return self.num_stages * _TILE * self.dim * 2 + _COLS * (self.dim + _TILE) * 2
+        columns = 8 * self.col_tiles * (self.dim + _TILE) * 2
+        is_coded = {self.shape.keys.code, self.shape.values.code} != {KvCode.HALF}
+        decoded = _TILE * self.dim * 2 if is_coded else 0
+        return self.num_stages * self.stage_bytes + columns + decoded
 
     @property
     def source(self) -> KernelSource:
@@ -44,21 +58,21 @@ class AttentionPlan:
 
     @property
     def merge_source(self) -> KernelSource:
-        return self._source("attention_merge_kernel", ("attention_merge",), ())
+        return self._source("attention_merge_kernel", ("kv_code", "attention_merge"), ())
 
     def _source(
         self, name: str, files: tuple[str, ...], macros: tuple[tuple[str, int], ...]
     ) -> KernelSource:
-        macros = (("DIM", self.dim), ("SEGMENT", self.segment_len), *macros)
-        return KernelSource(name, ("bits", "attention_plan", *files), macros)
+        sizes = ("DIM", self.dim), ("SEGMENT", self.segment_len), ("COL_TILES", self.col_tiles)
+        files = (*CACHE_FILES, "attention_plan", *files)
+        return KernelSource(name, files, (*sizes, *self.shape.macros, *macros))
 
     def most_entries(self, num_rows: int, num_heads: int, capacity: int) -> int:
         """Partial results of a row and head that a launch can leave."""
         columns = num_rows * num_heads
         segments = -(-capacity // self.segment_len) + 1
-        unfolded = min(
-            segments * columns, _SPAN * _COLS * _FOLD_WAVES * self.num_blocks + 8 * columns
-        )
+        waves = _SPAN * 8 * self.col_tiles * _FOLD_WAVES * self.num_blocks
+        unfolded = min(segments * columns, waves + 8 * columns)
         return max(unfolded, (segments // _SPAN + 8) * columns)
 
 
@@ -67,39 +81,55 @@ class AttentionWorkspace:
     """Partial results; launches that share one must follow each other on one stream."""
 
     plan: AttentionPlan
+    row_plan: AttentionPlan  # for a single row
     partial: torch.Tensor  # float32 [entries, plan.dim]
     stats: torch.Tensor  # float32 [entries, 2]: maximum and sum of the weights
 
+    def plan_for(self, num_rows: int, group: int) -> AttentionPlan:
+        """A row's bits are the same by either plan."""
+        is_single = num_rows == 1 and group <= 8 * self.row_plan.col_tiles
+        return self.row_plan if is_single else self.plan
 
-def plan_attention(head_dim: int, gpu: Gpu, segment_len: int = SEGMENT_LEN) -> AttentionPlan:
+
+def plan_attention(
+    shape: KvShape, gpu: Gpu, segment_len: int = SEGMENT_LEN, col_tiles: int = _MOST_COL_TILES
+) -> AttentionPlan:
+    head_dim = shape.head_dim
     dim = next((n for n in (64, 128, 256) if n >= head_dim), 0)
-    if not dim or head_dim % 8:
+    if not dim:
         raise ValueError(f"attention with heads of {head_dim} dimensions is not supported")
     if segment_len % _TILE:
         raise ValueError(f"segments of {segment_len} positions are not whole tiles of {_TILE}")
+    empty = AttentionPlan(shape, dim, col_tiles, 0, 1, 0, segment_len)
+    # Sums of many columns and dimensions fill the registers of half a multiprocessor.
+    most_blocks = 1 if dim * col_tiles > 128 * _MOST_COL_TILES else 2
     for blocks, least in ((2, _FEW_STAGES), (1, 2)):
         room = min(gpu.shared_per_block, gpu.shared_per_sm // blocks - 1024) - _RESERVED_SHARED
-        room -= AttentionPlan(dim, 0, blocks, 0, segment_len).shared_bytes
-        stages = min(_MOST_STAGES, room // (_TILE * dim * 2))
-        if stages >= least:
-            return AttentionPlan(dim, stages, blocks, gpu.num_sms * blocks, segment_len)
+        stages = min(_MOST_STAGES, (room - empty.shared_bytes) // empty.stage_bytes)
+        if blocks <= most_blocks and stages >= least:
+            num_blocks = gpu.num_sms * blocks
+            return replace(empty, num_stages=stages, blocks_an_sm=blocks, num_blocks=num_blocks)
     raise ValueError(f"heads of {head_dim} dimensions need more shared memory than the GPU has")
 
 
 def new_attention_workspace(
     max_rows: int,
     num_heads: int,
-    head_dim: int,
+    shape: KvShape,
     max_ctx: int,
     gpu: Gpu,
     *,
     segment_len: int = SEGMENT_LEN,
 ) -> AttentionWorkspace:
     """Scratch for passes of up to max_rows that follow up to max_ctx positions."""
-    plan = plan_attention(head_dim, gpu, segment_len)
-    entries = plan.most_entries(min(max_rows, _SLICE_ROWS), num_heads, max_ctx + max_rows)
+    plan = plan_attention(shape, gpu, segment_len)
+    row_plan = plan_attention(shape, gpu, segment_len, _FEW_COL_TILES)
+    capacity = max_ctx + max_rows
+    entries = plan.most_entries(min(max_rows, _SLICE_ROWS), num_heads, capacity)
+    entries = max(entries, row_plan.most_entries(1, num_heads, capacity))
     return AttentionWorkspace(
         plan,
+        row_plan,
         torch.empty((entries, plan.dim), device=gpu.place),
         torch.empty((entries, 2), device=gpu.place),
     )
@@ -120,15 +150,17 @@ def attention(
 
     The pass's own keys are in the cache already. Causal rows see the committed keys, their
     ancestors (in a chain: all earlier rows) and themselves; bidirectional ones the committed keys
-    and all rows. With a window, keys from that far back on are hidden.
+    and all rows. With a window, keys from that far back on are hidden, but for the step's sinks;
+    those before the step's first position are hidden always.
     """
-    plan, head_dim, kv_heads = workspace.plan, cache.head_dim, cache.num_kv_heads
+    head_dim, kv_heads = cache.head_dim, cache.num_kv_heads
     (heads, *q_strides), (out_heads, *out_strides) = (head_strides(x, head_dim) for x in (q, out))
     group = heads // kv_heads
-    if heads != out_heads or heads != group * kv_heads or group > _COLS or len(q) != len(out):
+    if heads != out_heads or heads != group * kv_heads or len(q) != len(out):
         raise ValueError(f"{heads} heads cannot share {kv_heads} key heads")
-    if not plan.dim // 2 < max(head_dim, 33) <= plan.dim:
-        raise ValueError(f"the workspace is for heads of {plan.dim} dimensions, not {head_dim}")
+    plan = workspace.plan_for(len(q), group)
+    if plan.shape != cache.shape or group > 8 * plan.col_tiles:
+        raise ValueError(f"the workspace is for {plan.shape}, not {cache.shape}, {group} a group")
     if plan.most_entries(min(len(q), _SLICE_ROWS), heads, cache.capacity) > len(workspace.partial):
         raise ValueError("the workspace is too small for the rows, heads or positions")
     kernel, merge_kernel = (load_kernel(s, gpu) for s in (plan.source, plan.merge_source))
@@ -138,21 +170,22 @@ def attention(
     merge_threads = _MOST_MERGE_THREADS if is_long else _THREADS
     for first in range(0, len(q), _SLICE_ROWS):
         count = min(_SLICE_ROWS, len(q) - first)
-        shape = (first, count, kv_heads, group, head_dim, window, int(bidirectional))
+        rows = (first, count, kv_heads, group, head_dim, window, int(bidirectional))
         positions, partial = step.positions[first:], (workspace.partial, workspace.stats)
+        pool, pages, page_bytes = cache.args
         kernel.launch(
             (plan.num_blocks,),
             _THREADS,
             *(step.control, positions, step.ancestors[min(first, step.max_nodes) :], q[first:]),
-            *(cache.keys, cache.values, *partial, scale),
-            *(step.ancestors.stride(0), *q_strides, cache.capacity, *shape),
+            *(pool, pages, *partial, scale),
+            *(step.ancestors.stride(0), *q_strides, page_bytes, *cache.shape.row_bytes, *rows),
             shared_bytes=plan.shared_bytes,
             is_chained=True,
         )
         merge_kernel.launch(
             (count, heads),
             merge_threads,
-            *(step.control, positions, *partial, out[first:], *out_strides, *shape),
+            *(step.control, positions, *partial, out[first:], *out_strides, *rows),
             plan.num_blocks,
             is_chained=True,
         )

@@ -65,24 +65,24 @@ def gated_delta_prefill(
     out: torch.Tensor,
     gpu: Gpu,
 ) -> torch.Tensor:
-    """Like `gated_delta` for a committed chain of any length: every row counts, step is not
-    read.
-    """
+    """Like `gated_delta` for a committed chain of any length."""
     check_inputs(qkv, alpha, beta, decay, decay_bias, state, out)
     for first in range(0, qkv.shape[0], _SLAB_ROWS):
         slab = slice(first, first + _SLAB_ROWS)
         rows = qkv[slab], alpha[slab], beta[slab]
-        _advance_slab(*rows, decay, decay_bias, state, out[slab], gpu)
+        _advance_slab(first, *rows, decay, decay_bias, state, step, out[slab], gpu)
     return out
 
 
 def _advance_slab(
+    first: int,
     qkv: torch.Tensor,
     alpha: torch.Tensor,
     beta: torch.Tensor,
     decay: torch.Tensor,
     decay_bias: torch.Tensor,
     state: CudaDelta,
+    step: CudaPassArgs,
     out: torch.Tensor,
     gpu: Gpu,
 ) -> None:
@@ -100,7 +100,7 @@ def _advance_slab(
     load_kernel(chunk_source(dim), gpu).launch(
         (chunks, key_heads),
         256,
-        *(qkv, alpha, beta, decay, decay_bias, *parts),
+        *(step.control, first, qkv, alpha, beta, decay, decay_bias, *parts),
         *(num_rows, key_heads, heads, qkv.stride(0), alpha.stride(0), beta.stride(0)),
         shared_bytes=chunk_shared_bytes(dim),
         is_chained=True,
@@ -109,7 +109,8 @@ def _advance_slab(
     load_kernel(plan.source, gpu).launch(
         (heads, dim // plan.cols),
         256,
-        *(*parts, state.state, out, num_rows, chunks, key_heads, heads, out.stride(0)),
+        *(step.control, first, *parts, state.state, out, num_rows, key_heads, heads),
+        out.stride(0),
         shared_bytes=plan.shared_bytes,
         is_chained=True,
     )

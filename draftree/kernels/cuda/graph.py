@@ -5,6 +5,8 @@ Where there is no real GPU, launches just run, and no time is known.
 
 import gc
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import torch
 
@@ -20,20 +22,29 @@ class LaunchGraph:
             launch()
             # Kept alone: with the launches, which know their owner, it would wait for the garbage
             # collector, and a graph that is freed while another one is captured breaks the capture.
-            self.run = _capture(launch).replay
+            self.run = capture(launch)
 
 
-def _capture(launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+@cache
+def shared_pool(gpu: Gpu) -> Any:
+    """Memory for what graphs need while they run: for those that run one after the other, and leave
+    nothing in it.
+    """
+    return torch.cuda.graph_pool_handle()
+
+
+def capture(launch: Callable[[], None], pool: Any = None) -> Callable[[], None]:
+    """What replays the launches; nothing runs yet."""
     graph = torch.cuda.CUDAGraph()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=pool):
             launch()
     finally:
         if was_enabled:
             gc.enable()
-    return graph
+    return graph.replay
 
 
 class Timestamp:

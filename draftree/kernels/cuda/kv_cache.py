@@ -1,8 +1,12 @@
-"""Keys and values of attention layers as 16-bit floats: committing a path, copies.
+"""Keys and values of attention layers, in pages: committing a path, copies.
 
-Slot = absolute position for committed tokens; the nodes of a tree take the slots after them in node
-order. One launch commits all layers of an arena.
+A page holds PAGE positions of a layer; a table that all layers of a sequence share says which page
+holds which positions, so that the cost of a pass follows the length of the text, and the pages of a
+ring repeat. Slot = absolute position for committed tokens; the nodes of a tree take the slots after
+them in node order. Rows are bytes here: a `KvFormat` says what they mean.
 """
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,73 +14,155 @@ import torch
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.pass_args import CudaPassArgs
 from draftree.kernels.ops import KvState
+from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, KvCode, KvFormat
 
+PAGE = 256  # positions, as in source/kv_format.cu
+CACHE_FILES = ("bits", "kv_format")
+COMMIT_SOURCE = KernelSource("kv_commit_kernel", (*CACHE_FILES, "attention_cache"))
 _THREADS = 256
 _MOST_LAYERS = 512
-COMMIT_SOURCE = KernelSource("kv_commit_kernel", ("bits", "attention_cache"))
+
+
+@dataclass(frozen=True)
+class KvShape:
+    """What kernels of a cache are compiled for."""
+
+    num_kv_heads: int
+    head_dim: int
+    keys: KvFormat = KEY_FORMATS["f16"]
+    values: KvFormat = VALUE_FORMATS["f16"]
+
+    def __post_init__(self) -> None:
+        if self.head_dim % 8:
+            raise ValueError(f"heads of {self.head_dim} dimensions do not fit: not a multiple of 8")
+        codes = {self.keys.code, self.values.code} - {KvCode.HALF}
+        if codes and self.head_dim not in (64, 128, 256):
+            raise ValueError(f"heads of {self.head_dim} dimensions can only be kept as f16")
+
+    @property
+    def row_bytes(self) -> tuple[int, int]:
+        """Of a key and of a value of one head."""
+        return self.keys.row_bytes(self.head_dim), self.values.row_bytes(self.head_dim)
+
+    @property
+    def page_bytes(self) -> int:
+        return PAGE * self.num_kv_heads * sum(self.row_bytes)
+
+    @property
+    def macros(self) -> tuple[tuple[str, int], ...]:
+        keys, values = self.keys, self.values
+        codes = ("KEY_CODE", int(keys.code)), ("VALUE_CODE", int(values.code))
+        rotations = int(keys.is_rotated), int(values.is_rotated)
+        return *codes, ("KEYS_ROTATED", rotations[0]), ("VALUES_ROTATED", rotations[1])
+
+
+class PageTable:
+    """Which page holds which positions: int32 [positions / PAGE]. A ring of so many positions
+    holds those that came last.
+    """
+
+    def __init__(self, capacity: int, gpu: Gpu, ring_len: int = 0) -> None:
+        self.capacity = capacity
+        count = -(-capacity // PAGE)
+        self.num_pages = min(count, -(-ring_len // PAGE)) if ring_len else count
+        pages = np.arange(count, dtype=np.int32) % self.num_pages
+        self.pages = torch.from_numpy(pages).to(gpu.place)
 
 
 class CudaKv(KvState):
-    """One layer: halves [keys and values, kv_heads, capacity, head_dim], all finite."""
+    """One layer: bytes [pages, page_bytes], each page [keys, values][kv_heads][PAGE] rows. All
+    zeros at first: every row is finite.
+    """
 
-    def __init__(self, num_kv_heads: int, head_dim: int, capacity: int, gpu: Gpu) -> None:
-        shape = (2, num_kv_heads, capacity, head_dim)
-        self.halves = torch.zeros(shape, dtype=torch.float16, device=gpu.place)
+    def __init__(self, shape: KvShape, table: PageTable, gpu: Gpu) -> None:
+        self.shape, self.table = shape, table
+        size = (table.num_pages, shape.page_bytes)
+        self.pool = torch.zeros(size, dtype=torch.uint8, device=gpu.place)
 
     @property
     def num_kv_heads(self) -> int:
-        return self.halves.shape[1]
-
-    @property
-    def capacity(self) -> int:
-        return self.halves.shape[2]
+        return self.shape.num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        return self.halves.shape[3]
+        return self.shape.head_dim
 
     @property
-    def keys(self) -> torch.Tensor:
-        return self.halves[0]
+    def capacity(self) -> int:
+        return self.table.capacity
 
     @property
-    def values(self) -> torch.Tensor:
-        return self.halves[1]
+    def planes(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values: uint8 [pages, kv_heads, PAGE, row_bytes]."""
+        heads, (key_bytes, value_bytes) = self.num_kv_heads, self.shape.row_bytes
+        keys, values = self.pool.split([PAGE * heads * n for n in (key_bytes, value_bytes)], dim=1)
+        return (
+            keys.view(-1, heads, PAGE, key_bytes),
+            values.view(-1, heads, PAGE, value_bytes),
+        )
+
+    @property
+    def args(self) -> tuple[torch.Tensor | int, ...]:
+        """What kernels take, in this order: pool, table, page_bytes."""
+        return self.pool, self.table.pages, self.shape.page_bytes
+
+    def rows(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of slots start … end-1: uint8 [kv_heads, end - start, row_bytes]."""
+        first = start // PAGE
+        pages = self.table.pages[first : -(-end // PAGE)].long()
+        keys, values = (
+            plane[pages].transpose(0, 1).flatten(1, 2)[:, start - first * PAGE : end - first * PAGE]
+            for plane in self.planes
+        )
+        return keys, values
+
+    def put(self, parts: tuple[torch.Tensor, ...], start: int) -> None:
+        """Rows for the slots from start on."""
+        slots = torch.arange(start, start + parts[0].shape[1], device=self.pool.device)
+        pages = self.table.pages[slots // PAGE].long()
+        for plane, part in zip(self.planes, parts, strict=True):
+            plane[pages, :, slots % PAGE] = part.transpose(0, 1).to(plane.device)
 
     def snapshot(self, end: int, start: int = 0) -> tuple[np.ndarray, ...]:
-        """Keys and values [kv_heads, end - start, head_dim] of committed positions."""
-        return tuple(part[:, start:end].cpu().numpy().copy() for part in (self.keys, self.values))
+        """Keys and values of committed positions, as `rows`."""
+        return tuple(part.cpu().numpy() for part in self.rows(start, end))
 
     def restore(self, parts: tuple[np.ndarray, ...], start: int = 0, end: int = 0) -> None:
         """Put a copy that began at start back, up to end (0: all of it); no parts: the empty
         sequence.
         """
-        for part, saved in zip((self.keys, self.values), parts, strict=bool(parts)):
-            length = end - start if end else saved.shape[1]
-            part[:, start : start + length].copy_(torch.from_numpy(saved[:, :length]))
+        if parts:
+            count = end - start if end else parts[0].shape[1]
+            self.put(tuple(torch.from_numpy(part[:, :count]) for part in parts), start)
 
 
 class KvArena:
-    """The caches of a sequence's layers, all of one capacity, and a table of where they lie."""
+    """The caches of a sequence's layers, over one table, and a list of where they lie."""
 
-    def __init__(self, capacity: int, gpu: Gpu) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        gpu: Gpu,
+        keys: KvFormat = KEY_FORMATS["f16"],
+        values: KvFormat = VALUE_FORMATS["f16"],
+        ring_len: int = 0,
+    ) -> None:
         self.caches: list[CudaKv] = []
-        self.capacity = capacity
-        self.table = torch.zeros((_MOST_LAYERS, 2), dtype=torch.int64, device=gpu.place)
-        self._gpu = gpu
+        self.table = PageTable(capacity, gpu, ring_len)
+        self.entries = torch.zeros((_MOST_LAYERS, 3), dtype=torch.int64, device=gpu.place)
+        self._formats, self._gpu = (keys, values), gpu
 
     @property
     def num_chunks(self) -> int:
         """Of 16 bytes, at most: one position in all heads' keys and values of a layer."""
-        return max(2 * cache.num_kv_heads * cache.head_dim // 8 for cache in self.caches)
+        return max(cache.shape.page_bytes // PAGE // 16 for cache in self.caches)
 
     def new(self, num_kv_heads: int, head_dim: int) -> CudaKv:
-        if head_dim % 8:
-            raise ValueError(f"heads of {head_dim} dimensions do not fit: not a multiple of 8")
-        cache = CudaKv(num_kv_heads, head_dim, self.capacity, self._gpu)
-        shape = 2 * num_kv_heads | head_dim // 8 << 32
-        row = torch.tensor([cache.halves.data_ptr(), shape], dtype=torch.int64)
-        self.table[len(self.caches)] = row
+        cache = CudaKv(KvShape(num_kv_heads, head_dim, *self._formats), self.table, self._gpu)
+        shape, (key_bytes, value_bytes) = cache.shape, cache.shape.row_bytes
+        words = shape.page_bytes | num_kv_heads << 32, key_bytes | value_bytes << 32
+        row = torch.tensor([cache.pool.data_ptr(), *words], dtype=torch.int64)
+        self.entries[len(self.caches)] = row
         self.caches.append(cache)
         return cache
 
@@ -99,6 +185,6 @@ def kv_commit(arena: KvArena, step: CudaPassArgs, gpu: Gpu) -> None:
     load_kernel(COMMIT_SOURCE, gpu).launch(
         (-(-arena.num_chunks // _THREADS), len(arena.caches)),
         _THREADS,
-        *(step.control, step.path, arena.table, arena.capacity),
+        *(step.control, step.path, arena.entries, arena.table.pages),
         is_chained=True,
     )

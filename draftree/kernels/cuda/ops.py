@@ -31,20 +31,31 @@ from draftree.kernels.cuda.scratch import CudaMatmulInput, Scratch
 from draftree.kernels.cuda.store import LazyMatrix, WeightStore
 from draftree.kernels.ops import Columns, Heads, LayerStore, MatmulInput, Rope, narrow
 from draftree.kernels.quant.formats import QuantType
+from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, KvFormat
 
 
 class CudaOps:
     """For passes of at most max_tokens rows (trees: max_nodes) over max_ctx positions."""
 
     def __init__(
-        self, store: WeightStore, *, max_tokens: int, max_nodes: int, max_ctx: int
+        self,
+        store: WeightStore,
+        *,
+        max_tokens: int,
+        max_nodes: int,
+        max_ctx: int,
+        key_format: KvFormat = KEY_FORMATS["f16"],
+        value_format: KvFormat = VALUE_FORMATS["f16"],
+        ring_len: int = 0,
     ) -> None:
+        """ring_len: caches hold so many of the last positions; 0: all."""
         self.gpu, self.max_ctx = store.gpu, max_ctx
         self.step = CudaPassArgs(max_tokens, max_nodes, store.gpu)
         self._weights = store
         self._scratch = Scratch(max_tokens, store.gpu)
         self._program: Program | None = None
-        self._kv = KvArena(max_ctx + max_nodes, store.gpu)
+        formats = key_format, value_format
+        self._kv = KvArena(max_ctx + max_nodes, store.gpu, *formats, ring_len)
         self._conv = ConvArena(max_nodes, store.gpu)
         self._delta = DeltaArena(max_nodes, store.gpu)
         self._attention: attend.AttentionWorkspace | None = None
@@ -160,7 +171,7 @@ class CudaOps:
         heads = q.shape[1] // own.head_dim
         if self._attention is None:
             rows = min(self.step.max_tokens, MOST_ROWS)
-            sizes = rows, heads, own.head_dim, self.max_ctx
+            sizes = rows, heads, own.shape, self.max_ctx
             self._attention = attend.new_attention_workspace(*sizes, self.gpu)
         workspace = self._attention
 
@@ -169,9 +180,9 @@ class CudaOps:
                 args = q[:n], own, self.step, out[:n], workspace, self.gpu
                 attend.attention(*args, window=window, bidirectional=bidirectional)
             else:
-                prefill_attention(q[:n], own, self.step, out[:n], window=window)
+                prefill_attention(q[:n], own, self.step, out[:n], self.gpu, window=window)
 
-        self._recording.add(launch)
+        self._recording.add(launch, is_host_sized=True)
         return out
 
     def conv_gated_delta(

@@ -12,7 +12,7 @@ import torch
 from draftree.kernels.cuda.compile import Gpu
 from draftree.kernels.ops import Integers
 
-NUM_TOKENS, COMMITTED, IS_TREE, PATH_LEN, NUM_ROWS = range(5)
+NUM_TOKENS, COMMITTED, IS_TREE, PATH_LEN, NUM_ROWS, FIRST, SINKS = range(7)
 CONTROL_LEN = 16
 
 
@@ -44,6 +44,10 @@ class CudaPassArgs:
     @property
     def committed(self) -> int:
         return int(self._control[COMMITTED])
+
+    @property
+    def sinks(self) -> int:
+        return int(self._control[SINKS])
 
     @property
     def num_rows(self) -> int:
@@ -84,9 +88,17 @@ class CudaPassArgs:
         self._rows[: len(rows)] = rows
         self._upload()
 
+    def set_first(self, position: int) -> None:
+        """Keys before this position are hidden from now on."""
+        self._control[FIRST] = position
+
+    def set_sinks(self, count: int) -> None:
+        """So many positions at the beginning are seen from now on, whatever the window."""
+        self._control[SINKS] = count
+
     def set_idle(self, committed: int = 0) -> None:
         """No rows: programs run through without effect."""
-        self._control[:] = 0
+        self._control[:FIRST] = 0
         self._control[COMMITTED] = committed
         self._upload()
 

@@ -1,25 +1,36 @@
 """Recorded launches, replayed as CUDA graphs.
 
-A launch is a function of the number of rows that the grid must cover. Passes of few rows are
-rounded up to a bucket, and each bucket becomes a graph at its first use; how many rows are live is
-read on the device. Longer passes (prefill) are launched one by one, with their exact number.
+A launch is a function of the number of rows that the grid must cover; how many rows are live is
+read on the device. Passes of few rows are rounded up to a bucket, longer ones (prefill) to steps.
+Each size becomes a graph: a bucket at its first use, a longer one at its second.
 """
 
 from collections.abc import Callable, Sequence
-
-import torch
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 
 from draftree.kernels.cuda.compile import Gpu
+from draftree.kernels.cuda.graph import capture, shared_pool
 from draftree.kernels.cuda.pass_args import CudaPassArgs
 
-BUCKETS = (8, 16, 24, 32, 48, 64)
+BUCKETS = (1, 8, 16, 24, 32, 48, 64)
 MOST_ROWS = BUCKETS[-1]  # passes of more rows than this are prefill
+_FINE_STEP, _FINE_ROWS, _STEP = 64, 512, 256  # sizes of prefill: up to _FINE_ROWS in fine steps
 Launch = Callable[[int], None]
 
 
 def bucket(num_rows: int) -> int:
-    """The smallest bucket that holds the rows; beyond the largest, the number itself."""
-    return next((size for size in BUCKETS if size >= num_rows), num_rows)
+    """The smallest bucket that holds the rows; beyond the largest, whole steps."""
+    found = next((size for size in BUCKETS if size >= num_rows), 0)
+    step = _FINE_STEP if num_rows <= _FINE_ROWS else _STEP
+    return found or -(-num_rows // step) * step
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    launch: Launch
+    is_host_sized: bool
 
 
 class Program:
@@ -28,37 +39,60 @@ class Program:
     def __init__(self, step: CudaPassArgs, gpu: Gpu) -> None:
         self.by_rows = False
         self._step, self._gpu = step, gpu
-        self._launches: list[Launch] = []
-        self._graphs: dict[int, Graph] = {}
+        self._recorded: list[_Recorded] = []
+        self._graphs: dict[int, Callable[[], None]] = {}
+        self._long: dict[tuple[int, bool], list[Callable[[], None]]] = {}
 
-    def add(self, launch: Launch) -> None:
-        self._launches.append(launch)
+    def add(self, launch: Launch, *, is_host_sized: bool = False) -> None:
+        """is_host_sized: in long passes that follow others, it is launched for numbers that the
+        host knows, and cannot be part of a graph.
+        """
+        self._recorded.append(_Recorded(launch, is_host_sized))
 
     def launch(self, size: int) -> None:
         """All launches for `size` rows, on the current stream."""
-        for launch in self._launches:
-            launch(size)
+        for recorded in self._recorded:
+            recorded.launch(size)
 
     def run(self) -> None:
         """One pass over what the step holds."""
         size = bucket(self._step.num_rows if self.by_rows else self._step.num_tokens)
-        if size > MOST_ROWS or not self._gpu.is_real:
+        size = min(size, self._step.max_tokens)
+        if not self._gpu.is_real:
             self.launch(size)
+        elif size > MOST_ROWS:
+            self._run_long(size)
+        else:
+            if size not in self._graphs:
+                self._graphs[size] = capture(partial(self.launch, size))
+            self._graphs[size]()
+
+    def _run_long(self, size: int) -> None:
+        """The first pass of a size is launched one by one: libraries look for their best kernels
+        then, which they may not do while a graph is captured.
+        """
+        key = size, self._step.committed == 0
+        if key not in self._long:
+            self.launch(size)
+            self._long[key] = []
             return
-        if size not in self._graphs:
-            self._graphs[size] = Graph((self,), size)
-        self._graphs[size].replay()
+        if not self._long[key]:
+            self._long[key] = self._capture(size, is_whole=key[1])
+        for run in self._long[key]:
+            run()
+
+    def _capture(self, size: int, *, is_whole: bool) -> list[Callable[[], None]]:
+        """Graphs, and what is launched between them."""
+        runs: list[Callable[[], None]] = []
+        for is_apart, group in groupby(self._recorded, lambda r: r.is_host_sized and not is_whole):
+            launches = [partial(recorded.launch, size) for recorded in group]
+            if is_apart:
+                runs += launches
+            else:
+                runs.append(capture(partial(_run_all, launches), shared_pool(self._gpu)))
+        return runs
 
 
-class Graph:
-    """Programs one after the other as a single CUDA graph, each for its number of rows."""
-
-    def __init__(self, programs: "Sequence[Program]", *sizes: int) -> None:
-        self._graph = torch.cuda.CUDAGraph()
-        sizes = sizes * len(programs) if len(sizes) == 1 else sizes
-        with torch.cuda.graph(self._graph):
-            for program, size in zip(programs, sizes, strict=True):
-                program.launch(size)
-
-    def replay(self) -> None:
-        self._graph.replay()
+def _run_all(launches: Sequence[Callable[[], None]]) -> None:
+    for launch in launches:
+        launch()

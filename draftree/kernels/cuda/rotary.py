@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.kv_cache import CudaKv
+from draftree.kernels.cuda.kv_cache import CACHE_FILES, CudaKv, KvShape
 from draftree.kernels.cuda.pass_args import CudaPassArgs
 from draftree.kernels.cuda.prepare import check_rows
 
@@ -45,9 +45,10 @@ def rope_table(inv_freq: np.ndarray, num_positions: int, gpu: Gpu) -> torch.Tens
     return table
 
 
-def rotary_source(head_dim: int) -> KernelSource:
-    files = ("bits", "attention_cache", "rotary")
-    return KernelSource("rotary_kernel", files, (("HEAD_DIM", head_dim),))
+def rotary_source(shape: KvShape) -> KernelSource:
+    files = (*CACHE_FILES, "kv_code", "attention_cache", "rotary")
+    macros = (("HEAD_DIM", shape.head_dim), *shape.macros)
+    return KernelSource("rotary_kernel", files, macros)
 
 
 def rope_and_store_kv(
@@ -55,7 +56,8 @@ def rope_and_store_kv(
 ) -> None:
     """Each head / sqrt(mean of squares + eps) * norm, then turned by the angles of the row's
     position. Keys and values of a committed pass go to their positions, those of a tree's node i to
-    slot committed + i; the rows of k stay as they are.
+    slot committed + i; the rows of k stay as they are. Queries are rotated like the keys, where the
+    cache's format rotates them.
     """
     q = q or k._replace(x=k.x[:, :0])  # no heads
     head_dim, half = cache.head_dim, 0 if k.table is None else k.table.shape[1]
@@ -72,12 +74,12 @@ def rope_and_store_kv(
         check_rows(x, num_heads * head_dim)
     if not len(q.x) == len(k.x) == len(v):
         raise ValueError("queries, keys and values must have the same rows")
-    load_kernel(rotary_source(head_dim), gpu).launch(
+    load_kernel(rotary_source(cache.shape), gpu).launch(
         (len(v), -(-(q_heads + 2 * kv_heads) // _WARPS)),
         32 * _WARPS,
         *(step.control, step.positions),
         *(q.x, q.norm, float(q.eps), q_heads, q.x.stride(0)),
         *(k.x, k.norm, float(k.eps), k.x.stride(0), v, v.stride(0)),
-        *(cache.halves, kv_heads, cache.capacity, k.table, half, int(k.interleaved)),
+        *(*cache.args, kv_heads, *cache.shape.row_bytes, k.table, half, int(k.interleaved)),
         is_chained=True,
     )

@@ -41,7 +41,7 @@ DEV void load_queries(const Pass& pass, const Plan& plan, const Shape& shape, co
         make_uint4(pack_halves(v[0], v[1]), pack_halves(v[2], v[3]), pack_halves(v[4], v[5]), pack_halves(v[6], v[7]));
     if (chunk == 0) {
       board.entry[col] = is_live ? (item.slot * plan.live + row) * heads + head : -1;
-      board.low[col] = is_live && shape.window ? pass.positions[row] - shape.window + 1 : 0;
+      board.low[col] = is_live && shape.window ? max(plan.first, pass.positions[row] - shape.window + 1) : plan.first;
       board.state[col] = make_float2(LOWEST, 0.0f);
     }
   }
@@ -195,20 +195,24 @@ struct Worker {
   const Plan& plan;
   const Shape& shape;
   Feeder& feeder;
-  u8 *ring, *queries, *weights;
+  u8 *ring, *queries, *weights, *halves;
   Board& board;
   int stage;
   Running now;
   float acc[OUT_TILES][OUT_COLS][4], state[OUT_TILES][OUT_COLS][4];
 
-  // The next half tile, for all threads; the stage before it is filled again.
+  // The next half tile, for all threads, as half floats; the stage before it is filled again.
+  template <int CODE>
   DEV_MEMBER const u8* next_stage(bool is_value) {
     wait_copies<STAGES - 2>();
     __syncthreads();
     feeder.feed(is_value ^ (STAGES & 1 ^ 1));
     const u8* found = ring + stage * STAGE_BYTES;
     stage = stage + 1 == STAGES ? 0 : stage + 1;
-    return found;
+    if constexpr (CODE == HALF) return found;
+    decode_tile<CODE>(found, halves);
+    __syncthreads();
+    return halves;
   }
 
   DEV_MEMBER void begin_segment() {
@@ -224,19 +228,20 @@ struct Worker {
     const int lane = threadIdx.x & 31, strip = threadIdx.x / 32 % 4, first = threadIdx.x / 128 * SCORE_COLS;
     const u32 own_mask = mask >> first & ((1 << SCORE_COLS) - 1);
     float s[SCORE_COLS][4];
-    score(next_stage(false), queries, strip, first, own_mask, s);
-    if (shape.window || base + TILE > limit)
+    score(next_stage<KEY_CODE>(false), queries, strip, first, own_mask, s);
+    if (shape.window || plan.first > base || base + TILE > limit)
 #pragma unroll
       for (int n = 0; n < SCORE_COLS; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
           const int position = base + strip * 16 + (lane >> 2) + (i >> 1) * 8;
           const int col = (first + n) * 8 + (lane & 3) * 2 + (i & 1);
-          const bool is_hidden = position >= limit || (own_mask >> n & 1 && position < board.low[col]);
+          const bool is_early = own_mask >> n & 1 && position < board.low[col] && position >= plan.sinks;
+          const bool is_hidden = position >= limit || is_early;
           if (is_hidden) s[n][i] = __int_as_float(0xff800000);
         }
     weigh(s, weights, strip, first, own_mask, now, board);
-    add_values(next_stage(true), weights, mask, board, acc);
+    add_values(next_stage<VALUE_CODE>(true), weights, mask, board, acc);
   }
 
   // Merges the segment into the item's state.
@@ -300,10 +305,10 @@ struct Worker {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM)
-    attention_kernel(const int* control, const int* positions, const int* ancestors, const float* q, const u16* keys,
-                     const u16* values, float* partial, float2* stats, float scale, int ancestor_stride, int q_row,
-                     int q_head, int capacity, int first_row, int num_rows, int kv_heads, int group, int head_dim,
-                     int window, int is_bidirectional) {
+    attention_kernel(const int* control, const int* positions, const int* ancestors, const float* q, u8* pool,
+                     const int* pages, float* partial, float2* stats, float scale, int ancestor_stride, int q_row,
+                     int q_head, int page_bytes, int key_bytes, int value_bytes, int first_row, int num_rows,
+                     int kv_heads, int group, int head_dim, int window, int is_bidirectional) {
   extern __shared__ __align__(128) u8 shared[];
   __shared__ Board board;
   __shared__ Plan plan;
@@ -311,19 +316,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM)
   let_later_grids_start();
   wait_for_earlier_grids();
   const Shape shape = {kv_heads, group, head_dim, window, is_bidirectional};
-  const Pass pass = {control, positions, ancestors, ancestor_stride, q,       q_row, q_head,
-                     scale,   keys,      values,    capacity,        partial, stats};
+  const Cache cache = {pool, pages, page_bytes, kv_heads, key_bytes, value_bytes};
+  const Pass pass = {control, positions, ancestors, ancestor_stride, q, q_row, q_head, scale, cache, partial, stats};
   if (threadIdx.x == 0) plan = make_plan(control, first_row, num_rows, shape, gridDim.x);
   __syncthreads();
   if (blockIdx.x >= plan.num_items) return;
-  u8 *queries = shared + STAGES * STAGE_BYTES, *weights = queries + COLS * DIM * 2;
+  u8 *queries = shared + STAGES * STAGE_BYTES, *weights = queries + COLS * DIM * 2, *halves = weights + COLS * TILE * 2;
   Feeder feeder = {pass, plan, shape, shared, static_cast<int>(blockIdx.x)};
   feeder.begin();
   if (threadIdx.x == 0) item = feeder.item;
   feeder.seek();
+  feeder.find_page();
 #pragma unroll 1
   for (int i = 0; i < STAGES - 1; i++) feeder.feed(i & 1);
-  Worker worker = {plan, shape, feeder, shared, queries, weights, board, 0};
+  Worker worker = {plan, shape, feeder, shared, queries, weights, halves, board, 0};
 #pragma unroll 1
   for (int index = blockIdx.x; index < plan.num_items; index += gridDim.x) {
     __syncthreads();  // the item before is done with what is overwritten now

@@ -1,7 +1,10 @@
-// Keys and values on their way to shared memory: a ring of half tiles that a block fills ahead of use.
+// Keys and values on their way to shared memory: a ring of half tiles that a block fills ahead of use. Half floats are
+// copied to where the matrix instructions find them, other rows as they are.
 constexpr int WARPS = 8, THREADS = WARPS * 32;
 constexpr int CHUNKS = DIM / 8;                      // of 16 bytes, in a row of DIM halves
-constexpr int STAGE_BYTES = TILE * DIM * 2;
+constexpr int HALF_TILE = TILE * DIM * 2;
+constexpr int most(int a, int b) { return a > b ? a : b; }
+constexpr int STAGE_BYTES = TILE * most(Row<KEY_CODE, DIM>::BYTES, Row<VALUE_CODE, DIM>::BYTES);
 
 struct Pass {
   const int *control, *positions, *ancestors;  // of this launch's rows
@@ -9,8 +12,7 @@ struct Pass {
   const float* q;
   int q_row, q_head;
   float scale;
-  const u16 *keys, *values;  // [kv_heads][capacity][head_dim]
-  int capacity;
+  Cache cache;
   float* partial;  // [slot][row][head][DIM]
   float2* stats;   // maximum and sum of the weights
 };
@@ -25,7 +27,8 @@ struct Feeder {
   u8* ring;
   int index, segment, row, stage;
   Item item;
-  Run run;  // what is left of it
+  Run run;   // what is left of it
+  int page;  // of its next tile
 
   DEV_MEMBER void begin() {
     if (index >= plan.num_items) return;
@@ -49,44 +52,69 @@ struct Feeder {
     }
   }
 
+  // Before the first tile, and after each: the page is asked for long before it is needed.
+  DEV_MEMBER void find_page() {
+    if (index < plan.num_items) page = pass.cache.table[run.begin / PAGE];
+  }
+
   // Asks for the next half tile. The values of a tile follow its keys.
   DEV_MEMBER void feed(bool is_value) {
     if (index < plan.num_items) {
-      copy_tile((is_value ? pass.values : pass.keys) + static_cast<u64>(item.kv_head) * pass.capacity * shape.head_dim);
-      if (is_value) run.begin += TILE, seek();
+      if (is_value)
+        copy_tile<VALUE_CODE>(true), run.begin += TILE, seek(), find_page();
+      else
+        copy_tile<KEY_CODE>(false);
     }
     commit_copies();
     stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
 
-  DEV_MEMBER void copy_tile(const u16* plane) {
-    constexpr int ROUNDS = TILE * CHUNKS / THREADS, KEYS = THREADS / CHUNKS;  // keys a round, a multiple of 8
-    const int key = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS, head_dim = shape.head_dim;
-    u8* to = ring + stage * STAGE_BYTES + swizzled(key, chunk);
-    plane += chunk * 8;
+  template <int CODE>
+  DEV_MEMBER void copy_tile(bool is_value) {
+    constexpr bool IS_HALF = CODE == HALF;
+    constexpr int PIECES = Row<CODE, DIM>::BYTES / 16, COUNT = TILE * PIECES;  // of 16 bytes: in a row, in a tile
+    constexpr int ROUNDS = (COUNT + THREADS - 1) / THREADS;
+    const int row_bytes = IS_HALF ? shape.head_dim * 2 : PIECES * 16, plane = pass.cache.plane(is_value, item.kv_head);
+    // The swizzle is the same in every round, which takes a multiple of 8 keys.
+    u8* to = ring + stage * STAGE_BYTES + (IS_HALF ? swizzled(threadIdx.x / PIECES, threadIdx.x % PIECES) : threadIdx.x * 16);
     const bool is_looked_up = row >= item.first_row && pass.control[IS_TREE];
-    if (!is_looked_up && run.begin + TILE <= run.limit && head_dim == DIM) {
-      const u16* from = plane + static_cast<u64>(run.begin + key) * DIM;
+    if (!is_looked_up && run.begin + TILE <= run.limit && row_bytes == PIECES * 16) {
+      const u8* from = pass.cache.page(page) + plane + run.begin % PAGE * row_bytes + threadIdx.x * 16;
 #pragma unroll
-      for (int i = 0; i < ROUNDS; i++) copy16_async(to + i * KEYS * CHUNKS * 16, from + i * KEYS * DIM);
+      for (int i = 0; i < ROUNDS; i++)
+        if (COUNT % THREADS == 0 || threadIdx.x + i * THREADS < COUNT)
+          copy16_async(to + i * THREADS * 16, from + i * THREADS * 16);
       return;
     }
     const int* ancestors = pass.ancestors + row * pass.ancestor_stride - plan.committed;
     int slots[ROUNDS];  // all are asked for before the first one is needed
 #pragma unroll
     for (int i = 0; i < ROUNDS; i++) {
-      const int position = run.begin + key + i * KEYS;
+      const int at = threadIdx.x + i * THREADS, position = run.begin + at / PIECES;
       slots[i] = position;
-      if (is_looked_up && position >= plan.committed && position < run.limit) slots[i] = plan.committed + ancestors[position];
+      if (is_looked_up && at < COUNT && position >= plan.committed && position < run.limit)
+        slots[i] = plan.committed + ancestors[position];
     }
 #pragma unroll
     for (int i = 0; i < ROUNDS; i++) {
-      const int position = run.begin + key + i * KEYS, slot = slots[i];
+      const int at = threadIdx.x + i * THREADS, piece = at % PIECES;
+      if (at >= COUNT) break;
       // Keys that nobody sees are zeros: what else lies there must not even touch the rounding.
-      if (position < run.limit && chunk * 8 < head_dim)
-        copy16_async(to + i * KEYS * CHUNKS * 16, plane + static_cast<u64>(slot) * head_dim);
+      if (run.begin + at / PIECES < run.limit && piece * 16 < row_bytes)
+        copy16_async(to + i * THREADS * 16, pass.cache.page_at(slots[i]) + plane + slots[i] % PAGE * row_bytes + piece * 16);
       else
-        *reinterpret_cast<uint4*>(to + i * KEYS * CHUNKS * 16) = make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4*>(to + i * THREADS * 16) = make_uint4(0, 0, 0, 0);
     }
   }
 };
+
+// A tile of rows as half floats, where the matrix instructions find them.
+template <int CODE>
+DEV void decode_tile(const u8* rows, u8* halves) {
+  constexpr int KEYS = THREADS / CHUNKS;
+  const int key = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+#pragma unroll
+  for (int i = 0; i < TILE / KEYS; i++)
+    *reinterpret_cast<uint4*>(halves + swizzled(key + i * KEYS, chunk)) =
+        decode_eight<CODE, DIM>(rows + (key + i * KEYS) * Row<CODE, DIM>::BYTES, chunk);
+}

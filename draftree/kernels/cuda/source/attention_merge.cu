@@ -1,4 +1,5 @@
-// Merges the partial results of a row's head in the order of positions: segments of a span, then the spans.
+// Merges the partial results of a row's head in the order of positions: segments of a span, then the spans. Results of
+// rotated values are rotated back.
 constexpr int QUADS = DIM / 4;
 constexpr int ROUND = 32;  // spans between two meetings
 
@@ -24,7 +25,7 @@ DEV State merge_span(const Plan& plan, const float4* partial, const float2* stat
 #pragma unroll
   for (int i = 0; i < SPAN; i++) {
     const int segment = span * SPAN + i;
-    is_seen[i] = is_folded ? i == 0 : segment >= first && segment <= last;
+    is_seen[i] = is_folded ? i == 0 : plan.is_seen(segment, first, last);
     if (!is_seen[i]) continue;
     const int entry = plan.slot_of(segment) * plan.live * heads + column;
     part_stats[i] = __ldcg(stats + entry);
@@ -52,13 +53,17 @@ extern "C" __global__ void __launch_bounds__(1024)
   if (row >= plan.live) return;
   const int quad = threadIdx.x % QUADS, helper = threadIdx.x / QUADS, num_helpers = blockDim.x / QUADS;
   const int position = positions[row];
-  const int first = window ? max(0, position - window + 1) / SEGMENT : 0;
+  const bool is_whole = !window || (plan.sinks && !plan.sink_segments);  // from the first position on
+  const int first = max(plan.first, is_whole ? 0 : position - window + 1) / SEGMENT;
   const int last = (is_bidirectional ? plan.end - 1 : position) / SEGMENT;
+  const int sink_spans = (plan.sink_segments + SPAN - 1) / SPAN, skipped = max(0, first / SPAN - sink_spans);
+  const int num_spans = last / SPAN + 1 - skipped;
   State state = {make_float2(LOWEST, 0.0f), make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
-  for (int begin = first / SPAN; begin <= last / SPAN; begin += ROUND) {
-    const int count = min(ROUND, last / SPAN + 1 - begin);
+  for (int begin = 0; begin < num_spans; begin += ROUND) {
+    const int count = min(ROUND, num_spans - begin);
     for (int i = helper; i < count; i += num_helpers) {
-      const State found = merge_span(plan, partial, stats, begin + i, first, last, heads, row * heads + head, quad);
+      const int span = begin + i + (begin + i < sink_spans ? 0 : skipped);
+      const State found = merge_span(plan, partial, stats, span, first, last, heads, row * heads + head, quad);
       sums[i][quad] = found.sums;
       if (quad == 0) span_stats[i] = found.stats;
     }
@@ -67,9 +72,11 @@ extern "C" __global__ void __launch_bounds__(1024)
       for (int i = 0; i < count; i++) add(state.sums, merge(state.stats, span_stats[i]), sums[i][quad]);
     __syncthreads();
   }
-  if (helper || quad * 4 >= head_dim) return;
   const float sum = state.stats.y;
-  const float4 v = state.sums;
+  float v[4] = {__fdiv_rn(state.sums.x, sum), __fdiv_rn(state.sums.y, sum), __fdiv_rn(state.sums.z, sum),
+                __fdiv_rn(state.sums.w, sum)};
+  if constexpr (VALUES_ROTATED) rotate_back<4, DIM>(v);
+  if (helper || quad * 4 >= head_dim) return;
   *reinterpret_cast<float4*>(out + static_cast<u64>(row) * out_row + head * out_head + quad * 4) =
-      make_float4(__fdiv_rn(v.x, sum), __fdiv_rn(v.y, sum), __fdiv_rn(v.z, sum), __fdiv_rn(v.w, sum));
+      make_float4(v[0], v[1], v[2], v[3]);
 }

@@ -2,17 +2,17 @@
 //
 // Keys are taken in tiles of TILE positions; tiles of a segment add up in one set of sums, segments of a span are
 // merged in order, then the spans. All bounds are multiples of absolute positions, so that a row's result does not
-// depend on where the committed sequence ends or on what else the pass holds. Tiles before `own` hold the same keys for
+// depend on where the committed sequence ends or on what else the pass holds. No row sees keys before `first`; with a
+// window, rows see the first `sinks` positions and those of their window. Tiles before `own` hold the same keys for
 // all rows and are read once for many of them; from there on each row's keys are looked up by position.
 // An item is one block's work: some columns (rows times heads of a key head) of a segment, or of a whole span where
 // there are plenty. Who does what changes nothing in the result.
 constexpr int TILE = 64;
 constexpr int SPAN = 4;          // segments
-constexpr int COL_TILES = 6;     // most groups of 8 columns in an item
-constexpr int COLS = 8 * COL_TILES;
+constexpr int COLS = 8 * COL_TILES;  // most columns of an item: groups of 8
 constexpr int FOLD_WAVES = 3;    // blocks fold spans themselves when there are that many items for each, or it is even
 constexpr float LOWEST = -1e30f;  // the maximum of nothing
-constexpr int NUM_TOKENS = 0, COMMITTED = 1, IS_TREE = 2;  // words of control
+constexpr int NUM_TOKENS = 0, COMMITTED = 1, IS_TREE = 2, FIRST = 5, SINKS = 6;  // words of control
 
 // For numbers below a million, without the long way round that division takes.
 DEV int divide(int a, int b) { return __float2int_rz(__fdividef(static_cast<float>(a) + 0.5f, static_cast<float>(b))); }
@@ -25,7 +25,8 @@ struct Shape {
 struct Plan {
   int live;                                       // rows of this launch
   int committed, end;                             // the first position of the pass, and the one after its last row
-  int own, first_tile;                            // no row sees anything before first_tile
+  int first, sinks, sink_segments;                // segments before those of the window, if there are any between
+  int own, first_tile;                            // no row sees anything before first_tile but sinks
   int first_segment, dense_end, last_segment;     // segments before dense_end have no keys of a single row
   int fold_begin, fold_end;                       // spans that are folded by one block each
   int rows_an_item, own_groups, num_own_items;
@@ -33,9 +34,16 @@ struct Plan {
 
   // Where a segment's or its span's partial result lies.
   DEV_MEMBER int slot_of(int segment) const {
+    if (segment < sink_segments) return segment;
     const int folded = fold_end - fold_begin, before = fold_begin * SPAN - first_segment;
-    if (segment < fold_begin * SPAN || !folded) return segment - first_segment;
-    return segment < fold_end * SPAN ? before + segment / SPAN - fold_begin : segment - first_segment - (SPAN - 1) * folded;
+    if (segment < fold_begin * SPAN || !folded) return sink_segments + segment - first_segment;
+    return sink_segments + (segment < fold_end * SPAN ? before + segment / SPAN - fold_begin
+                                                      : segment - first_segment - (SPAN - 1) * folded);
+  }
+
+  // Whether a row has a part of the segment, which sees segments first to last and sinks.
+  DEV_MEMBER bool is_seen(int segment, int first, int last) const {
+    return segment < sink_segments || (segment >= first && segment <= last);
   }
 };
 
@@ -44,10 +52,13 @@ DEV Plan make_plan(const int* control, int first_row, int num_rows, const Shape&
   p.live = max(0, min(num_rows, control[NUM_TOKENS] - first_row));
   p.committed = control[COMMITTED], p.end = p.committed + control[NUM_TOKENS];
   p.own = shape.is_bidirectional ? (p.end + TILE - 1) / TILE * TILE : p.committed / TILE * TILE;
-  p.first_tile = shape.window ? max(0, p.committed - shape.window + 1) / TILE * TILE : 0;
+  p.first = control[FIRST], p.sinks = shape.window ? control[SINKS] : 0;
+  p.first_tile = max(p.first, shape.window ? p.committed - shape.window + 1 : 0) / TILE * TILE;
+  p.sink_segments = (p.sinks + SEGMENT - 1) / SEGMENT;
+  if (p.sinks && p.sink_segments >= p.first_tile / SEGMENT) p.first_tile = p.sink_segments = 0;
   p.first_segment = p.first_tile / SEGMENT, p.last_segment = (p.end - 1) / SEGMENT;
   p.dense_end = shape.is_bidirectional ? p.last_segment + 1 : p.own / SEGMENT;
-  const int num_dense = p.dense_end - p.first_segment, num_own = p.last_segment + 1 - p.dense_end;
+  const int num_dense = p.sink_segments + p.dense_end - p.first_segment, num_own = p.last_segment + 1 - p.dense_end;
   const int row_tiles = (shape.group + 7) / 8;
   p.rows_an_item = ceil_div(shape.kv_heads * p.live * num_own, num_dense ? max(1, num_blocks / 2) : num_blocks);
   p.rows_an_item = max(1, min(divide(COL_TILES, row_tiles), p.rows_an_item));
@@ -93,11 +104,14 @@ DEV Item item_at(const Plan& p, const Shape& shape, int index) {
   item.width = shape.group, item.first_row = item.end_row = 0;
   item.first_col = first_tile * 8, item.num_cols = min(p.tiles_an_item, p.col_tiles - first_tile) * 8;
   item.slot = divide(rest, shape.kv_heads), item.kv_head = rest - item.slot * shape.kv_heads;
+  item.segment = item.slot;
+  const int place = item.slot - p.sink_segments;
+  if (place < 0) return item;
   const int folded = p.fold_end - p.fold_begin, before = p.fold_begin * SPAN - p.first_segment;
-  const bool is_span = folded && item.slot >= before && item.slot < before + folded;
-  item.segment = p.first_segment + item.slot;
-  if (is_span) item.segment = (p.fold_begin + item.slot - before) * SPAN, item.num_segments = SPAN;
-  if (folded && item.slot >= before + folded) item.segment += (SPAN - 1) * folded;
+  const bool is_span = folded && place >= before && place < before + folded;
+  item.segment = p.first_segment + place;
+  if (is_span) item.segment = (p.fold_begin + place - before) * SPAN, item.num_segments = SPAN;
+  if (folded && place >= before + folded) item.segment += (SPAN - 1) * folded;
   return item;
 }
 
@@ -109,6 +123,7 @@ struct Run {
 
 DEV Run run_of(const Plan& p, const Item& item, int segment, int row, const int* positions) {
   const int begin = segment * SEGMENT, end = begin + SEGMENT;
+  if (row < item.first_row && segment < p.sink_segments) return {begin, min(end, (p.sinks + TILE - 1) / TILE * TILE), p.end};
   if (row < item.first_row) return {max(begin, p.first_tile), min(end, p.own), p.end};
   const int limit = positions[row] + 1;
   return {max(begin, p.own), min(end, limit), limit};

@@ -53,3 +53,6 @@ DEV float4 load_lane(const float* row, int lane, bool is_there) {
   const bool has_keys = is_there && lane * LANE_KEYS < HEAD_DIM;
   return has_keys ? *reinterpret_cast<const float4*>(row + lane * LANE_KEYS) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
+
+// Rows of a slab, from `first` on, that the pass has (control[0] in all).
+DEV int live_rows(const int* control, int first, int num_rows) { return max(0, min(num_rows, control[0] - first)); }

@@ -18,7 +18,7 @@ struct Chunks {
   const u16 *w, *products;
   const float* growth;
   float* out;  // [rows][out_stride]
-  int num_rows, num_chunks, key_heads, value_heads, out_stride;
+  int num_rows, key_heads, value_heads, out_stride;
 };
 
 // Rows of LEN halves, 8 more apart in shared memory.
@@ -126,10 +126,10 @@ DEV void store_out(const Chunks& p, const Lane& at, int chunk, int column, const
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    delta_pass_kernel(const u16* queries, const u16* keys, const float* u, const u16* w, const u16* products,
-                      const float* growth, float* state, float* out, int num_rows, int num_chunks, int key_heads, int value_heads,
+    delta_pass_kernel(const int* control, int first, const u16* queries, const u16* keys, const float* u, const u16* w, const u16* products,
+                      const float* growth, float* state, float* out, int num_rows, int key_heads, int value_heads,
                       int out_stride) {
-  const Chunks p = {queries, keys, u, w, products, growth, out, num_rows, num_chunks, key_heads, value_heads, out_stride};
+  Chunks p = {queries, keys, u, w, products, growth, out, num_rows, key_heads, value_heads, out_stride};
   extern __shared__ __align__(128) u8 memory[];
   __shared__ __align__(16) float weights[CHUNK];
   float* shared_state = reinterpret_cast<float*>(memory);       // [COLS][KEY_STRIDE]
@@ -142,6 +142,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   float* head_state = state + (static_cast<u64>(head) * HEAD_DIM + first_column) * HEAD_DIM;
   let_later_grids_start();
   wait_for_earlier_grids();
+  p.num_rows = live_rows(control, first, num_rows);
+  const int num_chunks = (p.num_rows + CHUNK - 1) / CHUNK;
+  if (!num_chunks) return;
   for (int i = 0; i < STAGES; i++) {
     if (i < num_chunks) fill_stage(p, stages + i * STAGE, i, head);
     commit_copies();

@@ -1,15 +1,35 @@
 // Queries in place, keys and values into a cache: the norm of every query and key, then the turn of its first 2 * half
-// values by the row's position; values go as they are.
+// values by the row's position; values go as they are. Keys are rotated where KEYS_ROTATED, and queries with them,
+// values where VALUES_ROTATED.
 // A warp a head of HEAD_DIM numbers: the queries come first, then the planes of the cache.
 constexpr int WARPS = 8;
 constexpr int NUMBERS = (HEAD_DIM + 31) / 32;  // of a lane
+
+// A lane's eight dimensions of a row in shared memory.
+DEV void load_eight(const float* row, float* x) {
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int i = 0; i < 8; i++) x[i] = lane * 8 < HEAD_DIM ? row[lane * 8 + i] : 0.0f;
+}
+
+template <int CODE, bool IS_ROTATED>
+DEV void put(const float* row, u8* to) {
+  if constexpr (CODE == HALF) {
+    for (int i = threadIdx.x & 31; i < HEAD_DIM / 8; i += 32) reinterpret_cast<uint4*>(to)[i] = pack_eight(row + i * 8);
+  } else {
+    float x[8];
+    load_eight(row, x);
+    if constexpr (IS_ROTATED) rotate<8, HEAD_DIM>(x);
+    store_row<CODE, HEAD_DIM>(x, to);
+  }
+}
 
 // table: [positions][half] cosine and sine, or none: no turn. A norm is a weight [HEAD_DIM], or none.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     rotary_kernel(const int* control, const int* positions, float* q, const float* q_norm, float q_eps, int q_heads,
                   int q_stride, const float* k, const float* k_norm, float k_eps, int k_stride, const float* v,
-                  int v_stride, uint4* cache, int kv_heads, int capacity, const float2* table, int half,
-                  int is_interleaved) {
+                  int v_stride, u8* pool, const int* pages, int page_bytes, int kv_heads, int key_bytes,
+                  int value_bytes, const float2* table, int half, int is_interleaved) {
   __shared__ __align__(16) float shared[WARPS][HEAD_DIM];
   const int row = blockIdx.x, lane = threadIdx.x & 31;
   const int head = blockIdx.y * WARPS + (threadIdx.x >> 5), plane = head - q_heads;
@@ -48,11 +68,21 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     turned[beside] = __fmaf_rn(b, angle.x, __fmul_rn(a, angle.y));
   }
   __syncwarp();
+  const Cache cache = {pool, pages, page_bytes, kv_heads, key_bytes, value_bytes};
   if (is_query) {
     float4* to = reinterpret_cast<float4*>(q + static_cast<u64>(row) * q_stride + head * HEAD_DIM);
-    for (int i = lane; i < HEAD_DIM / 4; i += 32) to[i] = reinterpret_cast<const float4*>(turned)[i];
+    if constexpr (KEYS_ROTATED) {
+      float y[8];
+      load_eight(turned, y);
+      rotate<8, HEAD_DIM>(y);
+      if (lane * 8 >= HEAD_DIM) return;
+      to[2 * lane] = make_float4(y[0], y[1], y[2], y[3]), to[2 * lane + 1] = make_float4(y[4], y[5], y[6], y[7]);
+    } else {
+      for (int i = lane; i < HEAD_DIM / 4; i += 32) to[i] = reinterpret_cast<const float4*>(turned)[i];
+    }
+  } else if (is_value) {
+    put<VALUE_CODE, VALUES_ROTATED>(turned, cache.row(slot, true, plane - kv_heads));
   } else {
-    uint4* to = cache + (static_cast<u64>(plane) * capacity + slot) * (HEAD_DIM / 8);
-    for (int i = lane; i < HEAD_DIM / 8; i += 32) to[i] = pack_eight(turned + i * 8);
+    put<KEY_CODE, KEYS_ROTATED>(turned, cache.row(slot, false, plane));
   }
 }
