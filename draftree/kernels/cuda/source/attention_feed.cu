@@ -2,9 +2,8 @@
 // copied to where the matrix instructions find them, other rows as they are.
 constexpr int WARPS = 8, THREADS = WARPS * 32;
 constexpr int CHUNKS = DIM / 8;                      // of 16 bytes, in a row of DIM halves
-constexpr int HALF_TILE = TILE * DIM * 2;
-constexpr int most(int a, int b) { return a > b ? a : b; }
-constexpr int STAGE_BYTES = TILE * most(Row<KEY_CODE, DIM>::BYTES, Row<VALUE_CODE, DIM>::BYTES);
+constexpr int KEY_BYTES = Row<KEY_CODE, DIM>::BYTES, VALUE_BYTES = Row<VALUE_CODE, DIM>::BYTES;
+constexpr int STAGE_BYTES = TILE * (KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES);
 
 struct Pass {
   const int *control, *positions, *ancestors;  // of this launch's rows
@@ -59,11 +58,13 @@ struct Feeder {
 
   // Asks for the next half tile. The values of a tile follow its keys.
   DEV_MEMBER void feed(bool is_value) {
+    constexpr bool IS_ALIKE = KEY_BYTES == VALUE_BYTES && (KEY_CODE == HALF) == (VALUE_CODE == HALF);
     if (index < plan.num_items) {
-      if (is_value)
-        copy_tile<VALUE_CODE>(true), run.begin += TILE, seek(), find_page();
+      if (IS_ALIKE || !is_value)
+        copy_tile<KEY_CODE>(is_value);
       else
-        copy_tile<KEY_CODE>(false);
+        copy_tile<VALUE_CODE>(is_value);
+      if (is_value) run.begin += TILE, seek(), find_page();
     }
     commit_copies();
     stage = stage + 1 == STAGES ? 0 : stage + 1;
@@ -87,23 +88,17 @@ struct Feeder {
       return;
     }
     const int* ancestors = pass.ancestors + row * pass.ancestor_stride - plan.committed;
-    int slots[ROUNDS];  // all are asked for before the first one is needed
-#pragma unroll
-    for (int i = 0; i < ROUNDS; i++) {
-      const int at = threadIdx.x + i * THREADS, position = run.begin + at / PIECES;
-      slots[i] = position;
-      if (is_looked_up && at < COUNT && position >= plan.committed && position < run.limit)
-        slots[i] = plan.committed + ancestors[position];
-    }
-#pragma unroll
-    for (int i = 0; i < ROUNDS; i++) {
-      const int at = threadIdx.x + i * THREADS, piece = at % PIECES;
-      if (at >= COUNT) break;
+#pragma unroll 1  // the last tiles of a pass: short code serves the others
+    for (int at = threadIdx.x; at < COUNT; at += THREADS) {
+      const int position = run.begin + at / PIECES, piece = at % PIECES;
+      u8* place = to + (at - threadIdx.x) * 16;
       // Keys that nobody sees are zeros: what else lies there must not even touch the rounding.
-      if (run.begin + at / PIECES < run.limit && piece * 16 < row_bytes)
-        copy16_async(to + i * THREADS * 16, pass.cache.page_at(slots[i]) + plane + slots[i] % PAGE * row_bytes + piece * 16);
-      else
-        *reinterpret_cast<uint4*>(to + i * THREADS * 16) = make_uint4(0, 0, 0, 0);
+      if (position < run.limit && piece * 16 < row_bytes) {
+        const int slot = is_looked_up && position >= plan.committed ? plan.committed + ancestors[position] : position;
+        copy16_async(place, pass.cache.page_at(slot) + plane + slot % PAGE * row_bytes + piece * 16);
+      } else {
+        *reinterpret_cast<uint4*>(place) = make_uint4(0, 0, 0, 0);
+      }
     }
   }
 };
