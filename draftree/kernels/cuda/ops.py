@@ -37,9 +37,15 @@ class CudaOps:
     """For passes of at most max_tokens rows (trees: max_nodes) over max_ctx positions."""
 
     def __init__(
-        self, store: WeightStore, *, max_tokens: int, max_nodes: int, max_ctx: int
+        self,
+        store: WeightStore,
+        *,
+        max_tokens: int,
+        max_nodes: int,
+        max_ctx: int,
+        ring_len: int = 0,
     ) -> None:
-        self.gpu, self.max_ctx = store.gpu, max_ctx
+        self.gpu, self.max_ctx, self.ring_len = store.gpu, max_ctx, ring_len
         self.step = CudaPassArgs(max_tokens, max_nodes, store.gpu)
         self._weights = store
         self._scratch = Scratch(max_tokens, store.gpu)
@@ -242,10 +248,16 @@ class CudaOps:
         return _recurrent(store).snapshot(end)
 
     def restore(
-        self, store: LayerStore, parts: tuple[np.ndarray, ...], start: int = 0, end: int = 0
+        self,
+        store: LayerStore,
+        parts: tuple[np.ndarray, ...],
+        start: int = 0,
+        end: int = 0,
+        first: int = 0,
     ) -> None:
         if isinstance(store, CudaKv):
-            store.restore(parts, start, end)
+            first = max(start, first)
+            store.restore(tuple(part[:, first - start :] for part in parts), first, end)
         else:
             _recurrent(store).restore(parts)
 

@@ -12,7 +12,7 @@ import torch
 from draftree.kernels.cuda.compile import Gpu
 from draftree.kernels.ops import Integers
 
-NUM_TOKENS, COMMITTED, IS_TREE, PATH_LEN, NUM_ROWS = range(5)
+NUM_TOKENS, COMMITTED, IS_TREE, PATH_LEN, NUM_ROWS, FIRST = range(6)
 CONTROL_LEN = 16
 
 
@@ -86,8 +86,13 @@ class CudaPassArgs:
 
     def set_idle(self, committed: int = 0) -> None:
         """No rows: programs run through without effect."""
-        self._control[:] = 0
+        self._control[:FIRST] = 0
         self._control[COMMITTED] = committed
+        self._upload()
+
+    def set_first(self, position: int) -> None:
+        """Attention does not look before it, in this pass and those after."""
+        self._control[FIRST] = position
         self._upload()
 
     def _begin(
