@@ -10,7 +10,7 @@ rows share all products, whichever positions they see, and a tree's slots are su
 import numpy as np
 
 from draftree.kernels.cpu import attention_chunk as chunk
-from draftree.kernels.cpu.attention_chunk import CHUNK, find_range, seen_by
+from draftree.kernels.cpu.attention_chunk import CHUNK, find_range, next_block, seen_by
 from draftree.kernels.cpu.block import BLOCK_COLS
 from draftree.kernels.cpu.hadamard import hadamard_order, transform_row
 from draftree.kernels.cpu.jit import njit
@@ -71,10 +71,11 @@ def _score(args, own, kv_head, num_queries, first, end, out, out_row):
     head_dim, capacity = args[chunk.HEAD_DIM], args[chunk.CAPACITY]
     a_row, tile, num_pairs = 4 * head_dim, LANES * head_dim, head_dim // 2
     all_scales = args[chunk.KEYS] + args[chunk.KV_HEADS] * capacity * head_dim
-    for position in range(first, end, BLOCK_COLS):
-        slot = kv_head * capacity + position % args[chunk.RING]
-        keys, scales = args[chunk.KEYS] + slot * head_dim, all_scales + 4 * slot
-        later = args[chunk.VALUES] + slot * args[chunk.VALUE_DIM]
+    slot = first % args[chunk.RING]
+    for _ in range(first, end, BLOCK_COLS):
+        at = kv_head * capacity + slot
+        keys, scales = args[chunk.KEYS] + at * head_dim, all_scales + 4 * at
+        later = args[chunk.VALUES] + at * args[chunk.VALUE_DIM]
         a, o = load_i64(own + chunk.QUERIES), out
         for q in range(0, num_queries, PAIR_ROWS):
             left = num_queries - q
@@ -82,6 +83,7 @@ def _score(args, own, kv_head, num_queries, first, end, out, out_row):
             o += PAIR_ROWS * out_row
             a += PAIR_ROWS * a_row
         out += 4 * BLOCK_COLS
+        slot = next_block(args, slot)
 
 
 @njit

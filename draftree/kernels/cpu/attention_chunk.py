@@ -140,16 +140,24 @@ def find_range(own, row, base, limit):
 
 
 @njit
+def next_block(args, slot):
+    """The slot 32 positions further; a division would take longer."""
+    slot += BLOCK_COLS
+    return slot if slot < args[RING] else 0
+
+
+@njit
 def _score(args, own, kv_head, num_queries, first, end, out, out_row):
     """out[q, position - first] for positions [first, end), in whole blocks of 32."""
     head_dim, kind = args[HEAD_DIM], args[KV_TYPE]
     step = 64 >> kind
     a, a_row, tile = load_i64(own + QUERIES), 4 * head_dim, head_dim * step
-    for position in range(first, end, BLOCK_COLS):
-        slot = position % args[RING]
+    slot = first % args[RING]
+    for _ in range(first, end, BLOCK_COLS):
         keys = args[KEYS] + (kv_head * args[CAPACITY] + slot) // LANES * tile
         multiply(own, num_queries, kind, 1, out, out_row, a, a_row, keys, step, tile, head_dim)
         out += 4 * BLOCK_COLS
+        slot = next_block(args, slot)
 
 
 @njit
