@@ -7,6 +7,8 @@ head has a scale of its own, and keys are transformed (hadamard.py): they are la
 """
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
+from collections.abc import Iterator
+
 import numpy as np
 
 from draftree.kernels.cpu.arena import lazy_zeros
@@ -86,26 +88,37 @@ class KvCache(KvState):
 
     def copy(self, start: int, end: int) -> tuple[np.ndarray, ...]:
         """Positions start … end-1; of the keys whole tiles, so a few more."""
-        tiles = np.arange(start // LANES, -(-end // LANES)) % (self.ring_len // LANES)
-        slots = np.arange(start, end) % self.ring_len
+        tiles = list(_runs(start // LANES, -(-end // LANES), self.ring_len // LANES))
+        slots = list(_runs(start, end, self.ring_len))
         scales = (self.key_scales, self.value_scales) if self.dtype == np.int8 else ()
-        by_slot = (self.values, *scales)
-        return self.keys.take(tiles, 1), *(array.take(slots, 1) for array in by_slot)
+        pairs = (self.keys, tiles), *((array, slots) for array in (self.values, *scales))
+        return tuple(
+            np.concatenate([array[:, :0], *(array[:, run] for _, run in runs)], axis=1)
+            for array, runs in pairs
+        )
 
     def put(self, parts: tuple[np.ndarray, ...], start: int, end: int, first: int = 0) -> None:
         """Positions first … end-1 of a copy that began at start, and no others."""
         first = max(start, first)
-        slots = np.arange(first, end) % self.ring_len
         by_slot = (self.values, self.key_scales, self.value_scales)
-        for array, part in zip(by_slot, parts[1:], strict=False):
-            array[:, slots] = part[:, first - start : end - start]
-        num_tiles, origin = self.ring_len // LANES, start // LANES
-        low, high = -(-first // LANES), end // LANES
-        whole = np.arange(low, high) % num_tiles
-        self.keys[:, whole] = parts[0][:, low - origin : high - origin]
+        for source, slots in _runs(first, end, self.ring_len):
+            for array, part in zip(by_slot, parts[1:], strict=False):
+                array[:, slots] = part[:, first - start :][:, source]
+        num_tiles, origin, low = self.ring_len // LANES, start // LANES, -(-first // LANES)
+        for source, tiles in _runs(low, end // LANES, num_tiles):
+            self.keys[:, tiles] = parts[0][:, low - origin :][:, source]
         for tile in (first // LANES, (end - 1) // LANES):
             lanes = slice(max(first - tile * LANES, 0), end - tile * LANES)
             self.keys[:, tile % num_tiles, :, lanes] = parts[0][:, tile - origin, :, lanes]
+
+
+def _runs(start: int, end: int, length: int) -> Iterator[tuple[slice, slice]]:
+    """Runs of the places start … end-1 of a ring: counted from start, and in the ring."""
+    at = start
+    while at < end:
+        stop = min(end, at - at % length + length)
+        yield slice(at - start, stop - start), slice(at % length, at % length + stop - at)
+        at = stop
 
 
 _TYPES = {np.float32: TYPE_F32, np.float16: TYPE_F16, np.int8: TYPE_I8}
