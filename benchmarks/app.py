@@ -183,6 +183,25 @@ def acceptance(
         draw_depths(json.loads(out.read_text(encoding="utf-8")), plot)
 
 
+@app.command("draft-context")
+def draft_context(
+    model: Annotated[Path, typer.Argument(help="The target, a GGUF file.")],
+    draft: Annotated[Path, typer.Argument(help="Its draft, a GGUF file.")],
+    out: Annotated[Path, typer.Argument(help="Result file.")],
+    texts: Annotated[int, typer.Option(min=1, help="Texts, prose and code in turn.")] = 4,
+    n_gen: NGen = 96,
+    threads: Threads = 0,
+) -> None:
+    """How far back a draft needs to look: AL by depth of context and bound on the draft's."""
+    from benchmarks.draft_context import DraftContextOptions, write_draft_context
+
+    options = DraftContextOptions(num_texts=texts, num_tokens=n_gen, threads=threads)
+    with progress() as say:
+        runs = write_draft_context(model, draft, out, options, say)
+    lengths = {f"{run.depth}, {run.bound or 'none'}": run.acceptance_length for run in runs}
+    finish({"acceptance_length": lengths, "file": str(out)})
+
+
 @app.command("gpu-kernels")
 def gpu_kernels(out: Annotated[Path, typer.Argument(help="Result file.")]) -> None:
     """The GPU kernels one by one, in shapes of a 27B model."""

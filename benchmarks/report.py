@@ -4,10 +4,12 @@ In: folders of JSON. Out: Markdown; nothing on the page is typed by hand. Plots 
 they exist.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from benchmarks.draft_context import make_section
 from benchmarks.plot import plot_name, plots_of
 from benchmarks.result import check_same_machine, find_older, read_places
 from benchmarks.section import SECTIONS, table
@@ -41,7 +43,17 @@ def make_page(folder: Path, plots: Iterable[str] = ()) -> str:
                 f"A result in {folder / place} has no {missing}, which is needed here; measure "
                 "again."
             ) from missing
+    lines += _draft_contexts(folder)
     return "\n".join(lines if len(lines) > 1 else [_HEAD, _NOTHING])
+
+
+def _draft_contexts(folder: Path) -> list[str]:
+    """Figures that are the same on every machine."""
+    lines = []
+    for path in sorted(folder.glob("draft/*/context.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        lines += [f"**{result['model']['file']}**", "", *make_section(result), ""]
+    return ["## Context of a draft", "", *lines] if lines else []
 
 
 def _machine_part(records: Mapping[str, Json], plots: set[str], place: str) -> list[str]:

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from math import inf
 
-from draftree.core import DraftSize, ModelConfig
+from draftree.core import DraftSize, ModelConfig, count_ring
 from draftree.errors import CapacityError
 
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8": 1.125}  # the last with scales, for heads of 32
@@ -149,7 +149,9 @@ def plan_gpu_memory(
     if draft is not None:
         features = 4 * draft.feature_width * 2 * chunk
         logits = 4 * max_nodes * model.vocab_size
-        extra = draft.weight_bytes + 2 * draft.kv_width * positions + features + logits
+        ring_len = count_ring(draft.context_len, max(chunk, draft.block_len))
+        draft_kv = 2 * draft.kv_width * min(positions, ring_len)
+        extra = draft.weight_bytes + draft_kv + features + logits
     weights = int(1.025 * (model.weight_bytes - model.embedding_bytes))  # padding, stacking
     recurrent = model.recurrent_bytes + model.window_bytes  # windows are there twice
     return MemoryPlan(weights, kv, recurrent, scratch, extra)

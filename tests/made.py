@@ -21,9 +21,11 @@ def make_draft(
     vocab_size: int = 0,
     tokens: tuple[str, ...] = (),
     feature_layers: tuple[int, ...] = DRAFT_FEATURE_LAYERS,
+    window: int = 0,
 ) -> Path:
     """A random DFlash draft for the tiny hybrid model, or another of its widths, with one sliding
-    layer of two. qtype: of its matrices. vocab_size, tokens: what it says of its target.
+    layer of two. qtype: of its matrices. vocab_size, tokens: what it says of its target. window:
+    of both layers.
 
     It knows nothing of the text. At a high temperature it agrees with its target often, because
     both draw the same noise.
@@ -46,8 +48,8 @@ def make_draft(
     writer.add_rope_freq_base(1e7)
     writer.add_uint32("dflash.block_size", 16)
     writer.add_array("dflash.target_layers", [layer + 1 for layer in feature_layers])
-    writer.add_uint32("dflash.attention.sliding_window", 24)
-    writer.add_array("dflash.attention.sliding_window_pattern", [True, False])
+    writer.add_uint32("dflash.attention.sliding_window", window or 24)
+    writer.add_array("dflash.attention.sliding_window_pattern", [True, window > 0])
     writer.add_uint32("tokenizer.ggml.mask_token_id", 511)
     if vocab_size:
         writer.add_vocab_size(vocab_size)

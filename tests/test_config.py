@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from draftree.config import EngineConfig, plan_memory, resolve, usable_cores
-from draftree.core import ModelConfig
+from draftree.config import EngineConfig, plan_gpu_memory, plan_memory, resolve, usable_cores
+from draftree.core import DraftSize, ModelConfig, count_ring
 from draftree.errors import CapacityError
 
 FACTS = ModelConfig(
@@ -79,6 +79,16 @@ def test_memory_is_arithmetic() -> None:
     assert plan.total == plan.weights + plan.kv + plan.recurrent + plan.scratch
     exact = plan_memory(FACTS, 1000, "f32", exact=True, chunk=256, max_nodes=24)
     assert exact.weights == 4_000_000 and exact.kv == 2 * plan.kv
+
+
+def test_a_draft_keeps_a_bounded_context() -> None:
+    """What it looks back at, the rows of a pass, a reply to be written again, in whole pages."""
+    assert count_ring(4096, 512) == 4096 + 512 + 1024
+    assert count_ring(90, 64) == 256 and count_ring(90, 100) == 512
+    draft = DraftSize(1000, 32, 128, 16, (), 1024)
+    sizes = [plan_gpu_memory(FACTS, draft, n, 256, 24).draft for n in (1000, 2000, 4000, 100_000)]
+    assert sizes[1] - sizes[0] == 2 * 32 * 1000
+    assert sizes[2] == sizes[3] == sizes[0] + 2 * 32 * (1024 + 256 + 1024 - 1024)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,8 @@ class BlockDrafter:
             self._tokens = np.asarray(draft.config.draft_vocab, dtype=np.int64)
             head = ops.pack(target.head_rows.raw[self._tokens], target.head_rows.qtype)
         self._ops = ops
-        self._context_len = 0  # positions whose keys and values are cached
+        self._context_len = 0  # positions before it have been read
+        self._first = 0  # those from here on are of this text
         width = len(draft.config.feature_layers) * draft.config.hidden_size
         self._num_waiting = 0  # positions after them whose features lie in the input
         states = draft.new_state(ops)
@@ -90,26 +91,41 @@ class BlockDrafter:
         return DraftPrograms(*programs, self._input, self._logits, self._mask, self.block_len)
 
     def reset(self) -> None:
-        self._context_len = self._num_waiting = 0
+        self._begin_at(0, 0)
 
     @property
     def position(self) -> int:
         """How many tokens it has seen the features of."""
         return self._context_len + self._num_waiting
 
+    @property
+    def first(self) -> int:
+        """The first position whose context it still has; later ones are all there."""
+        return max(self._first, self._ring_start(self.position))
+
+    def _ring_start(self, length: int) -> int:
+        """The first position that no block after a text of this length overwrites."""
+        ring_len = self._ops.ring_len
+        return max(length + self.block_len - ring_len, 0) if ring_len else 0
+
     def copy(self, start: int, end: int) -> Parts:
-        """Keys and values of the context at positions start … end-1."""
+        """Keys and values of the context at positions start … end-1, none before the first."""
+        assert start >= self.first, "that context has been overwritten"
         self._flush()
         return self._kv.copy(start, end)
 
     def restore(self, spans: Sequence[Span], shared: int, length: int) -> None:
         """Return to the context of a text of this length, the first `shared` of whose positions are
-        those of the present one.
+        those of the present one. Context that is neither at hand nor in the spans is missing.
         """
         if shared > self._context_len:
             self._flush()
-        self._kv.put(spans, shared, length)
-        self._context_len, self._num_waiting = length, 0
+        at_hand = range(self.first, shared)
+        self._begin_at(self._kv.put(spans, at_hand, length, self._ring_start(length)), length)
+
+    def _begin_at(self, first: int, length: int) -> None:
+        self._first, self._context_len, self._num_waiting = first, length, 0
+        self._ops.step.set_first(first)
 
     def extend_context(self, features: Array) -> None:
         """Features of tokens that were just committed, in order: float32 [count, width]."""

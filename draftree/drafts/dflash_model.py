@@ -22,6 +22,7 @@ from draftree.weights.checkpoint import Checkpoint
 
 _PADDING = 0.01  # of a vocabulary; files of one model may be padded differently
 _EQUAL_TOKENS = 0.9  # at least; makers of files rename a few
+_CONTEXT_LEN = 4096  # positions that a layer without a window of its own looks back
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ def read_draft_size(checkpoint: Checkpoint) -> DraftSize:
         feature_width=len(config.feature_layers) * config.hidden_size,
         block_len=config.block_size,
         feature_layers=config.feature_layers,
+        context_len=max(_windows(metadata, metadata.count("block_count"))),
     )
 
 
@@ -153,12 +155,12 @@ def check_fit(config: DraftConfig, draft_name: str, target: Model, target_name: 
 
 
 def _windows(metadata: Metadata, num_layers: int) -> list[int]:
-    """Per layer the sliding window, 0 for full attention."""
+    """How far back each layer looks: its sliding window, or our bound for full attention."""
     window = metadata.optional("attention.sliding_window")
     pattern = metadata.optional("attention.sliding_window_pattern")
     if not window or not isinstance(pattern, list) or len(pattern) != num_layers:
-        return [0] * num_layers
-    return [int(window) if is_sliding else 0 for is_sliding in pattern]
+        return [_CONTEXT_LEN] * num_layers
+    return [int(window) if is_sliding else _CONTEXT_LEN for is_sliding in pattern]
 
 
 def load_draft(checkpoint: Checkpoint, ops: Ops) -> Draft:

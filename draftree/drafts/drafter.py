@@ -70,6 +70,11 @@ class Drafter(Proposer, Protocol):
         """How many tokens it has seen the features of."""
         ...
 
+    @property
+    def first(self) -> int:
+        """The first position whose context it still has; later ones are all there."""
+        ...
+
     def reset(self) -> None: ...
     def flush_context(self) -> int:
         """Read all features at hand; how many positions are cached now."""
@@ -80,12 +85,12 @@ class Drafter(Proposer, Protocol):
         ...
 
     def copy(self, start: int, end: int) -> Parts:
-        """Keys and values of the context at positions start … end-1."""
+        """Keys and values of the context at positions start … end-1, none before the first."""
         ...
 
     def restore(self, spans: Sequence[Span], shared: int, length: int) -> None:
         """Return to the context of a text of this length, the first `shared` of whose positions are
-        those of the present one.
+        those of the present one. Context that is neither at hand nor in the spans is missing.
         """
         ...
 

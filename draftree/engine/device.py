@@ -5,6 +5,7 @@ from typing import Protocol
 import numpy as np
 
 from draftree.config import Plan
+from draftree.core import count_ring
 from draftree.decode.device_decoder import DeviceRounds
 from draftree.drafts.drafter import Drafter
 from draftree.errors import DeviceError
@@ -17,8 +18,10 @@ _DRAFT_CHUNK = 64  # rows of features that a draft reads together
 
 class Device(Protocol):
     def new_ops(self) -> Ops: ...
-    def new_draft_ops(self, block_len: int) -> Ops:
-        """A pass may have this many rows at least, and logits for each."""
+    def new_draft_ops(self, block_len: int, context_len: int) -> Ops:
+        """A pass may have block_len rows at least, and logits for each; its attention looks back
+        context_len positions.
+        """
         ...
 
     def new_rounds(
@@ -55,10 +58,12 @@ class CpuDevice:
     def new_ops(self) -> Ops:
         return self._new_ops(self._plan.chunk, self._plan.max_nodes)
 
-    def new_draft_ops(self, block_len: int) -> Ops:
-        return self._new_ops(max(_DRAFT_CHUNK, block_len), block_len)
+    def new_draft_ops(self, block_len: int, context_len: int) -> Ops:
+        max_tokens = max(_DRAFT_CHUNK, block_len)
+        ring_len = _ring_len(self._plan, context_len, max_tokens)
+        return self._new_ops(max_tokens, block_len, ring_len)
 
-    def _new_ops(self, max_tokens: int, max_nodes: int) -> Ops:
+    def _new_ops(self, max_tokens: int, max_nodes: int, ring_len: int = 0) -> Ops:
         from draftree.kernels.cpu.ops import CpuOps
 
         plan = self._plan
@@ -67,6 +72,7 @@ class CpuDevice:
             max_tokens=max_tokens,
             max_nodes=max_nodes,
             max_ctx=plan.max_ctx,
+            ring_len=ring_len,
             exact=plan.is_exact,
             kv_dtype=_KV_TYPES[plan.kv_type],
             workspace=self._workspace,
@@ -104,9 +110,13 @@ class CudaDevice:
         self._store = WeightStore(gpu(index))
 
     def new_ops(self) -> Ops:
-        return self.new_draft_ops(1)
+        return self._new_ops(1)
 
-    def new_draft_ops(self, block_len: int) -> Ops:
+    def new_draft_ops(self, block_len: int, context_len: int) -> Ops:
+        max_tokens = max(self._plan.chunk, block_len)
+        return self._new_ops(block_len, _ring_len(self._plan, context_len, max_tokens))
+
+    def _new_ops(self, block_len: int, ring_len: int = 0) -> Ops:
         from draftree.kernels.cuda.ops import CudaOps
 
         plan = self._plan
@@ -115,6 +125,7 @@ class CudaDevice:
             max_tokens=max(plan.chunk, block_len),
             max_nodes=max(plan.max_nodes, block_len),
             max_ctx=plan.max_ctx,
+            ring_len=ring_len,
         )
 
     def new_rounds(
@@ -134,6 +145,12 @@ class CudaDevice:
 
     def close(self) -> None:
         """Memory goes with the arrays."""
+
+
+def _ring_len(plan: Plan, context_len: int, max_tokens: int) -> int:
+    """0 where all positions are no more than a ring would hold."""
+    ring_len = count_ring(context_len, max_tokens)
+    return ring_len if ring_len < plan.max_ctx + max_tokens else 0
 
 
 def open_device(plan: Plan) -> Device:

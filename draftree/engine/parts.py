@@ -52,7 +52,7 @@ def open_parts(
     if config.block == 1 or config.block > size.block_len:
         raise ValueError(f"block must be between 2 and the {size.block_len} trained")
     target = Target(model, ops, plan.max_ctx, size.feature_layers)
-    draft_ops = device.new_draft_ops(config.block or size.block_len)
+    draft_ops = device.new_draft_ops(config.block or size.block_len, size.context_len)
     drafter = kind.load(
         draft,
         model,

@@ -2,7 +2,8 @@
 
 Keeps target and draft in step: both go back to the same position, with the same bits as if the
 tokens had just been read. Attention layers can go back anywhere; a recurrent state only to
-positions that were marked while they were passed. Knows token ids, no text.
+positions that were marked while they were passed. Of a long text the draft's context holds the end
+alone: where that is gone, it goes on with less. Knows token ids, no text.
 """
 
 from collections.abc import Collection, Sequence
@@ -45,8 +46,8 @@ class PrefixCache:
                 at_hand = max((at for at in state.checkpoints if at <= shared), default=0)
         if found.length > at_hand:
             self._restore(tokens[: found.length], found.spans, found.recurrent)
-        elif not is_whole:
-            self._restore(tokens[:at_hand], (), state.checkpoints.get(at_hand, ()))
+        elif not is_whole:  # spans: the draft's context may be gone where the target's is at hand
+            self._restore(tokens[:at_hand], found.spans, state.checkpoints.get(at_hand, ()))
         self._limit_checkpoints()
         ends = points[-_NUM_POINTS:] or (len(tokens) - _OPENING_LEN,)
         return self._plan_checkpoints(len(tokens), {max(shared, found.shared), *ends})
@@ -61,11 +62,11 @@ class PrefixCache:
         state = self._state
         if not self._is_in_step:
             return
+        cut = self._drafter.first if self._drafter is not None else 0
         for at in sorted(state.checkpoints):
-            self.store.insert(
-                state.tokens[:at], self._copy, partial(state.checkpoints.__getitem__, at)
-            )
-        self.store.insert(state.tokens, self._copy, state.copy_recurrent)
+            checkpoint = partial(state.checkpoints.__getitem__, at)
+            self.store.insert(state.tokens[:at], self._copy, checkpoint, cut)
+        self.store.insert(state.tokens, self._copy, state.copy_recurrent, cut)
 
     def reset(self) -> None:
         """The sequence at hand cannot be trusted; what was kept before can."""
@@ -100,14 +101,17 @@ class PrefixCache:
         return planned
 
     def _copy(self, start: int, end: int) -> Parts:
-        parts = self._state.kv.copy(start, end)
-        return (*parts, *self._drafter.copy(start, end)) if self._drafter is not None else parts
+        parts, drafter = self._state.kv.copy(start, end), self._drafter
+        if drafter is not None and start >= drafter.first:
+            return (*parts, *drafter.copy(start, end))
+        return parts
 
     def _restore(self, tokens: tuple[int, ...], spans: Sequence[Span], recurrent: Parts) -> None:
         state, num_layers = self._state, len(self._state.kv)
         shared = common_len(state.tokens, tokens)
         own = tuple(Span(s.start, s.end, s.parts[:num_layers]) for s in spans)
         if self._drafter is not None:
-            rest = [Span(s.start, s.end, s.parts[num_layers:]) for s in spans]
+            parts = [(s.start, s.end, s.parts[num_layers:]) for s in spans]
+            rest = [Span(*each) for each in parts if each[2]]
             self._drafter.restore(rest, shared, len(tokens))
         state.restore(Snapshot(tokens, own, recurrent))

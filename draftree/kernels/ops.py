@@ -87,6 +87,9 @@ class PassArgs(Protocol):
     ) -> None: ...
     def set_path(self, path: Integers) -> None: ...
     def set_rows(self, rows: Integers) -> None: ...
+    def set_first(self, position: int) -> None:
+        """Attention does not look before it, in this pass and those after."""
+        ...
 
 
 class Runnable(Protocol):
@@ -100,6 +103,10 @@ class Ops(Protocol):
 
     @property
     def step(self) -> PassArgs: ...
+    @property
+    def ring_len(self) -> int:
+        """Keys and values are kept of so many positions, the last ones; 0: of all."""
+        ...
 
     def capture(self) -> AbstractContextManager[Runnable]: ...
     def scope(self) -> AbstractContextManager[None]:
@@ -171,15 +178,20 @@ class Ops(Protocol):
         ...
 
     def snapshot(self, store: LayerStore, start: int, end: int) -> tuple[np.ndarray, ...]:
-        """A copy of keys and values of the committed positions start … end-1, or of all that a
-        recurrent layer remembers.
+        """A copy of keys and values of the committed positions start … end-1, which must still be
+        there, or of all that a recurrent layer remembers.
         """
         ...
 
     def restore(
-        self, store: LayerStore, parts: tuple[np.ndarray, ...], start: int = 0, end: int = 0
+        self,
+        store: LayerStore,
+        parts: tuple[np.ndarray, ...],
+        start: int = 0,
+        end: int = 0,
+        first: int = 0,
     ) -> None:
-        """Put a copy that began at start back, up to position end; it may reach further. No parts:
-        the empty sequence.
+        """Put a copy that began at start back, from position first up to position end; it may reach
+        further. No parts: the empty sequence.
         """
         ...

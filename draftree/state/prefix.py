@@ -99,8 +99,11 @@ class PrefixStore:
         tokens: Sequence[int],
         copy: Callable[[int, int], Parts],
         copy_recurrent: Callable[[], Parts],
+        cut: int = 0,
     ) -> None:
-        """Keep a sequence: only what is not here yet is copied, and nothing that does not fit."""
+        """Keep a sequence: only what is not here yet is copied, and nothing that does not fit. No
+        span goes across cut.
+        """
         ids = np.asarray(tokens, np.int32)
         # The beginning of a recurrent sequence is worth nothing without its end.
         least = len(ids) * self._least_bytes if self._is_recurrent else 0.0
@@ -109,7 +112,7 @@ class PrefixStore:
         node, at = list(self._walk(ids))[-1]
         try:
             while at < len(ids):
-                end = min(at + self._span_len, len(ids))
+                end = min(at + self._span_len, len(ids), cut if cut > at else len(ids))
                 node, at = self._add(node, Span(at, end, copy(at, end)), ids[at:end]), end
                 self._make_room()
                 if self._excess_bytes > 0 or not node.is_kept:

@@ -133,7 +133,8 @@ class SequenceState:
         self._tree = None
         del self.tokens[shared:]
         self.checkpoints = {at: parts for at, parts in self.checkpoints.items() if at <= shared}
-        self.kv.put(snapshot.spans, shared, length)
+        first = self.kv.put(snapshot.spans, range(shared), length)
+        assert first == 0, "the spans have a gap"
         if length == 0:
             for store in self._recurrent:
                 self._ops.restore(store, ())

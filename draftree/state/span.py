@@ -1,8 +1,8 @@
 """Keys and values of a run of positions, copied to host memory and back.
 
 Attention layers only append: what they hold of a position stays until the sequence goes back behind
-it. So spans that follow each other make up a whole, and what a sequence still holds need not be
-copied back.
+it, or a ring comes round to it. So spans that follow each other make up a whole, and what a
+sequence still holds need not be copied back.
 """
 
 from collections.abc import Sequence
@@ -40,17 +40,20 @@ class KvLayers:
     def copy(self, start: int, end: int) -> Parts:
         return tuple(self._ops.snapshot(store, start, end) for store in self._stores)
 
-    def put(self, spans: Sequence[Span], shared: int, length: int) -> None:
-        """Fill positions shared … length-1 from spans that follow each other from position 0; those
-        before are there already.
+    def put(self, spans: Sequence[Span], at_hand: range, length: int, least: int = 0) -> int:
+        """Fill the positions before length, as far back as spans go without a gap, but not behind
+        least; those at hand are there already. The first position that is filled.
         """
-        end = 0
-        for span in spans:
-            if end >= length:
+        first = length
+        while first > least:
+            if at_hand.start < first <= at_hand.stop:
+                first = max(at_hand.start, least)
+                continue
+            span = next((span for span in spans if span.start < first <= span.end), None)
+            if span is None:
                 break
-            assert span.start == end, "spans must follow each other"
-            end = min(span.end, length)
-            if end > shared:
-                for store, arrays in zip(self._stores, span.parts, strict=True):
-                    self._ops.restore(store, arrays, span.start, end)
-        assert max(end, shared) >= length, "the spans end too early"
+            begin = max(span.start, least, at_hand.stop if at_hand.stop < first else 0)
+            for store, arrays in zip(self._stores, span.parts, strict=True):
+                self._ops.restore(store, arrays, span.start, first, begin)
+            first = begin
+        return first

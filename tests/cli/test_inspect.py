@@ -96,7 +96,7 @@ def test_the_flagship_with_its_draft_fits_a_24_gb_gpu():
         window_bytes=48 * 3 * 10240 * 4,
         embedding_bytes=715_000_000,
     )
-    draft = DraftSize(3_470_000_000, 5 * 2 * 8 * 128, 5 * 5120, 16, ())
+    draft = DraftSize(3_470_000_000, 5 * 2 * 8 * 128, 5 * 5120, 16, (), 4096)
     table = gpu_table(model_config, draft, [Place("16 GB", 16 * 10**9), Place("24 GB", 24 * 10**9)])
     columns = [list(column.cells) for column in table.columns]
     at = columns[0].index("8192")

@@ -1,5 +1,7 @@
 """Whatever several clients do in whatever order, a reply is the one a fresh engine gives."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.engine.conversations import Setting, Walk
@@ -16,6 +18,7 @@ KINDS = {
     "hybrid, drafted": ("qwen35-mtp", (0, 1, 3), "auto"),
 }
 LONG_STEPS = 10_000
+WINDOW, STRETCH = 90, 3  # a ring of 256 positions, and texts of up to 864
 
 
 def _setting(kind: str, **options: object) -> Setting:
@@ -24,12 +27,14 @@ def _setting(kind: str, **options: object) -> Setting:
     return Setting(tiny_path(model), draft, kv_type=kv_type, **options)  # type: ignore[arg-type]
 
 
-def _walk(setting: Setting, seed: int, num_steps: int) -> None:
+def _walk(setting: Setting, seed: int, num_steps: int) -> int:
+    """How many replies began with less context than a fresh engine's."""
     walk = Walk(setting, seed)
     walk.run(num_steps)
     assert walk.num_cached > 5 * num_steps, "hardly anything was found in the cache"
     assert len(walk.counts) == 9, walk.counts
     walk.close()
+    return walk.num_lost
 
 
 @pytest.mark.parametrize(
@@ -37,7 +42,22 @@ def _walk(setting: Setting, seed: int, num_steps: int) -> None:
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_conversations(kind: str, prefix_bytes: int, span_len: int, num_steps: int) -> None:
-    _walk(_setting(kind, prefix_bytes=prefix_bytes, span_len=span_len), span_len, num_steps)
+    setting = _setting(kind, prefix_bytes=prefix_bytes, span_len=span_len)
+    assert _walk(setting, span_len, num_steps) == 0
+
+
+@pytest.mark.parametrize("prefix_bytes, span_len", [(SMALL, 40), (LARGE, 512)])
+@pytest.mark.parametrize("kind", [kind for kind, (_, layers, _) in KINDS.items() if layers])
+def test_conversations_longer_than_the_context_of_a_draft(
+    kind: str, prefix_bytes: int, span_len: int
+) -> None:
+    num_lost = _walk(_ring_setting(kind, prefix_bytes=prefix_bytes, span_len=span_len), 3, 200)
+    assert (num_lost == 0) == (prefix_bytes == LARGE)
+
+
+def _ring_setting(kind: str, **options: object) -> Setting:
+    draft = make_draft(feature_layers=KINDS[kind][1] or (), window=WINDOW)
+    return replace(_setting(kind, **options), draft=draft, window=WINDOW, stretch=STRETCH)
 
 
 @pytest.mark.long
@@ -46,7 +66,7 @@ def test_many_conversations(kind: str) -> None:
     for seed in range(4):
         prefix_bytes, span_len = (SMALL, LARGE)[seed % 2], (7, 40, 512, 512)[seed]
         setting = _setting(kind, prefix_bytes=prefix_bytes, span_len=span_len)
-        _walk(setting, 100 + seed, LONG_STEPS // 4)
+        assert _walk(setting, 100 + seed, LONG_STEPS // 4) == 0
 
 
 @pytest.mark.gpu

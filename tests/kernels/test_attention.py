@@ -42,10 +42,20 @@ def transform(rows, dim):
 class Layer:
     """One attention layer over a poisoned cache, and the programs that run and commit it."""
 
-    def __init__(self, heads, kv_heads, dim, capacity=640, dtype=np.float32, threads=2, **options):
+    def __init__(
+        self,
+        heads,
+        kv_heads,
+        dim,
+        capacity=640,
+        dtype=np.float32,
+        threads=2,
+        ring_len=0,
+        **options,
+    ):
         self.shape = heads, kv_heads, dim
         self.step = PassArgs(MAX_ROWS, MAX_NODES)
-        self.cache = KvCache(kv_heads, dim, capacity, dtype)
+        self.cache = KvCache(kv_heads, dim, capacity, dtype, ring_len)
         if dtype == np.int8:
             self.cache.keys[:], self.cache.values[..., :dim] = -128, -128
             self.cache.key_scales[:], self.cache.value_scales[:] = np.nan, np.nan
@@ -139,6 +149,24 @@ def test_windows_hide_what_is_further_back(window, dtype):
     out = [layer.chain([a[i : i + 140] for a in inputs], i) for i in (0, 140, 280)]
     expected = _reference(layer, *inputs, chain_mask(420, 0, window))
     np.testing.assert_allclose(np.concatenate(out), expected, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
+@pytest.mark.parametrize("window", [0, 200])
+@pytest.mark.parametrize("first", [1, 255, 300])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_what_lies_before_the_first_position_is_hidden(first, window, num_threads, dtype):
+    rng = np.random.default_rng(first)
+    layer = Layer(4, 2, 32, dtype=dtype, threads=num_threads, window=window)
+    inputs = layer.random_inputs(rng, 320)
+    for i in range(0, first, 100):
+        layer.chain([a[i : min(i + 100, first)] for a in inputs], i)
+    layer.step.set_first(first)
+    starts = range(first, 320, 110)
+    out = [layer.chain([a[i : min(i + 110, 320)] for a in inputs], i) for i in starts]
+    mask = chain_mask(320 - first, 0, window)
+    expected = _reference(layer, *(a[first:] for a in inputs), mask)
+    np.testing.assert_allclose(np.concatenate(out), expected, atol=3 * TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8])

@@ -13,6 +13,7 @@ from draftree.kernels.cpu.sampling import SamplingArgs  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.pass_args import (  # noqa: E402
     COMMITTED,
+    FIRST,
     IS_TREE,
     NUM_ROWS,
     NUM_TOKENS,
@@ -142,6 +143,19 @@ def test_plain_step(any_gpu: Gpu) -> None:
     control = step.control.tolist()
     assert [control[i] for i in (NUM_TOKENS, COMMITTED, IS_TREE, NUM_ROWS)] == [1, 40, 0, 1]
     assert (step.tokens[0], step.positions[0], step.rows[0]) == (ANCHOR, 40, 0)
+
+
+def test_the_first_position_stays_until_it_is_set_again(any_gpu: Gpu) -> None:
+    step = CudaPassArgs(8, 8, any_gpu)
+    assert step.word(FIRST).item() == 0
+    step.set_first(7)
+    step.set_idle(committed=40)
+    plan_block(request(any_gpu), step, 999, 4, any_gpu)
+    assert step.word(FIRST).item() == 7
+    step.set_chain((1, 2), 41)
+    assert step.word(FIRST).item() == 7
+    step.set_first(0)
+    assert step.word(FIRST).item() == 0
 
 
 def test_draft_block(any_gpu: Gpu) -> None:

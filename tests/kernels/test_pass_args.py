@@ -7,6 +7,7 @@ import pytest
 
 from draftree.kernels.cpu.pass_args import (
     COMMITTED,
+    FIRST,
     IS_TREE,
     NUM_ROWS,
     NUM_TOKENS,
@@ -36,7 +37,8 @@ def test_a_tree(kind: Any) -> None:
 @pytest.mark.parametrize("kind", [tuple, np.array])
 def test_a_chain(kind: Any) -> None:
     step = PassArgs(8, 6)
+    step.set_first(5)
     step.set_tree(*TREE, 20)
     step.set_chain(kind((3, 1, 2)), 7)
-    assert step.control[[NUM_TOKENS, COMMITTED, IS_TREE]].tolist() == [3, 7, 0]
+    assert step.control[[NUM_TOKENS, COMMITTED, IS_TREE, FIRST]].tolist() == [3, 7, 0, 5]
     assert step.tokens[:3].tolist() == [3, 1, 2] and step.positions[:3].tolist() == [7, 8, 9]

@@ -34,10 +34,10 @@ def _fixed_state(tokens: list[int]) -> np.ndarray:
     return state
 
 
-def _insert(store: PrefixStore, tokens: list[int]) -> list[tuple[int, int]]:
+def _insert(store: PrefixStore, tokens: list[int], cut: int = 0) -> list[tuple[int, int]]:
     """What was copied for it."""
     source = _Source(tokens)
-    store.insert(tokens, source.copy, source.copy_recurrent)
+    store.insert(tokens, source.copy, source.copy_recurrent, cut)
     return source.copied
 
 
@@ -198,3 +198,17 @@ def test_a_bound_of_zero_keeps_and_copies_nothing() -> None:
         store = PrefixStore(0, is_recurrent=is_recurrent)
         assert _insert(store, [1, 2, 3]) == []
         assert store.find([1, 2, 3]) == Match()
+
+
+@pytest.mark.parametrize("is_recurrent", [False, True])
+def test_no_span_goes_across_a_cut(is_recurrent: bool) -> None:
+    tokens = list(range(50))
+    for cut, copied in {
+        0: [(0, 20), (20, 40), (40, 50)],
+        13: [(0, 13), (13, 33), (33, 50)],
+        40: [(0, 20), (20, 40), (40, 50)],
+        60: [(0, 20), (20, 40), (40, 50)],
+    }.items():
+        store = PrefixStore(LARGE, is_recurrent=is_recurrent, span_len=20)
+        assert _insert(store, tokens, cut) == copied
+        _check_match(store.find(tokens), tokens, is_recurrent=is_recurrent)

@@ -63,10 +63,12 @@ def test_what_is_still_there_is_not_copied(target: Target, monkeypatch: pytest.M
     put: list[tuple[int, int]] = []
     restore = type(target._ops).restore
 
-    def counted(self: object, store: object, parts: object, start: int = 0, end: int = 0) -> None:
+    def counted(
+        self: object, store: object, parts: object, start: int = 0, end: int = 0, first: int = 0
+    ) -> None:
         if end:
-            put.append((start, end))
-        restore(self, store, parts, start, end)
+            put.append((first, end))
+        restore(self, store, parts, start, end, first)
 
     monkeypatch.setattr(type(target._ops), "restore", counted)
     state.restore(Snapshot(tuple(TOKENS[:40]), (), at_40.recurrent))

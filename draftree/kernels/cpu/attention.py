@@ -26,7 +26,7 @@ from draftree.kernels.cpu.elementwise import head_strides
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.kv_cache import KvCache, record_kv_commit, record_kv_write
-from draftree.kernels.cpu.pass_args import COMMITTED, NUM_TOKENS, PassArgs
+from draftree.kernels.cpu.pass_args import COMMITTED, FIRST, NUM_TOKENS, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import load, load_i64, splat, store
 
@@ -70,19 +70,26 @@ def attention_scratch_len(step: PassArgs, cache: KvCache, num_heads: int, num_th
 
 @njit
 def _count_items(args, num_threads):
-    """Blocks of rows, rows of a block, and chunks if they go to different threads (else 0)."""
+    """Blocks of rows, rows of a block, chunks if they go to different threads (else 0), and the
+    first of those.
+    """
     num_rows = load_i64(args[chunk.CONTROL] + 8 * NUM_TOKENS)
+    committed, window = load_i64(args[chunk.CONTROL] + 8 * COMMITTED), args[chunk.WINDOW]
+    first = load_i64(args[chunk.CONTROL] + 8 * FIRST)
+    if window > 0:
+        first = max(first, committed - window + 1)
+    first_chunk = first // CHUNK
     num_blocks = (num_rows + args[chunk.ROW_BLOCK] - 1) // args[chunk.ROW_BLOCK]
     if num_threads > 1:  # a share for every thread, but not fewer queries than share a load of keys
         wanted = (_ROW_ITEMS * num_threads + args[chunk.KV_HEADS] - 1) // args[chunk.KV_HEADS]
         num_blocks = max(num_blocks, min(wanted, num_rows * args[chunk.GROUP] // _FEW_QUERIES))
     row_block = (num_rows + num_blocks - 1) // num_blocks
     num_blocks = (num_rows + row_block - 1) // row_block
-    num_chunks = (load_i64(args[chunk.CONTROL] + 8 * COMMITTED) + num_rows - 1) // CHUNK + 1
+    num_chunks = (committed + num_rows - 1) // CHUNK + 1 - first_chunk
     is_few = num_blocks * args[chunk.KV_HEADS] < _FEW_ITEMS * num_threads
     if num_threads == 1 or num_chunks == 1 or not is_few or num_rows > args[chunk.SPLIT_ROWS]:
         num_chunks = 0
-    return num_blocks, row_block, num_chunks
+    return num_blocks, row_block, num_chunks, first_chunk
 
 
 @kernel
@@ -94,7 +101,7 @@ def _attention_kernel(args, ticket, thread, num_threads):
     lay_out(args, own)
     num_all, group = load_i64(args[chunk.CONTROL] + 8 * NUM_TOKENS), args[chunk.GROUP]
     kv_heads, num_bytes = args[chunk.KV_HEADS], args[chunk.PART_BYTES]
-    num_blocks, row_block, num_chunks = _count_items(args, num_threads)
+    num_blocks, row_block, num_chunks, first_chunk = _count_items(args, num_threads)
     per_block = max(num_chunks, 1)
     total = kv_heads * num_blocks * per_block
     states = load_i64(own + chunk.STATES)
@@ -108,7 +115,7 @@ def _attention_kernel(args, ticket, thread, num_threads):
             round_queries(args, own, num_rows * group)
         begin, end = seen_by(own, num_rows)
         if num_chunks > 0:
-            begin = item % per_block * CHUNK
+            begin = (first_chunk + item % per_block) * CHUNK
             end = begin + CHUNK
         for q in range(num_rows * group):
             store(states + (q + 1) * num_bytes - 64, splat(0.0))
@@ -164,9 +171,13 @@ def record_attention(
 
     Causal rows see the committed keys and their ancestors (in a chain: all earlier rows) and
     themselves; bidirectional ones see the committed keys and all rows. With a window, keys from
-    that far back on are hidden.
+    that far back on are hidden; so are those before the pass's first position. A ring must hold
+    all that a window and a pass's rows reach.
     """
     head_dim, kv_heads = cache.head_dim, cache.kv_heads
+    is_ring = cache.ring_len < cache.capacity
+    assert not is_ring or cache.ring_len % CHUNK == 0, "the slots of a chunk must lie side by side"
+    assert not is_ring or window > 0, "in a ring attention must be bounded"
     assert num_heads % kv_heads == 0, f"{num_heads} heads cannot share {kv_heads} key heads"
     group = num_heads // kv_heads
     split_rows, parts_len = _split_rows(step, cache, num_heads)
@@ -182,6 +193,7 @@ def record_attention(
         *(kv_heads, group, _row_block(group), float(scale), multiply_kernel.address),
         *(flat[parts_len:], 4 * thread_len, num_threads, flat, split_rows),
         *(4 * chunk.part_len(cache.value_dim), 4 * chunk.tree_cols(step.max_nodes)),
+        cache.ring_len,
     )
     reads = (q, cache.keys, cache.values)
     program.add(_attention_kernel, *args, reads=reads, writes=(out, flat))

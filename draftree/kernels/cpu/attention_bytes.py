@@ -10,7 +10,7 @@ rows share all products, whichever positions they see, and a tree's slots are su
 import numpy as np
 
 from draftree.kernels.cpu import attention_chunk as chunk
-from draftree.kernels.cpu.attention_chunk import CHUNK, find_range, seen_by
+from draftree.kernels.cpu.attention_chunk import CHUNK, find_range, next_block, seen_by
 from draftree.kernels.cpu.block import BLOCK_COLS
 from draftree.kernels.cpu.hadamard import hadamard_order, transform_row
 from draftree.kernels.cpu.jit import njit
@@ -66,32 +66,34 @@ def round_queries(args, own, num_queries):
 
 
 @njit
-def _score(args, own, kv_head, num_queries, first_slot, end_slot, out, out_row):
-    """out[q, slot - first_slot]: integer products times the scales of the keys, in blocks of 32."""
+def _score(args, own, kv_head, num_queries, first, end, out, out_row):
+    """out[q, position - first]: integer products times the scales of the keys, in blocks of 32."""
     head_dim, capacity = args[chunk.HEAD_DIM], args[chunk.CAPACITY]
     a_row, tile, num_pairs = 4 * head_dim, LANES * head_dim, head_dim // 2
-    keys = args[chunk.KEYS] + (kv_head * capacity + first_slot) * head_dim
-    scales = args[chunk.KEYS] + args[chunk.KV_HEADS] * capacity * head_dim
-    scales += 4 * (kv_head * capacity + first_slot)
-    later = args[chunk.VALUES] + (kv_head * capacity + first_slot) * args[chunk.VALUE_DIM]
-    for _ in range(first_slot, end_slot, BLOCK_COLS):
+    all_scales = args[chunk.KEYS] + args[chunk.KV_HEADS] * capacity * head_dim
+    slot = first % args[chunk.RING]
+    for _ in range(first, end, BLOCK_COLS):
+        at = kv_head * capacity + slot
+        keys, scales = args[chunk.KEYS] + at * head_dim, all_scales + 4 * at
+        later = args[chunk.VALUES] + at * args[chunk.VALUE_DIM]
         a, o = load_i64(own + chunk.QUERIES), out
         for q in range(0, num_queries, PAIR_ROWS):
             left = num_queries - q
             score_pairs(left, o, out_row, a, a_row, keys, tile, scales, num_pairs, later)
             o += PAIR_ROWS * out_row
             a += PAIR_ROWS * a_row
-        keys += 2 * tile
-        later += BLOCK_COLS * args[chunk.VALUE_DIM]
-        scales += 4 * BLOCK_COLS
         out += 4 * BLOCK_COLS
+        slot = next_block(args, slot)
 
 
 @njit
-def _weigh(args, own, num_queries, words, words_row, kv_head, first_slot, count, is_fresh):
-    """integers[q] (+)= words[q, :count] x values of the slots from first_slot, two at a time."""
+def _weigh(args, own, num_queries, words, words_row, kv_head, first, count, is_fresh):
+    """integers[q] (+)= words[q, :count] x values of the positions from first, two at a time; they
+    lie side by side.
+    """
     value_dim, out_row = args[chunk.VALUE_DIM], args[chunk.PART_BYTES]
-    values = args[chunk.VALUES] + (kv_head * args[chunk.CAPACITY] + first_slot) * value_dim
+    slot = kv_head * args[chunk.CAPACITY] + first % args[chunk.RING]
+    values = args[chunk.VALUES] + slot * value_dim
     parts, num_pairs = load_i64(own + chunk.CHUNK_PARTS), (count + 1) // 2
     for q in range(0, num_queries, PAIR_ROWS):
         left = num_queries - q
@@ -150,29 +152,45 @@ def _place_nodes(args, chunk_scales, row, base, weights, num_queries, scales, st
     ancestors = args[chunk.ANCESTORS] + 8 * row * args[chunk.MAX_NODES]
     depth, stride = load_i64(args[chunk.DEPTHS] + 8 * row), _row_bytes(args)
     for d in range(max(0, base - committed), min(depth + 1, base + CHUNK - committed)):
-        slot = committed + load_i64(ancestors + 8 * d)
-        place = 4 * (committed + d - base)
+        position = committed + load_i64(ancestors + 8 * d)
+        place, slot = 4 * (committed + d - base), position % args[chunk.RING]
         store_f32(chunk_scales + place, load_f32(scales + 4 * slot))
         for q in range(num_queries):
-            score = load_f32(weights + q * stride + 4 * (slot - start))
+            score = load_f32(weights + q * stride + 4 * (position - start))
             store_f32(weights + q * stride + place, score)
 
 
 @njit
 def _move_nodes(args, row, base, weights, num_queries):
-    """Words of ancestors go from their positions to their slots, behind the words of the chunk."""
+    """Words of ancestors go from their positions to their slots, behind the words of the chunk: to
+    those of whole tiles, of which a ring holds some at its end and the others at its beginning.
+    """
     committed = load_i64(args[chunk.CONTROL] + 8 * COMMITTED)
     num_nodes = load_i64(args[chunk.CONTROL] + 8 * NUM_TOKENS)
     ancestors = args[chunk.ANCESTORS] + 8 * row * args[chunk.MAX_NODES]
     depth, stride = load_i64(args[chunk.DEPTHS] + 8 * row), _row_bytes(args)
     first, last = max(0, base - committed), min(depth + 1, base + CHUNK - committed)
+    shift = committed % LANES
     for words in range(weights, weights + num_queries * stride, stride):
-        for c in range(0, 2 * num_nodes, 2 * LANES):
+        for c in range(0, 2 * (shift + num_nodes), 2 * LANES):
             store_words(words + 2 * CHUNK + c, splat(0.0))
         for d in range(first, last):
-            place = words + 2 * (committed + d - base)
-            store_word(words + 2 * (CHUNK + load_i64(ancestors + 8 * d)), load_word(place))
+            place, node = words + 2 * (committed + d - base), load_i64(ancestors + 8 * d)
+            store_word(words + 2 * (CHUNK + shift + node), load_word(place))
             store_word(place, 0)
+
+
+@njit
+def _weigh_nodes(args, own, num_queries, words, stride, kv_head):
+    """What `_move_nodes` has laid out, in two parts where a ring ends between them."""
+    committed = load_i64(args[chunk.CONTROL] + 8 * COMMITTED)
+    first = committed // LANES * LANES
+    count = committed - first + load_i64(args[chunk.CONTROL] + 8 * NUM_TOKENS)
+    before = min(args[chunk.RING] - first % args[chunk.RING], count)
+    _weigh(args, own, num_queries, words, stride, kv_head, first, before, _MORE)
+    if before < count:
+        words, first, count = words + 2 * before, first + before, count - before
+        _weigh(args, own, num_queries, words, stride, kv_head, first, count, _MORE)
 
 
 @njit
@@ -196,7 +214,8 @@ def attend_bytes(args, own, kv_head, row, num_rows, base):
     start, end_slot = base, high
     scales = args[chunk.VALUES] + args[chunk.KV_HEADS] * capacity * value_dim
     scales += 4 * kv_head * capacity
-    chunk_scales = scales + 4 * base
+    base_scales = scales + 4 * (base % args[chunk.RING])
+    chunk_scales = base_scales
     if is_tree:
         high = min(high, committed)
         end_slot = high
@@ -205,7 +224,7 @@ def attend_bytes(args, own, kv_head, row, num_rows, base):
         start, end_slot = min(base, low), committed + num_nodes
         chunk_scales = load_i64(own + chunk.GATHERED)
         for i in range(max(low, base) - base, high - base, 16):
-            store(chunk_scales + 4 * i, load(scales + 4 * (base + i)))
+            store(chunk_scales + 4 * i, load(base_scales + 4 * i))
     _score(args, own, kv_head, num_queries, low, end_slot, weights + 4 * (low - start), stride)
     low = max(low, base)
     for r in range(num_rows):
@@ -230,8 +249,7 @@ def attend_bytes(args, own, kv_head, row, num_rows, base):
     words = weights + 2 * (low - base)
     _weigh(args, own, num_queries, words, stride, kv_head, low, count, _FRESH)
     if has_nodes:
-        words = weights + 2 * CHUNK
-        _weigh(args, own, num_queries, words, stride, kv_head, committed, num_nodes, _MORE)
+        _weigh_nodes(args, own, num_queries, weights + 2 * CHUNK, stride, kv_head)
     for q in range(num_queries):
         query = load_i64(own + chunk.QUERIES) + 4 * q * args[chunk.HEAD_DIM]
         factor = splat(load_f32(query + 2 * args[chunk.HEAD_DIM] + 4))

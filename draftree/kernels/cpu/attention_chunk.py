@@ -3,7 +3,7 @@ Keys of 8 bits have another file.
 
 `args` are the words of the attention operations (named here), `own` is a thread's scratch, which
 starts with the addresses of its parts. All positions are absolute; a chunk's bounds are multiples
-of CHUNK.
+of CHUNK, and so is the length of a ring: the slots of a chunk lie side by side.
 """
 
 # ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures)
@@ -18,7 +18,7 @@ from draftree.kernels.cpu.block import (
     touched_rows,
 )
 from draftree.kernels.cpu.jit import njit
-from draftree.kernels.cpu.pass_args import COMMITTED, IS_TREE, NUM_TOKENS
+from draftree.kernels.cpu.pass_args import COMMITTED, FIRST, IS_TREE, NUM_TOKENS
 from draftree.kernels.cpu.simd import (
     LANES,
     bits_to_float,
@@ -47,6 +47,7 @@ Q, Q_ROW, Q_HEAD, OUT, OUT_ROW, OUT_HEAD = range(6, 12)
 KEYS, VALUES, KV_TYPE, CAPACITY, HEAD_DIM, VALUE_DIM = range(12, 18)
 KV_HEADS, GROUP, ROW_BLOCK, SCALE, MULTIPLY = range(18, 23)
 SCRATCH, THREAD_BYTES, SCRATCH_THREADS, PARTS, SPLIT_ROWS, PART_BYTES, TREE_BYTES = range(23, 30)
+RING = 30
 
 # Offsets in a thread's scratch, in bytes: the call of `multiply`, then addresses.
 QUERIES, WEIGHTS, _TREE_SCORES, CHUNK_PARTS, STATES, GATHERED, _BOUNDS = range(
@@ -99,7 +100,7 @@ def load_rows(args, own, first_head, row, num_rows):
     """Scaled queries [rows x group, head_dim], and the positions [begin, end) each row sees."""
     control, group, head_dim = args[CONTROL], args[GROUP], args[HEAD_DIM]
     committed, window = load_i64(control + 8 * COMMITTED), args[WINDOW]
-    is_tree = load_i64(control + 8 * IS_TREE) != 0
+    is_tree, first = load_i64(control + 8 * IS_TREE) != 0, load_i64(control + 8 * FIRST)
     bounds = load_i64(own + _BOUNDS)
     for r in range(num_rows):
         position = committed + row + r
@@ -109,7 +110,7 @@ def load_rows(args, own, first_head, row, num_rows):
         elif is_tree:
             position = committed + load_i64(args[DEPTHS] + 8 * (row + r))
             end = position + 1
-        begin = max(0, position - window + 1) if window > 0 else 0
+        begin = max(first, position - window + 1) if window > 0 else first
         store_i64(bounds + 16 * r, begin)
         store_i64(bounds + 16 * r + 8, end)
     queries, scale = load_i64(own + QUERIES), splat(np.float32(bits_to_float(args[SCALE])))
@@ -139,16 +140,24 @@ def find_range(own, row, base, limit):
 
 
 @njit
-def _score(args, own, kv_head, num_queries, first_slot, end_slot, out, out_row):
-    """out[q, slot - first_slot] for slots [first_slot, end_slot), in whole blocks of 32."""
+def next_block(args, slot):
+    """The slot 32 positions further; a division would take longer."""
+    slot += BLOCK_COLS
+    return slot if slot < args[RING] else 0
+
+
+@njit
+def _score(args, own, kv_head, num_queries, first, end, out, out_row):
+    """out[q, position - first] for positions [first, end), in whole blocks of 32."""
     head_dim, kind = args[HEAD_DIM], args[KV_TYPE]
     step = 64 >> kind
     a, a_row, tile = load_i64(own + QUERIES), 4 * head_dim, head_dim * step
-    keys = args[KEYS] + (kv_head * args[CAPACITY] + first_slot) // LANES * tile
-    for _ in range(first_slot, end_slot, BLOCK_COLS):
+    slot = first % args[RING]
+    for _ in range(first, end, BLOCK_COLS):
+        keys = args[KEYS] + (kv_head * args[CAPACITY] + slot) // LANES * tile
         multiply(own, num_queries, kind, 1, out, out_row, a, a_row, keys, step, tile, head_dim)
-        keys += 2 * tile
         out += 4 * BLOCK_COLS
+        slot = next_block(args, slot)
 
 
 @njit
@@ -206,10 +215,10 @@ def _weigh(args, own, first, num_queries, begin, end, values, kind):
 
 @njit
 def _weigh_shared(args, own, kv_head, num_queries, base, limit):
-    """Values at [base, limit), where slot = position; what all queries of a block see is shared."""
+    """Values at [base, limit) of a chunk; what all queries of a block see is shared."""
     group, kind = args[GROUP], args[KV_TYPE]
     step = args[VALUE_DIM] * (4 >> kind)
-    values = args[VALUES] + (kv_head * args[CAPACITY] + base) * step
+    values = args[VALUES] + (kv_head * args[CAPACITY] + base % args[RING]) * step
     for first in range(0, num_queries, BLOCK_ROWS):
         last = min(first + BLOCK_ROWS, num_queries)
         low, high = find_range(own, first // group, base, limit)
@@ -237,7 +246,7 @@ def _weigh_ancestors(args, own, kv_head, row, r, base):
     value_dim, target, kind = args[VALUE_DIM], load_i64(own + GATHERED), args[KV_TYPE]
     ancestors = args[ANCESTORS] + 8 * (row + r) * args[MAX_NODES]
     for i in range(begin + shift, end + shift):
-        slot = committed + load_i64(ancestors + 8 * (base + i - committed))
+        slot = (committed + load_i64(ancestors + 8 * (base + i - committed))) % args[RING]
         index = (kv_head * args[CAPACITY] + slot) * value_dim
         for c in range(index, index + value_dim, 16):
             store(target, load_as(args[VALUES] + c * (4 >> kind), kind))

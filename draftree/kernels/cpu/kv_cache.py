@@ -1,13 +1,14 @@
 """Keys and values of one attention layer: where they lie, how rows are written, how a path is kept.
 
-Slot = absolute position for committed tokens; the nodes of a tree take the slots after them in
-node order. Sixteen keys lie side by side, so that one vector load brings the same dimension of
-sixteen keys, or the same two dimensions in eight bits: a cell of a key has two bytes or more. In
-eight bits, a key or value of one head has a scale of its own, so a row's bits do not depend on its
-neighbours, and keys are transformed (hadamard.py): they are large in few dimensions.
+Slot = position, or its remainder in a ring; a tree's nodes follow the committed tokens. Sixteen
+keys lie side by side, so that one vector load brings the same dimension of sixteen keys, or the
+same two in eight bits: a cell of a key has two bytes or more. In eight bits, a key or value of one
+head has a scale of its own, and keys are transformed (hadamard.py): they are large in few dims.
 """
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
+from collections.abc import Iterator
+
 import numpy as np
 
 from draftree.kernels.cpu.arena import lazy_zeros
@@ -50,7 +51,8 @@ class KvCache(KvState):
     capacity, value_dim]; cell_len is 2 for bytes, else 1.
 
     capacity counts positions, committed and speculative ones; it is rounded up to whole blocks,
-    with room for those that are read, but do not count, behind a tree.
+    with room for those that are read, but do not count, behind a tree. A ring holds the last
+    ring_len positions of any number; attention may look no further back.
     value_dim is head_dim rounded up likewise; what lies between is zero. dtype is float32, float16
     or int8; then key_scales and value_scales, float32 [kv_heads, capacity], follow keys and values
     in memory.
@@ -62,11 +64,14 @@ class KvCache(KvState):
         head_dim: int,
         capacity: int,
         dtype: type[np.number] = np.float32,
+        ring_len: int = 0,
     ) -> None:
+        """ring_len: a multiple of the chunks that attention takes keys in; 0: no ring."""
         assert head_dim % LANES == 0, f"head_dim {head_dim} is not a multiple of {LANES}"
         assert dtype in _TYPES, "a cache holds float32, float16 or int8"
         self.kv_heads, self.head_dim, self.dtype = kv_heads, head_dim, dtype
-        self.capacity = round_up(capacity + WORD_STEP - 1, BLOCK_COLS)
+        self.capacity = round_up((ring_len or capacity) + WORD_STEP - 1, BLOCK_COLS)
+        self.ring_len = ring_len or self.capacity  # without a ring, positions are below it
         self.value_dim = round_up(head_dim, BLOCK_COLS)
         self.type_word = _TYPES[dtype]
         cell_len = 2 if dtype == np.int8 else 1
@@ -82,21 +87,38 @@ class KvCache(KvState):
         return memory[:num_bytes].view(self.dtype).reshape(shape), scales
 
     def copy(self, start: int, end: int) -> tuple[np.ndarray, ...]:
-        """Slots start … end-1; of the keys whole tiles, so a few slots more."""
-        tiles = self.keys[:, start // LANES : -(-end // LANES)]
+        """Positions start … end-1; of the keys whole tiles, so a few more."""
+        tiles = list(_runs(start // LANES, -(-end // LANES), self.ring_len // LANES))
+        slots = list(_runs(start, end, self.ring_len))
         scales = (self.key_scales, self.value_scales) if self.dtype == np.int8 else ()
-        by_slot = (self.values, *scales)
-        return tiles.copy(), *(array[:, start:end].copy() for array in by_slot)
+        pairs = (self.keys, tiles), *((array, slots) for array in (self.values, *scales))
+        return tuple(
+            np.concatenate([array[:, :0], *(array[:, run] for _, run in runs)], axis=1)
+            for array, runs in pairs
+        )
 
-    def put(self, parts: tuple[np.ndarray, ...], start: int, end: int) -> None:
-        """Slots start … end-1 of a copy that began at start. The keys that a copy has before start
-        are those that belong there; what follows end is not committed.
-        """
-        first, last = start // LANES, -(-end // LANES)
-        self.keys[:, first:last] = parts[0][:, : last - first]
+    def put(self, parts: tuple[np.ndarray, ...], start: int, end: int, first: int = 0) -> None:
+        """Positions first … end-1 of a copy that began at start, and no others."""
+        first = max(start, first)
         by_slot = (self.values, self.key_scales, self.value_scales)
-        for array, part in zip(by_slot, parts[1:], strict=False):
-            array[:, start:end] = part[:, : end - start]
+        for source, slots in _runs(first, end, self.ring_len):
+            for array, part in zip(by_slot, parts[1:], strict=False):
+                array[:, slots] = part[:, first - start :][:, source]
+        num_tiles, origin, low = self.ring_len // LANES, start // LANES, -(-first // LANES)
+        for source, tiles in _runs(low, end // LANES, num_tiles):
+            self.keys[:, tiles] = parts[0][:, low - origin :][:, source]
+        for tile in (first // LANES, (end - 1) // LANES):
+            lanes = slice(max(first - tile * LANES, 0), end - tile * LANES)
+            self.keys[:, tile % num_tiles, :, lanes] = parts[0][:, tile - origin, :, lanes]
+
+
+def _runs(start: int, end: int, length: int) -> Iterator[tuple[slice, slice]]:
+    """Runs of the places start … end-1 of a ring: counted from start, and in the ring."""
+    at = start
+    while at < end:
+        stop = min(end, at - at % length + length)
+        yield slice(at - start, stop - start), slice(at % length, at % length + stop - at)
+        at = stop
 
 
 _TYPES = {np.float32: TYPE_F32, np.float16: TYPE_F16, np.int8: TYPE_I8}
@@ -122,7 +144,7 @@ def _kv_write_kernel(args, ticket, thread, num_threads):
     kv_heads, head_dim, value_dim, capacity = args[2], args[3], args[4], args[5]
     k, k_row, k_head = args[6], args[7], args[8]
     v, v_row, v_head = args[9], args[10], args[11]
-    keys, values, kind = args[12], args[13], args[14]
+    keys, values, kind, ring = args[12], args[13], args[14], args[15]
     size = 4 >> kind
     cell = max(size, 2)
     key_scales = keys + kv_heads * capacity * head_dim
@@ -133,12 +155,13 @@ def _kv_write_kernel(args, ticket, thread, num_threads):
     total = kv_heads * num_tiles  # whole tiles, so that threads do not share cache lines
     for item in range(total * thread // num_threads, total * (thread + 1) // num_threads):
         head, tile = item // num_tiles, first_tile + item % num_tiles
-        p_tile = keys + (head * capacity + tile * LANES) * head_dim * size
         begin = max(committed, tile * LANES)
-        for slot in range(begin, min(committed + num_rows, (tile + 1) * LANES)):
-            p_k = k + (slot - committed) * k_row + head * k_head
-            p_v = v + (slot - committed) * v_row + head * v_head
-            p_lane = p_tile + (slot - tile * LANES) * cell
+        wrapped = tile * LANES - tile * LANES % ring
+        p_tile = keys + (head * capacity + tile * LANES - wrapped) * head_dim * size
+        for position in range(begin, min(committed + num_rows, (tile + 1) * LANES)):
+            p_k = k + (position - committed) * k_row + head * k_head
+            p_v = v + (position - committed) * v_row + head * v_head
+            slot, p_lane = position - wrapped, p_tile + (position - tile * LANES) * cell
             p_value = values + (head * capacity + slot) * value_dim * size
             if kind == TYPE_I8:
                 transform_row(p_k, head_dim)
@@ -156,7 +179,7 @@ def _kv_write_kernel(args, ticket, thread, num_threads):
 def _kv_commit_kernel(args, ticket, thread, num_threads):
     path_len, committed, path = load_i64(args[0]), load_i64(args[1]), args[2]
     kv_heads, head_dim, value_dim, capacity = args[3], args[4], args[5], args[6]
-    keys, values, kind = args[7], args[8], args[9]
+    keys, values, kind, ring = args[7], args[8], args[9], args[10]
     size = 4 >> kind
     cell = max(size, 2)
     key_scales = keys + kv_heads * capacity * head_dim
@@ -166,7 +189,7 @@ def _kv_commit_kernel(args, ticket, thread, num_threads):
             node = load_i64(path + 8 * j)
             if node == j:
                 continue
-            source, target = committed + node, committed + j
+            source, target = (committed + node) % ring, (committed + j) % ring
             p_from = keys + (head * capacity + source // 16 * 16) * head_dim * size
             p_to = keys + (head * capacity + target // 16 * 16) * head_dim * size
             p_from, p_to = p_from + source % 16 * cell, p_to + target % 16 * cell
@@ -185,8 +208,8 @@ def _kv_commit_kernel(args, ticket, thread, num_threads):
 def record_kv_write(
     program: Program, step: PassArgs, k: np.ndarray, v: np.ndarray, cache: KvCache
 ) -> None:
-    """Row i of k and v [max_tokens, kv_heads * head_dim] goes to slot committed + i. In eight bits
-    the rows of k are left transformed.
+    """Row i of k and v [max_tokens, kv_heads * head_dim] goes to position committed + i. In eight
+    bits the rows of k are left transformed.
     """
     program.add(
         _kv_write_kernel,
@@ -203,6 +226,7 @@ def record_kv_write(
         cache.keys,
         cache.values,
         cache.type_word,
+        cache.ring_len,
         reads=(k, v),
         writes=(k, cache.keys, cache.values),
     )
@@ -222,6 +246,7 @@ def record_kv_commit(program: Program, step: PassArgs, cache: KvCache) -> None:
         cache.keys,
         cache.values,
         cache.type_word,
+        cache.ring_len,
         reads=(cache.keys, cache.values),
         writes=(cache.keys, cache.values),
     )

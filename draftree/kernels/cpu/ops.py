@@ -37,7 +37,9 @@ class CpuMatmulInput(MatmulInput):
 
 
 class CpuOps:
-    """For passes of at most max_tokens rows (trees: max_nodes) over max_ctx positions."""
+    """For passes of at most max_tokens rows (trees: max_nodes) over max_ctx positions. Keys and
+    values are kept of the last ring_len positions, a multiple of 256; 0: of all.
+    """
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class CpuOps:
         max_tokens: int,
         max_nodes: int,
         max_ctx: int,
+        ring_len: int = 0,
         exact: bool = False,
         kv_dtype: type[np.number] = np.float32,
         workspace: Workspace | None = None,
@@ -53,7 +56,7 @@ class CpuOps:
         """workspace: shared with others whose passes come before or after these."""
         self.pool = pool
         self.step = PassArgs(max_tokens, max_nodes)
-        self.max_ctx = max_ctx
+        self.max_ctx, self.ring_len = max_ctx, ring_len
         self._exact = exact
         self._kv_dtype = kv_dtype
         self._workspace = workspace or Workspace()
@@ -85,7 +88,7 @@ class CpuOps:
 
     def new_kv(self, num_kv_heads: int, head_dim: int) -> KvCache:
         capacity = self.max_ctx + self.step.max_tokens
-        return KvCache(num_kv_heads, head_dim, capacity, self._kv_dtype)
+        return KvCache(num_kv_heads, head_dim, capacity, self._kv_dtype, self.ring_len)
 
     def new_conv(self, channels: int, kernel_len: int) -> ConvState:
         return ConvState(channels, kernel_len, self.step.max_nodes)
@@ -232,11 +235,16 @@ class CpuOps:
         return (_recurrent(store).copy(),)
 
     def restore(
-        self, store: LayerStore, parts: tuple[np.ndarray, ...], start: int = 0, end: int = 0
+        self,
+        store: LayerStore,
+        parts: tuple[np.ndarray, ...],
+        start: int = 0,
+        end: int = 0,
+        first: int = 0,
     ) -> None:
         if isinstance(store, KvCache):
             if parts:
-                store.put(parts, start, end)
+                store.put(parts, start, end, first)
             return
         _recurrent(store)[...] = parts[0] if parts else 0.0
 

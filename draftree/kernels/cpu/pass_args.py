@@ -14,7 +14,7 @@ import numpy as np
 
 from draftree.kernels.ops import Integers
 
-NUM_TOKENS, COMMITTED, IS_TREE, PATH_LEN, NUM_ROWS = range(5)
+NUM_TOKENS, COMMITTED, IS_TREE, PATH_LEN, NUM_ROWS, FIRST = range(6)
 
 
 class PassArgs:
@@ -76,6 +76,10 @@ class PassArgs:
     def set_rows(self, rows: Integers) -> None:
         self._control[NUM_ROWS] = len(rows)
         self._rows[: len(rows)] = _integers(rows)
+
+    def set_first(self, position: int) -> None:
+        """Attention does not look before it, in this pass and those after."""
+        self._control[FIRST] = position
 
 
 def _words(array: np.ndarray) -> Any:

@@ -17,7 +17,7 @@ from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import native
 from draftree.kernels.cpu.simd import load_i64, store_i64
 
-RECORD_WORDS = 32  # function, needs a barrier before it, then the arguments
+RECORD_WORDS = 40  # function, needs a barrier before it, then the arguments
 FIRST_ARG = 2
 _WORD = 8
 RECORD_BYTES = RECORD_WORDS * _WORD

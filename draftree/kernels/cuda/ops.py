@@ -49,7 +49,7 @@ class CudaOps:
         ring_len: int = 0,
     ) -> None:
         """ring_len: caches hold so many of the last positions; 0: all."""
-        self.gpu, self.max_ctx = store.gpu, max_ctx
+        self.gpu, self.max_ctx, self.ring_len = store.gpu, max_ctx, ring_len
         self.step = CudaPassArgs(max_tokens, max_nodes, store.gpu)
         self._weights = store
         self._scratch = Scratch(max_tokens, store.gpu)
@@ -253,10 +253,16 @@ class CudaOps:
         return _recurrent(store).snapshot(end)
 
     def restore(
-        self, store: LayerStore, parts: tuple[np.ndarray, ...], start: int = 0, end: int = 0
+        self,
+        store: LayerStore,
+        parts: tuple[np.ndarray, ...],
+        start: int = 0,
+        end: int = 0,
+        first: int = 0,
     ) -> None:
         if isinstance(store, CudaKv):
-            store.restore(parts, start, end)
+            first = max(start, first)
+            store.restore(tuple(part[:, first - start :] for part in parts), first, end)
         else:
             _recurrent(store).restore(parts)
 

@@ -88,10 +88,6 @@ class CudaPassArgs:
         self._rows[: len(rows)] = rows
         self._upload()
 
-    def set_first(self, position: int) -> None:
-        """Keys before this position are hidden from now on."""
-        self._control[FIRST] = position
-
     def set_sinks(self, count: int) -> None:
         """So many positions at the beginning are seen from now on, whatever the window."""
         self._control[SINKS] = count
@@ -100,6 +96,11 @@ class CudaPassArgs:
         """No rows: programs run through without effect."""
         self._control[:FIRST] = 0
         self._control[COMMITTED] = committed
+        self._upload()
+
+    def set_first(self, position: int) -> None:
+        """Attention does not look before it, in this pass and those after."""
+        self._control[FIRST] = position
         self._upload()
 
     def _begin(
