@@ -115,12 +115,13 @@ def _fresh(target: Target, tokens: list[int]) -> Snapshot:
 def test_spans_of_a_gpu_cache() -> None:
     """The same contract for keys and values that lie on a GPU."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from draftree.kernels.cuda.kv_cache import CudaKv
+    from draftree.kernels.cuda.kv_cache import KvArena
     from tests.kernels.emulator import emulated_gpu
 
-    source, target = (CudaKv(2, 16, 50, emulated_gpu()) for _ in range(2))
-    source.halves.copy_(torch.randn(source.halves.shape))
+    source, target = (KvArena(50, emulated_gpu()).new(2, 16) for _ in range(2))
+    source.pool.random_(0, 256)
     target.restore(source.snapshot(20), 0, 20)
     target.restore(source.snapshot(45, 20), 20, 33)
-    assert torch.equal(target.halves[:, :, :33], source.halves[:, :, :33])
-    assert not target.halves[:, :, 33:].any()
+    for found, expected in zip(target.rows(0, 50), source.rows(0, 50), strict=True):
+        assert torch.equal(found[:, :33], expected[:, :33])
+        assert not found[:, 33:].any()

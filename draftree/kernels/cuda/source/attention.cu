@@ -6,6 +6,7 @@
 // the same instructions with the same neighbours along the sums, whoever computes it.
 constexpr int SCORE_COLS = COL_TILES / 2;            // groups of 8 columns whose scores a warp computes
 constexpr int DIM_TILES = DIM / 16;
+constexpr u32 ALL = (1u << COL_TILES) - 1;           // groups of 8 columns
 constexpr bool SHARES_COLS = DIM_TILES < WARPS;      // few dimensions: two warps share them, half the columns each
 constexpr int OUT_TILES = SHARES_COLS ? 1 : DIM_TILES / WARPS;
 constexpr int OUT_COLS = SHARES_COLS ? COL_TILES / 2 : COL_TILES;
@@ -47,23 +48,22 @@ DEV void load_queries(const Pass& pass, const Plan& plan, const Shape& shape, co
   }
 }
 
-// Operands of 32 dimensions: 16 keys, and 8 columns of each group in the mask. Steps are apart by 64 bytes, which the
-// swizzle turns around within 128.
+// Operands of 32 dimensions: 16 keys, and 8 columns of each group. Steps are apart by 64 bytes, which the swizzle turns
+// around within 128. Nothing here depends on which columns count: branches would keep loads from running ahead.
 struct ScoreOperands {
   u32 a[2][4], b[SCORE_COLS][4];
 
-  DEV_MEMBER void load(const u8* keys, const u8* queries, int key_place, int query_place, u32 mask, int step) {
+  DEV_MEMBER void load(const u8* keys, const u8* queries, int key_place, int query_place, int step) {
 #pragma unroll
     for (int k = 0; k < 2; k++) load_matrix_x4(a[k], keys + (key_place ^ ((step & 1) * 64 + k * 32)) + (step >> 1) * 128);
 #pragma unroll
     for (int n = 0; n < SCORE_COLS; n++)
-      if (mask >> n & 1)
-        load_matrix_x4(b[n], queries + (query_place ^ (step & 1) * 64) + (step >> 1) * 128 + n * 8 * CHUNKS * 16);
+      load_matrix_x4(b[n], queries + (query_place ^ (step & 1) * 64) + (step >> 1) * 128 + n * 8 * CHUNKS * 16);
   }
 };
 
-// One warp: scores of 16 keys of a tile for its groups of columns, those in `mask`.
-DEV void score(const u8* keys, const u8* queries, int strip, int first, u32 mask, float (*s)[4]) {
+// One warp: scores of 16 keys of a tile for its groups of columns.
+DEV void score(const u8* keys, const u8* queries, int strip, int first, float (*s)[4]) {
   constexpr int STEPS = DIM / 32;
   const int lane = threadIdx.x & 31;
   const int key_place = swizzled(strip * 16 + (lane & 15), lane >> 4);
@@ -71,16 +71,15 @@ DEV void score(const u8* keys, const u8* queries, int strip, int first, u32 mask
   float odd[SCORE_COLS][4] = {};  // two sums, so that fewer steps wait for each other
 #pragma unroll
   for (int n = 0; n < SCORE_COLS; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
-  if (!mask) return;
   ScoreOperands operands[2];
-  operands[0].load(keys, queries, key_place, query_place, mask, 0);
+  operands[0].load(keys, queries, key_place, query_place, 0);
 #pragma unroll
   for (int step = 0; step < STEPS; step++) {
-    if (step + 1 < STEPS) operands[(step + 1) & 1].load(keys, queries, key_place, query_place, mask, step + 1);
+    if (step + 1 < STEPS) operands[(step + 1) & 1].load(keys, queries, key_place, query_place, step + 1);
     const ScoreOperands& now = operands[step & 1];
 #pragma unroll
     for (int n = 0; n < SCORE_COLS; n++)
-      if (mask >> n & 1) mma(s[n], now.a[0], now.b[n][0], now.b[n][1]), mma(odd[n], now.a[1], now.b[n][2], now.b[n][3]);
+      mma(s[n], now.a[0], now.b[n][0], now.b[n][1]), mma(odd[n], now.a[1], now.b[n][2], now.b[n][3]);
   }
 #pragma unroll
   for (int n = 0; n < SCORE_COLS; n++)
@@ -109,62 +108,55 @@ struct Running {
 };
 
 // Scores become weights, which go to shared memory; the maximum and the sum of weights move on.
-DEV void weigh(float (*s)[4], u8* weights, int strip, int first, u32 mask, Running& now, Board& board) {
+DEV void weigh(float (*s)[4], u8* weights, int strip, int first, Running& now, Board& board) {
   const int lane = threadIdx.x & 31, key = lane >> 2;
 #pragma unroll
   for (int n = 0; n < SCORE_COLS; n++)
-    if (mask >> n & 1) {
 #pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const float top = over_keys(fmaxf(s[n][j], s[n][j + 2]), Larger());
-        if (lane < 4) board.top[strip][(first + n) * 8 + lane * 2 + j] = top;
-      }
+    for (int j = 0; j < 2; j++) {
+      const float top = over_keys(fmaxf(s[n][j], s[n][j + 2]), Larger());
+      if (lane < 4) board.top[strip][(first + n) * 8 + lane * 2 + j] = top;
     }
   __syncthreads();
 #pragma unroll
   for (int n = 0; n < SCORE_COLS; n++)
-    if (mask >> n & 1) {
 #pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const int col = (first + n) * 8 + (lane & 3) * 2 + j;
-        float top = now.top[n][j];
+    for (int j = 0; j < 2; j++) {
+      const int col = (first + n) * 8 + (lane & 3) * 2 + j;
+      float top = now.top[n][j];
 #pragma unroll
-        for (int i = 0; i < 4; i++) top = fmaxf(top, board.top[i][col]);
-        const float shrink = exp2f(__fsub_rn(now.top[n][j], top));
-        if (strip == 0 && lane < 4) board.shrink[col] = shrink;
-        const u16 near = to_half(exp2f(__fsub_rn(s[n][j], top))), far = to_half(exp2f(__fsub_rn(s[n][j + 2], top)));
-        now.top[n][j] = top;
-        now.sum[n][j] = __fmaf_rn(now.sum[n][j], shrink, __fadd_rn(from_half(near), from_half(far)));
-        u16* to = reinterpret_cast<u16*>(weights);
-        to[weight_place(col, strip * 2) / 2 + key] = near;
-        to[weight_place(col, strip * 2 + 1) / 2 + key] = far;
-      }
+      for (int i = 0; i < 4; i++) top = fmaxf(top, board.top[i][col]);
+      const float shrink = exp2f(__fsub_rn(now.top[n][j], top));
+      if (strip == 0 && lane < 4) board.shrink[col] = shrink;
+      const u16 near = to_half(exp2f(__fsub_rn(s[n][j], top))), far = to_half(exp2f(__fsub_rn(s[n][j + 2], top)));
+      now.top[n][j] = top;
+      now.sum[n][j] = __fmaf_rn(now.sum[n][j], shrink, __fadd_rn(from_half(near), from_half(far)));
+      u16* to = reinterpret_cast<u16*>(weights);
+      to[weight_place(col, strip * 2) / 2 + key] = near;
+      to[weight_place(col, strip * 2 + 1) / 2 + key] = far;
     }
 }
 
 // One warp: adds weights times values to the sums of its dimensions.
-DEV void add_values(const u8* values, const u8* weights, u32 mask, const Board& board, float (*acc)[OUT_COLS][4]) {
+DEV void add_values(const u8* values, const u8* weights, const Board& board, float (*acc)[OUT_COLS][4]) {
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int first_dim = SHARES_COLS ? warp % DIM_TILES : warp * OUT_TILES;
   const int first_col = SHARES_COLS ? warp / DIM_TILES * OUT_COLS : 0;
-  mask >>= first_col;
 #pragma unroll
-  for (int n = 0; n < OUT_COLS; n++)
-    if (mask >> n & 1) {
-      const float2 by = *reinterpret_cast<const float2*>(board.shrink + (first_col + n) * 8 + (lane & 3) * 2);
+  for (int n = 0; n < OUT_COLS; n++) {
+    const float2 by = *reinterpret_cast<const float2*>(board.shrink + (first_col + n) * 8 + (lane & 3) * 2);
 #pragma unroll
-      for (int m = 0; m < OUT_TILES; m++)
+    for (int m = 0; m < OUT_TILES; m++)
 #pragma unroll
-        for (int i = 0; i < 4; i++) acc[m][n][i] = __fmul_rn(acc[m][n][i], i & 1 ? by.y : by.x);
-    }
+      for (int i = 0; i < 4; i++) acc[m][n][i] = __fmul_rn(acc[m][n][i], i & 1 ? by.y : by.x);
+  }
   const int weight_row = weight_place(first_col * 8 + (lane & 7), lane >> 3);
   const int value_row = swizzled((lane & 7) + (lane >> 4) * 8, first_dim * 2 + (lane >> 3 & 1));
 #pragma unroll
   for (int half = 0; half < 2; half++) {  // 32 keys
     u32 a[2][OUT_TILES][4], b[OUT_COLS][4];
 #pragma unroll
-    for (int n = 0; n < OUT_COLS; n++)
-      if (mask >> n & 1) load_matrix_x4(b[n], weights + (weight_row ^ half * 64) + n * 1024);
+    for (int n = 0; n < OUT_COLS; n++) load_matrix_x4(b[n], weights + (weight_row ^ half * 64) + n * 1024);
 #pragma unroll
     for (int k = 0; k < 2; k++)
 #pragma unroll
@@ -174,10 +166,8 @@ DEV void add_values(const u8* values, const u8* weights, u32 mask, const Board& 
     for (int k = 0; k < 2; k++)
 #pragma unroll
       for (int n = 0; n < OUT_COLS; n++)
-        if (mask >> n & 1) {
 #pragma unroll
-          for (int m = 0; m < OUT_TILES; m++) mma(acc[m][n], a[k][m], b[n][2 * k], b[n][2 * k + 1]);
-        }
+        for (int m = 0; m < OUT_TILES; m++) mma(acc[m][n], a[k][m], b[n][2 * k], b[n][2 * k + 1]);
   }
 }
 
@@ -226,22 +216,20 @@ struct Worker {
   // One tile of keys at `base` for the groups of columns in mask, which see nothing from `limit` on.
   DEV_MEMBER void attend(int base, int limit, u32 mask) {
     const int lane = threadIdx.x & 31, strip = threadIdx.x / 32 % 4, first = threadIdx.x / 128 * SCORE_COLS;
-    const u32 own_mask = mask >> first & ((1 << SCORE_COLS) - 1);
     float s[SCORE_COLS][4];
-    score(next_stage<KEY_CODE>(false), queries, strip, first, own_mask, s);
-    if (shape.window || plan.first > base || base + TILE > limit)
+    score(next_stage<KEY_CODE>(false), queries, strip, first, s);
+    if (shape.window || plan.first > base || base + TILE > limit || mask != ALL)
 #pragma unroll
       for (int n = 0; n < SCORE_COLS; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
           const int position = base + strip * 16 + (lane >> 2) + (i >> 1) * 8;
           const int col = (first + n) * 8 + (lane & 3) * 2 + (i & 1);
-          const bool is_early = own_mask >> n & 1 && position < board.low[col] && position >= plan.sinks;
-          const bool is_hidden = position >= limit || is_early;
-          if (is_hidden) s[n][i] = __int_as_float(0xff800000);
+          const bool is_early = position < board.low[col] && position >= plan.sinks;
+          if (position >= limit || is_early || !(mask >> (first + n) & 1)) s[n][i] = __int_as_float(0xff800000);
         }
-    weigh(s, weights, strip, first, own_mask, now, board);
-    add_values(next_stage<VALUE_CODE>(true), weights, mask, board, acc);
+    weigh(s, weights, strip, first, now, board);
+    add_values(next_stage<VALUE_CODE>(true), weights, board, acc);
   }
 
   // Merges the segment into the item's state.
