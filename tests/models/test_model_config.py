@@ -19,7 +19,8 @@ def test_facts_are_those_of_the_config_it_was_converted_from() -> None:
     assert model_config.num_layers == config["num_hidden_layers"]
     assert model_config.context_length == config["max_position_embeddings"]
     assert model_config.num_kv_layers == config["layer_types"].count("full_attention")
-    assert model_config.kv_width == 2 * config["num_key_value_heads"] * config["head_dim"]
+    shape = model_config.num_kv_heads, model_config.head_dim
+    assert shape == (config["num_key_value_heads"], config["head_dim"])
     keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
     channels = 2 * keys + config["linear_num_value_heads"] * config["linear_value_head_dim"]
     num_recurrent = model_config.num_layers - model_config.num_kv_layers

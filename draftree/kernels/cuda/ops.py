@@ -31,14 +31,23 @@ from draftree.kernels.cuda.scratch import CudaMatmulInput, Scratch
 from draftree.kernels.cuda.store import LazyMatrix, WeightStore
 from draftree.kernels.ops import Columns, Heads, LayerStore, MatmulInput, Rope, narrow
 from draftree.kernels.quant.formats import QuantType
+from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, KvFormat
 
 
 class CudaOps:
     """For passes of at most max_tokens rows (trees: max_nodes) over max_ctx positions."""
 
     def __init__(
-        self, store: WeightStore, *, max_tokens: int, max_nodes: int, max_ctx: int
+        self,
+        store: WeightStore,
+        *,
+        max_tokens: int,
+        max_nodes: int,
+        max_ctx: int,
+        key_format: KvFormat = KEY_FORMATS["f16"],
+        value_format: KvFormat = VALUE_FORMATS["f16"],
     ) -> None:
+        self._kv_formats = key_format, value_format
         self.gpu, self.max_ctx = store.gpu, max_ctx
         self.step = CudaPassArgs(max_tokens, max_nodes, store.gpu)
         self._weights = store

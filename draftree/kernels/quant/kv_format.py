@@ -13,11 +13,11 @@ from enum import IntEnum
 
 import numpy as np
 
-_ROTATED_LEN = 128
+ROTATED_LEN = 128
 _SIGNS = 0x9D2C5680_1B873593_CC9E2D51_E6546B64  # one bit a dimension; any mixed bits would do
 # The best levels for normal numbers of variance 1 (Lloyd and Max), those above zero.
-_LEVELS_3 = 0.245094, 0.756005, 1.343909, 2.151946
-_LEVELS_4 = 0.128395, 0.388048, 0.656759, 0.942340, 1.256231, 1.618046, 2.069017, 2.732590
+LEVELS_3 = 0.245094, 0.756005, 1.343909, 2.151946
+LEVELS_4 = 0.128395, 0.388048, 0.656759, 0.942340, 1.256231, 1.618046, 2.069017, 2.732590
 
 
 class KvCode(IntEnum):
@@ -72,11 +72,14 @@ VALUE_FORMATS = {
     "q4": KvFormat(KvCode.NIBBLE, 32),
     "tq3_0": KvFormat(KvCode.LEVELS_3, 128, is_rotated=True),
 }
+KV_ALIASES = {"q8": "q8_0"}
+AUTO_NAMES = ("f16", "q8_0", "q4")  # best first; fewer bits only where they are asked for
+BYTE_NAME = "q8_0"  # a CPU has a cache of bytes as well
 
 
 def rotation_signs(head_dim: int) -> np.ndarray:
     """float32 [head_dim] of 1 and -1."""
-    bits = [_SIGNS >> i & 1 for i in range(_ROTATED_LEN)]
+    bits = [_SIGNS >> i & 1 for i in range(ROTATED_LEN)]
     return np.resize(np.where(bits, -1.0, 1.0).astype(np.float32), head_dim)
 
 
@@ -91,7 +94,7 @@ def rotate_back(rows: np.ndarray) -> np.ndarray:
 
 def _transform(rows: np.ndarray) -> np.ndarray:
     """Walsh-Hadamard, orthonormal: its own inverse."""
-    order = min(rows.shape[-1], _ROTATED_LEN)
+    order = min(rows.shape[-1], ROTATED_LEN)
     x = rows.astype(np.float32).reshape(-1, order)
     step = 1
     while step < order:
@@ -161,8 +164,8 @@ def _inverse(scales: np.ndarray) -> np.ndarray:
 _CODERS = {
     KvCode.BYTE: _code_bytes,
     KvCode.NIBBLE: _code_nibbles,
-    KvCode.LEVELS_4: lambda groups: _code_levels(groups, _LEVELS_4),
-    KvCode.LEVELS_3: lambda groups: _code_levels(groups, _LEVELS_3),
+    KvCode.LEVELS_4: lambda groups: _code_levels(groups, LEVELS_4),
+    KvCode.LEVELS_3: lambda groups: _code_levels(groups, LEVELS_3),
 }
 
 
@@ -172,7 +175,7 @@ def _numbers(codes: np.ndarray, code: KvCode) -> np.ndarray:
         return codes.view(np.int8).astype(np.float32)
     if code is KvCode.NIBBLE:
         return codes.astype(np.float32) - 8
-    table = np.array(_LEVELS_4 if code is KvCode.LEVELS_4 else _LEVELS_3, np.float32)
+    table = np.array(LEVELS_4 if code is KvCode.LEVELS_4 else LEVELS_3, np.float32)
     return np.concatenate((table, -table))[codes]
 
 
