@@ -30,7 +30,7 @@ from draftree.weights.file import open_checkpoint
 
 PAIRS: Final = (
     *("f16", "q8_0", "q4", "tq3_0", "q8_0/q4"),
-    *(f"{name}{CENTRED}" for name in ("q4", "tq3_0")),
+    *(f"{name}{CENTRED}" for name in ("q8_0", "q4", "tq3_0")),
 )
 _CALIBRATION_LEN: Final = 2048
 _ROOM: Final = 64  # tokens of a question
@@ -49,7 +49,7 @@ class FormatQuality:
     stderr: float
     same_choices: float  # share of positions whose likeliest token is that of f16
     needles: dict[str, list[int]]
-    error: FormatError | None  # None of f16
+    error: FormatError | None  # of the usual formats but f16
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ def _read_all(
     for index, hay in enumerate(stacks):
         for pair in pairs:
             report(f"{pair}, {len(hay.ids)} tokens: text {index + 1} of {len(stacks)}")
-            wanted = pairs[1:] if pair == BASE else []
+            wanted = PAIRS[1:] if pair == BASE and index == 0 else ()
             key = json.dumps([sha256, code_dir().name, pair, wanted, asdict(hay)])
             kept = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
             reading, found = _read(reader, pair, hay, wanted, kept)

@@ -36,8 +36,8 @@ from draftree.weights.file import open_checkpoint
 CENTRED: Final = "+centre"  # of a format's name: keys without their mean, layer by layer
 ROWS: Final = 128  # of one pass
 _QUERIES: Final = 64  # the last ones
-_NUM_LAYERS: Final = 6  # evenly among those that attend
-_MOST_KEYS: Final = 8192
+_NUM_LAYERS: Final = 4  # evenly among those that attend
+_MOST_KEYS: Final = 2048
 _SINKS: Final = 4  # first positions, whose keys are unlike all others
 
 

@@ -325,17 +325,20 @@ def _gpu(record: Json) -> list[str]:
     ]
 
 
+_ERRORS: Final = ("keys", "values", "output")
+
+
 def _kv_quality(record: Json) -> list[str]:
     lines = []
     for length, measures in record["measures"]["lengths"].items():
         rows = []
         for name, item in measures["formats"].items():
-            error = item["error"] or {"keys": 0.0, "values": 0.0, "output": 0.0}
+            error = item["error"] or {}
             counts = item["needles"].values()
             row = [name, f"{item['perplexity']:.3f}"]
             row += [f"{100 * item['over_f16']:+.2f} ± {100 * item['stderr']:.2f} %"]
             row += [f"{100 * item['same_choices']:.1f} %"]
-            row += [f"{100 * error[key]:.1f} %" for key in ("keys", "values", "output")]
+            row += [f"{100 * error[key]:.1f} %" if error else "" for key in _ERRORS]
             row += [", ".join(f"{found} of {asked} ({same})" for asked, found, same in counts)]
             rows.append(row)
         head = [f"texts of {length}", "perplexity", "over f16", "same first choice"]

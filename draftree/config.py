@@ -273,11 +273,15 @@ def resolve(
     )
 
 
-def _asked_kv(config: EngineConfig, model: ModelConfig) -> tuple[str, str]:
-    """The names that were given, spelt out and known to hold the model's heads; "auto" as it is."""
+def _asked_kv(config: EngineConfig) -> tuple[str, str]:
+    """The names that were given, spelt out; "auto" as it is."""
     kv_k, kv_v = (KV_ALIASES.get(name, name) for name in (config.kv_k, config.kv_v))
     if "f32" in (kv_k, kv_v) and {kv_k, kv_v} - {"f32", "auto"}:
         raise ValueError("f32 is for keys and values alike: give it for both")
+    return kv_k, kv_v
+
+
+def _check_heads(model: ModelConfig, kv_k: str, kv_v: str) -> None:
     for name, formats, words in ((kv_k, KEY_FORMATS, "keys"), (kv_v, VALUE_FORMATS, "values")):
         if name in formats and not formats[name].can_hold(model.head_dim):
             others = [other for other, form in formats.items() if form.can_hold(model.head_dim)]
@@ -285,29 +289,31 @@ def _asked_kv(config: EngineConfig, model: ModelConfig) -> tuple[str, str]:
                 f"{name} cannot hold {words} of {model.head_dim} dimensions, which {model.name} "
                 f"has; choose {' or '.join(others)}"
             )
-    return kv_k, kv_v
 
 
 def _choose_cpu_kv(config: EngineConfig, model: ModelConfig) -> tuple[str, str]:
-    kv_k, kv_v = _asked_kv(config, model)
+    kv_k, kv_v = _asked_kv(config)
     usual = "f32"
     if model.is_quantized and config.math != "exact":
         usual = BYTE_NAME if model.has_even_keys else "f16"
     given = {kv_k, kv_v} - {"auto"}
     if given and usual not in given:  # beside one that was asked for
         usual = "f32" if "f32" in given else "f16"
-    return (usual if kv_k == "auto" else kv_k), (usual if kv_v == "auto" else kv_v)
+    kv_k, kv_v = (usual if name == "auto" else name for name in (kv_k, kv_v))
+    if kv_word(kv_k, kv_v) != BYTE_NAME:  # its own bytes hold any head
+        _check_heads(model, kv_k, kv_v)
+    return kv_k, kv_v
 
 
 def _kv_choices(config: EngineConfig, model: ModelConfig) -> list[tuple[str, str]]:
     """What a GPU may take, best first."""
-    kv_k, kv_v = _asked_kv(config, model)
-    choices = dict.fromkeys(
-        (name if kv_k == "auto" else kv_k, name if kv_v == "auto" else kv_v)
-        for name in AUTO_NAMES
-        if _can_hold(model, name)
+    kv_k, kv_v = _asked_kv(config)
+    _check_heads(model, kv_k, kv_v)
+    names = [name for name in AUTO_NAMES if _can_hold(model, name)] or AUTO_NAMES[:1]
+    choices = (
+        (name if kv_k == "auto" else kv_k, name if kv_v == "auto" else kv_v) for name in names
     )
-    return list(choices)
+    return list(dict.fromkeys(choices))
 
 
 def _can_hold(model: ModelConfig, name: str) -> bool:

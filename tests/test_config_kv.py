@@ -105,6 +105,14 @@ def test_heads_that_a_format_cannot_hold() -> None:
         resolve(EngineConfig(max_ctx=262144), odd, gpu=GPU, draft=DRAFT)
 
 
+def test_a_cpu_has_bytes_for_any_head() -> None:
+    assert resolve(EngineConfig(kv_k="q8", kv_v="q8_0"), FACTS).kv == "q8_0"
+    with pytest.raises(ValueError, match="q8_0 cannot hold keys of 32 dimensions"):
+        resolve(EngineConfig(kv_k="q8_0", kv_v="q4"), FACTS)
+    with pytest.raises(ValueError, match="q8_0 cannot hold keys of 32 dimensions"):
+        resolve(EngineConfig(kv_k="q8_0"), FACTS, gpu=GPU)
+
+
 def test_f32_is_for_both_sides_of_a_cpu() -> None:
     assert resolve(EngineConfig(kv_k="f32"), WIDE).kv == "f32"
     with pytest.raises(ValueError, match="f32 is for keys and values alike"):

@@ -39,7 +39,7 @@ def test_a_tiny_model_is_measured_once(tmp_path, say) -> None:
     assert list(item.formats) == ["f16", "q4", "f16/q4+centre"] and 100 < item.num_tokens < 256
     assert item.formats["f16"].over_f16 == 0.0 and item.formats["f16"].error is None
     assert item.formats["q4"].over_f16 != 0.0 and item.formats["q4"].error is not None
-    assert item.formats["f16/q4+centre"].error.keys < 1e-3 < item.formats["q4"].error.keys
+    assert item.formats["f16/q4+centre"].error is None
     assert len(list(tmp_path.iterdir())) == 6
     for kept in tmp_path.iterdir():
         kept.write_text(kept.read_text().replace("[-", "[-9"))  # what is kept is what is read
