@@ -18,6 +18,7 @@ from draftree.kernels.quant.kv_format import (
     KEY_FORMATS,
     KV_ALIASES,
     VALUE_FORMATS,
+    KvCode,
 )
 
 KV_NAMES = ("f32", *KEY_FORMATS)  # of keys and of values, largest first
@@ -309,15 +310,19 @@ def _kv_choices(config: EngineConfig, model: ModelConfig) -> list[tuple[str, str
     """What a GPU may take, best first."""
     kv_k, kv_v = _asked_kv(config)
     _check_heads(model, kv_k, kv_v)
-    names = [name for name in AUTO_NAMES if _can_hold(model, name)] or AUTO_NAMES[:1]
+    names = [name for name in AUTO_NAMES if _suits(model, name)] or AUTO_NAMES[:1]
     choices = (
         (name if kv_k == "auto" else kv_k, name if kv_v == "auto" else kv_v) for name in names
     )
     return list(dict.fromkeys(choices))
 
 
-def _can_hold(model: ModelConfig, name: str) -> bool:
-    return all(formats[name].can_hold(model.head_dim) for formats in (KEY_FORMATS, VALUE_FORMATS))
+def _suits(model: ModelConfig, name: str) -> bool:
+    """Whether a format may be chosen for a user, or named to one."""
+    is_spoilt = model.has_key_bias and KEY_FORMATS[name].code not in (KvCode.HALF, KvCode.BYTE)
+    return not is_spoilt and all(
+        formats[name].can_hold(model.head_dim) for formats in (KEY_FORMATS, VALUE_FORMATS)
+    )
 
 
 def _gpu_tries(config: EngineConfig, model: ModelConfig) -> Iterator[tuple[int, str, str]]:
@@ -360,7 +365,7 @@ def _resolve_gpu(
         fitting = [
             name
             for name in KEY_FORMATS
-            if _can_hold(model, name)
+            if _suits(model, name)
             and plan_gpu_memory(model, draft, max_ctx, chunk, max_nodes, name, name).total <= limit
         ]
         hint = f"--kv {' or '.join(fitting)}, " if fitting else ""

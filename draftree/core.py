@@ -171,6 +171,7 @@ class ModelConfig:
     window_bytes: int = 0  # of recurrent_bytes, those of convolutions
     embedding_bytes: int = 0  # of the token embedding, where the head is a matrix of its own
     has_even_keys: bool = False  # 8 bits of keys and values were measured to do no harm
+    has_key_bias: bool = False  # what all keys share is large beside what tells them apart
     rotary_dim: int = 0  # of head_dim, those that turn with the position; 0: not known
 
 

@@ -95,6 +95,17 @@ def test_a_format_that_was_asked_for_is_kept_or_refused() -> None:
     assert half.kv == "q4/q8_0" and half.kv_note.startswith("keys and values in q4/q8_0: q4/f16 ")
 
 
+def test_keys_with_a_bias_are_not_rounded_to_few_bits_by_auto() -> None:
+    """Four bits of such keys ruin a model: benchmarks/kv_quality.py."""
+    biased = replace(LARGE, has_key_bias=True)
+    plan = resolve(EngineConfig(max_ctx=65_536), biased, gpu=GPU, draft=DRAFT)
+    assert plan.kv == "q8_0"
+    with pytest.raises(CapacityError, match=r"in q8_0 .* try a smaller --max-ctx"):
+        resolve(EngineConfig(max_ctx=110_000), biased, gpu=GPU, draft=DRAFT)
+    asked = EngineConfig(max_ctx=110_000, kv_k="q4", kv_v="q4")
+    assert resolve(asked, biased, gpu=GPU, draft=DRAFT).kv == "q4"
+
+
 def test_heads_that_a_format_cannot_hold() -> None:
     odd = replace(LARGE, head_dim=96)
     with pytest.raises(ValueError, match=r"q4 cannot hold keys of 96 dimensions.*choose f16"):

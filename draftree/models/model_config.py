@@ -56,5 +56,6 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
         ),
         embedding_bytes=embedding.nbytes if "output.weight" in checkpoint.tensors else 0,
         has_even_keys=checkpoint.architecture in _EVEN_KEYS,
+        has_key_bias="blk.0.attn_k.bias" in checkpoint.tensors,
         rotary_dim=metadata.count("rope.dimension_count", head_dim),
     )

@@ -33,3 +33,9 @@ def test_layers_are_of_the_kinds_that_the_config_lists() -> None:
     kinds = {"linear_attention": DeltaNet, "full_attention": Attention}
     found = [type(block.mixer) for block in tiny_target("qwen35").model.blocks]
     assert found == [kinds[name] for name in config["layer_types"]]
+
+
+def test_rotary_dimensions_and_biases_are_read() -> None:
+    hybrid, biased = (read_model_config(open_checkpoint(tiny_path(n))) for n in ("qwen35", "qwen2"))
+    assert (hybrid.head_dim, hybrid.rotary_dim, hybrid.has_key_bias) == (64, 16, False)
+    assert biased.has_key_bias
