@@ -89,6 +89,26 @@ def parity(
         finish(session.parity(tokens, exact_windows, peer_python or sys.executable))
 
 
+@app.command("kv-quality")
+def kv_quality(
+    model: Model = DEFAULT_MODEL,
+    threads: Threads = 0,
+    length: Annotated[
+        list[int] | None,
+        typer.Option(min=64, help="Tokens of a text; may be given several times."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=64, help="Tokens to read for each length.")] = 16_384,
+    kv: Annotated[
+        list[str] | None,
+        typer.Option(help="A format, or `KEYS/VALUES`; may be given several times."),
+    ] = None,
+    results: Results = RESULTS / "kv",
+) -> None:
+    """Perplexity, needles and errors by format of keys and values, against 16 bits."""
+    with open_measurement(Session, model, threads, results, say_skipped) as session:
+        finish(session.kv_quality(length or (2048, 8192), tokens, kv or ()))
+
+
 @app.command()
 def context(
     model: Model = DEFAULT_MODEL,

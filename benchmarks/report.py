@@ -13,7 +13,7 @@ from benchmarks.draft_context import make_section
 from benchmarks.plot import plot_name, plots_of
 from benchmarks.result import check_same_machine, find_older, read_places
 from benchmarks.section import SECTIONS, table
-from benchmarks.target import TARGETS, judge_targets
+from benchmarks.target import KV_KIND, TARGETS, judge_targets
 from draftree.bench.disturbance import BUSY_SHARE
 from draftree.bench.record import Json
 from draftree.errors import BenchError
@@ -28,7 +28,7 @@ settings and versions are in the files. The same as one HTML file with all pictu
 elsewhere.
 """
 _NOTHING: Final = "There are no results yet; `make bench` takes them.\n"
-_UNTIMED: Final = ("memory", "parity")
+_UNTIMED: Final = ("memory", "parity", KV_KIND)
 
 
 def make_page(folder: Path, plots: Iterable[str] = ()) -> str:
@@ -117,6 +117,8 @@ def _targets(records: Iterable[Json], older: set[tuple[str, str]]) -> list[str]:
     records, rows = list(records), []
     is_gpu = any(record["kind"] == "gpu" for record in records)
     kinds = {t.kind for t in TARGETS} - {"gpu"} if not is_gpu else {"gpu", "suite"}
+    measured = {record["kind"] for record in records}
+    kinds = {KV_KIND} if measured == {KV_KIND} else kinds - ({KV_KIND} - measured)
     for verdict in judge_targets(records, older):
         target = verdict.target
         if target.kind not in kinds:

@@ -10,8 +10,8 @@ from draftree.bench.record import SCHEMA, Json
 from draftree.errors import BenchError
 
 KINDS: Final = (
-    *("peers", "decode", "prefill", "operations", "memory", "start", "parity", "suite"),
-    *("context", "budget", "multiturn", "overhead", "http", "gpu"),
+    *("peers", "decode", "prefill", "operations", "memory", "start", "parity"),
+    *("kv-quality", "suite", "context", "budget", "multiturn", "overhead", "http", "gpu"),
 )
 _FIELDS: Final = {
     "schema": int,

@@ -325,6 +325,33 @@ def _gpu(record: Json) -> list[str]:
     ]
 
 
+_ERRORS: Final = ("keys", "values", "output")
+
+
+def _kv_quality(record: Json) -> list[str]:
+    lines = []
+    for length, measures in record["measures"]["lengths"].items():
+        rows = []
+        for name, item in measures["formats"].items():
+            error = item["error"] or {}
+            counts = item["needles"].values()
+            row = [name, f"{item['perplexity']:.3f}"]
+            row += [f"{100 * item['over_f16']:+.2f} ± {100 * item['stderr']:.2f} %"]
+            row += [f"{100 * item['same_choices']:.1f} %"]
+            row += [f"{100 * error[key]:.1f} %" if error else "" for key in _ERRORS]
+            row += [", ".join(f"{found} of {asked} ({same})" for asked, found, same in counts)]
+            rows.append(row)
+        head = [f"texts of {length}", "perplexity", "over f16", "same first choice"]
+        stops = next(iter(measures["formats"].values()))["needles"]
+        head += ["error of keys", "of values", "of attention", f"needles at {', '.join(stops)}"]
+        lines += [*table(head, rows), "", f"{measures['num_tokens']} tokens were scored.", ""]
+    return [
+        *lines,
+        f"Text: {record['settings']['text']}. Needles: found of those asked for (as with f16). "
+        "`+centre`: keys less their mean over another text, which changes no softmax.",
+    ]
+
+
 SECTIONS: Final[tuple[tuple[str, str, Section], ...]] = (
     ("peers", "Beside llama.cpp", _peers),
     ("decode", "Decoding", _decode),
@@ -333,6 +360,7 @@ SECTIONS: Final[tuple[tuple[str, str, Section], ...]] = (
     ("memory", "Memory", _memory),
     ("start", "Start", _start),
     ("parity", "Agreement with llama.cpp", _parity),
+    ("kv-quality", "Formats of keys and values", _kv_quality),
     ("suite", "Speculation", _suite),
     ("context", "Depth of context", _context),
     ("budget", "Budgets", _budget),

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks import multiturn, operation, start
 from benchmarks.budget import BUDGETS, BudgetOptions, measure_budget
 from benchmarks.context import ContextOptions, measure_context
+from benchmarks.kv_quality import PAIRS, KvQualityOptions, measure_kv_quality
 from benchmarks.memory import measure_memory
 from benchmarks.overhead import OverheadOptions, measure_overhead, run_server
 from benchmarks.parity import ParityOptions, measure_parity
@@ -39,6 +40,21 @@ class Session(Measurement):
             "parity",
             options.settings(),
             lambda: measure_parity(self.path, self.model.sha256, options, self.say),
+        )
+
+    def kv_quality(self, lengths: Sequence[int], num_tokens: int, pairs: Sequence[str]) -> Line:
+        longest = self.context_length
+        fitting = tuple(length for length in sorted(set(lengths)) if length <= longest)
+        for length in sorted(set(lengths) - set(fitting)):
+            self.skip(f"Texts of {length}: {self.path.name} was trained for {longest} tokens.")
+        if not fitting:
+            raise BenchError(f"No text fits the {longest} tokens of {self.path.name}.")
+        cache, formats = cache_dir() / "kv-quality", tuple(pairs) or PAIRS
+        options = KvQualityOptions(self.threads, fitting, num_tokens, formats, cache)
+        return self.record(
+            "kv-quality",
+            options.settings(),
+            lambda: measure_kv_quality(self.path, self.model.sha256, options, self.say),
         )
 
     def context(
@@ -104,7 +120,7 @@ class Session(Measurement):
 def all_kinds(
     session: Session, rounds: int, num_tokens: int, python: str, llama_bench: Path | None
 ) -> dict[str, Callable[[], Line]]:
-    """Every kind but the GPU's, with settings that keep the whole short."""
+    """Every kind but the GPU's and the very long ones, with settings that keep the whole short."""
     few = min(rounds, 3)
     alone = {kind: partial(session.alone, kind, few, take) for kind, take in ALONE.items()}
     return {

@@ -157,6 +157,27 @@ def _gpu_targets() -> tuple[Target, ...]:
     )
 
 
+KV_KIND: Final = "kv-quality"
+
+
+def _kv_targets(sha256: str) -> tuple[Target, ...]:
+    def over_f16(name: str) -> Callable[[Json], float]:
+        def read(measures: Json) -> float:
+            longest = max(measures["lengths"], key=int)
+            return round(100 * float(measures["lengths"][longest]["formats"][name]["over_f16"]), 3)
+
+        return read
+
+    limits = {"q8_0": (0.1, 0.05), "q4": (1.0, 0.4), "tq3_0": (4.0, 2.0)}
+    return tuple(
+        Target(
+            f"perplexity in {name} over f16, longest texts",
+            *(KV_KIND, sha256, over_f16(name), False, limit, aim, "%"),
+        )
+        for name, (limit, aim) in limits.items()
+    )
+
+
 TARGETS: Final = (
     *_targets_of(SMOLLM2, (1.2, 1.6), (2.5, 5.0)),
     Target(
@@ -174,6 +195,8 @@ TARGETS: Final = (
     *_targets_of(CODER, (1.0, 1.3), (2.0, 4.0)),
     Target("server against the engine alone", "overhead", CODER, _overhead_ratio, True, 0.97, 0.99),
     *_gpu_targets(),
+    *_kv_targets(SMOLLM2),
+    *_kv_targets(CODER),
 )
 
 

@@ -6,19 +6,31 @@ not fit is refused here, with the numbers.
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
 from draftree.core import DraftSize, ModelConfig, count_ring
 from draftree.errors import CapacityError
+from draftree.kernels.quant.kv_format import (
+    AUTO_NAMES,
+    BYTE_NAME,
+    KEY_FORMATS,
+    KV_ALIASES,
+    VALUE_FORMATS,
+    KvCode,
+)
 
-KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8": 1.125}  # the last with scales, for heads of 32
+KV_NAMES = ("f32", *KEY_FORMATS)  # of keys and of values, largest first
+KV_PAGE = 256  # positions that a GPU allocates together
+_EXPANDED_LEN = 32_768  # positions whose keys and values a long prefill holds in 16 bits as well
 _DEFAULT_CTX = 8192
 _CHUNK = 128  # more rows are no faster on a CPU, and take more memory
 _MAX_BUDGET = 64
 _GPU_BUDGET = 23  # with the root, a whole bucket of rows
 GPU_NODES = 64
-_GPU_CHUNKS = (2048, 1024, 512, 256)
+_GPU_CHUNKS = (2048, 1024, 512)
+_LEAST_CHUNK = 256  # where nothing else helps
 _GPU_RESERVE = 1400 * 2**20  # graphs, loaded kernels, what the allocator cannot use
 _GPU_SLABS = 320 * 2**20  # weights of one slab in 16 bits, partial sums
 _GIB = 2**30
@@ -39,6 +51,10 @@ def _is_count(value: object, least: int = 0, most: float = inf) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
+def _is_kv_name(name: object) -> bool:
+    return name in ("auto", *KV_NAMES, *KV_ALIASES)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Options of an engine. 0 or "auto" leaves the choice to the plan."""
@@ -50,7 +66,8 @@ class EngineConfig:
     ngram: str = "auto"  # look drafts up in the text: "on", "off" or "auto"
     max_ctx: int = 0
     math: str = "auto"  # "exact": float32 arithmetic on dequantised weights
-    kv_type: str = "auto"  # "f32", "f16" or "q8"
+    kv_k: str = "auto"  # format of cached keys, one of KV_NAMES
+    kv_v: str = "auto"  # of cached values
     threads: int = 0
     chunk: int = 0  # tokens of one prefill pass
     gpu_memory: float = 0.0  # GiB of the GPU that may be used; 0: all of it
@@ -61,7 +78,8 @@ class EngineConfig:
             (self.device in ("auto", "cpu", "cuda"), "device must be auto, cpu or cuda"),
             (self.math in ("auto", "exact"), "math must be auto or exact"),
             (0.0 <= self.gpu_memory < inf, "gpu memory must be positive, or 0 for all of it"),
-            (self.kv_type in ("auto", *KV_BYTES), f"kv type must be auto or {', '.join(KV_BYTES)}"),
+            (_is_kv_name(self.kv_k), f"kv k must be auto or one of {', '.join(KV_NAMES)}"),
+            (_is_kv_name(self.kv_v), f"kv v must be auto or one of {', '.join(KV_NAMES)}"),
             (self.ngram in ("auto", "on", "off"), "ngram must be auto, on or off"),
             (
                 self.budget == "auto" or _is_count(self.budget, 0, 1024),
@@ -115,36 +133,73 @@ class Plan:
     chunk: int
     max_nodes: int
     is_exact: bool
-    kv_type: str
+    kv_k: str
+    kv_v: str
     prefix_bytes: int  # main memory at most, as conversations fill it
     memory: MemoryPlan
     gpu: GpuInfo | None = None  # None: the CPU
     memory_limit: int = 0  # bytes of the GPU that may be used
+    kv_note: str = ""  # why "auto" did not choose the first format, for a user to read
+
+    @property
+    def kv(self) -> str:
+        """Both formats in a word."""
+        return kv_word(self.kv_k, self.kv_v)
+
+
+def kv_word(kv_k: str, kv_v: str) -> str:
+    return kv_k if kv_k == kv_v else f"{kv_k}/{kv_v}"
+
+
+def kv_bytes(model: ModelConfig, kv_k: str, kv_v: str) -> int:
+    """Of a token on a GPU, in all layers."""
+    key, value = KEY_FORMATS[kv_k], VALUE_FORMATS[kv_v]
+    row = key.row_bytes(model.head_dim) + value.row_bytes(model.head_dim)
+    return model.num_kv_layers * model.num_kv_heads * row
 
 
 def plan_memory(
-    model: ModelConfig, max_ctx: int, kv_type: str, *, exact: bool, chunk: int, max_nodes: int
+    model: ModelConfig,
+    max_ctx: int,
+    kv_k: str,
+    kv_v: str,
+    *,
+    exact: bool,
+    chunk: int,
+    max_nodes: int,
 ) -> MemoryPlan:
     """What the target needs: upper bounds, since untouched context costs nothing until it is
     used.
     """
     weights = 4 * model.num_parameters if exact else model.weight_bytes
-    kv = int(model.num_kv_layers * model.kv_width * KV_BYTES[kv_type] * (max_ctx + max_nodes))
+    row = model.head_dim * (4 if "f32" in (kv_k, kv_v) else 2)  # other formats lie in 16 bits
+    if kv_k == kv_v == BYTE_NAME:
+        row = model.head_dim + 4  # a scale
+    kv = 2 * model.num_kv_layers * model.num_kv_heads * row * (max_ctx + max_nodes)
     rows = chunk * (6 * model.hidden_size + 3 * model.ffn_size)
     logits = max_nodes * (model.vocab_size + model.stash_width)
     return MemoryPlan(weights, kv, model.recurrent_bytes, 4 * (rows + logits))
 
 
 def plan_gpu_memory(
-    model: ModelConfig, draft: DraftSize | None, max_ctx: int, chunk: int, max_nodes: int
+    model: ModelConfig,
+    draft: DraftSize | None,
+    max_ctx: int,
+    chunk: int,
+    max_nodes: int,
+    kv_k: str = "f16",
+    kv_v: str = "f16",
 ) -> MemoryPlan:
     """What target and draft need on a GPU. The token embedding stays in main memory."""
-    positions = max_ctx + max_nodes
-    kv = 2 * model.num_kv_layers * model.kv_width * positions
+    positions = (-(-(max_ctx + max_nodes) // KV_PAGE) + 1) * KV_PAGE  # whole pages, and a spare
+    kv = kv_bytes(model, kv_k, kv_v) * positions
+    expanded = 4 * model.num_kv_heads * model.head_dim * min(max_ctx, _EXPANDED_LEN)
+    angles = 4 * (model.rotary_dim or model.head_dim) * (max_ctx + chunk)
     stash = 4 * max_nodes * model.stash_width
     # Rows in float32 (residual, one wide projection, what mixes it) and once more in 16 bits.
     rows = chunk * (4 * (4 * model.hidden_size + 2 * model.ffn_size) + 4 * model.ffn_size)
     scratch = rows + 4 * max_nodes * model.vocab_size + stash + _GPU_SLABS + _GPU_RESERVE
+    scratch += expanded + angles
     extra = 0
     if draft is not None:
         features = 4 * draft.feature_width * 2 * chunk
@@ -152,6 +207,7 @@ def plan_gpu_memory(
         ring_len = count_ring(draft.context_len, max(chunk, draft.block_len))
         draft_kv = 2 * draft.kv_width * min(positions, ring_len)
         extra = draft.weight_bytes + draft_kv + features + logits
+        extra += 4 * (draft.head_dim or model.head_dim) * (max_ctx + chunk)
     weights = int(1.025 * (model.weight_bytes - model.embedding_bytes))  # padding, stacking
     recurrent = model.recurrent_bytes + model.window_bytes  # windows are there twice
     return MemoryPlan(weights, kv, recurrent, scratch, extra)
@@ -193,14 +249,13 @@ def resolve(
         )
     if gpu is not None:
         return _resolve_gpu(config, model, max_ctx, gpu, draft, memory_limit)
-    kv_type = config.kv_type
-    if kv_type == "auto":
-        small = "q8" if model.has_even_keys else "f16"
-        kv_type = small if model.is_quantized and not is_exact else "f32"
+    kv_k, kv_v = _choose_cpu_kv(config, model)
     budget = _MAX_BUDGET if config.budget == "auto" else int(config.budget)
     chunk = max(config.chunk or _CHUNK, budget + 1)
     max_nodes = budget + 1
-    memory = plan_memory(model, max_ctx, kv_type, exact=is_exact, chunk=chunk, max_nodes=max_nodes)
+    memory = plan_memory(
+        model, max_ctx, kv_k, kv_v, exact=is_exact, chunk=chunk, max_nodes=max_nodes
+    )
     limit = memory_limit if memory_limit is not None else machine_memory()
     if memory.total > limit:
         raise CapacityError(
@@ -214,10 +269,74 @@ def resolve(
         chunk=chunk,
         max_nodes=max_nodes,
         is_exact=is_exact,
-        kv_type=kv_type,
+        kv_k=kv_k,
+        kv_v=kv_v,
         prefix_bytes=plan_prefix_bytes(config, limit - memory.total),
         memory=memory,
     )
+
+
+def _asked_kv(config: EngineConfig) -> tuple[str, str]:
+    """The names that were given, spelt out; "auto" as it is."""
+    kv_k, kv_v = (KV_ALIASES.get(name, name) for name in (config.kv_k, config.kv_v))
+    if "f32" in (kv_k, kv_v) and {kv_k, kv_v} - {"f32", "auto"}:
+        raise ValueError("f32 is for keys and values alike: give it for both")
+    return kv_k, kv_v
+
+
+def _check_heads(model: ModelConfig, kv_k: str, kv_v: str) -> None:
+    for name, formats, words in ((kv_k, KEY_FORMATS, "keys"), (kv_v, VALUE_FORMATS, "values")):
+        if name in formats and not formats[name].can_hold(model.head_dim):
+            others = [other for other, form in formats.items() if form.can_hold(model.head_dim)]
+            raise ValueError(
+                f"{name} cannot hold {words} of {model.head_dim} dimensions, which {model.name} "
+                f"has; choose {' or '.join(others)}"
+            )
+
+
+def _choose_cpu_kv(config: EngineConfig, model: ModelConfig) -> tuple[str, str]:
+    kv_k, kv_v = _asked_kv(config)
+    usual = "f32"
+    if model.is_quantized and config.math != "exact":
+        usual = BYTE_NAME if model.has_even_keys else "f16"
+    given = {kv_k, kv_v} - {"auto"}
+    if given and usual not in given:  # beside one that was asked for
+        usual = "f32" if "f32" in given else "f16"
+    kv_k, kv_v = (usual if name == "auto" else name for name in (kv_k, kv_v))
+    if kv_word(kv_k, kv_v) != BYTE_NAME:  # its own bytes hold any head
+        _check_heads(model, kv_k, kv_v)
+    return kv_k, kv_v
+
+
+def _kv_choices(config: EngineConfig, model: ModelConfig) -> list[tuple[str, str]]:
+    """What a GPU may take, best first."""
+    kv_k, kv_v = _asked_kv(config)
+    _check_heads(model, kv_k, kv_v)
+    names = [name for name in AUTO_NAMES if _suits(model, name)] or AUTO_NAMES[:1]
+    choices = (
+        (name if kv_k == "auto" else kv_k, name if kv_v == "auto" else kv_v) for name in names
+    )
+    return list(dict.fromkeys(choices))
+
+
+def _suits(model: ModelConfig, name: str) -> bool:
+    """Whether a format may be chosen for a user, or named to one."""
+    is_spoilt = model.has_key_bias and KEY_FORMATS[name].code not in (KvCode.HALF, KvCode.BYTE)
+    return not is_spoilt and all(
+        formats[name].can_hold(model.head_dim) for formats in (KEY_FORMATS, VALUE_FORMATS)
+    )
+
+
+def _gpu_tries(config: EngineConfig, model: ModelConfig) -> Iterator[tuple[int, str, str]]:
+    """Chunks of prefill and formats: short chunks cost less than small formats, very short ones
+    more.
+    """
+    choices = _kv_choices(config, model)
+    for kv_k, kv_v in choices:
+        for chunk in (config.chunk,) if config.chunk else _GPU_CHUNKS:
+            yield chunk, kv_k, kv_v
+    if not config.chunk:
+        yield _LEAST_CHUNK, *choices[-1]
 
 
 def _resolve_gpu(
@@ -228,25 +347,43 @@ def _resolve_gpu(
     draft: DraftSize | None,
     memory_limit: int | None,
 ) -> Plan:
-    if config.math == "exact" or config.kv_type in ("f32", "q8"):
-        raise ValueError("exact math and keys and values other than f16 need the CPU: --device cpu")
+    if config.math == "exact" or "f32" in (config.kv_k, config.kv_v):
+        raise ValueError("exact math and f32 keys and values need the CPU: --device cpu")
     budget = _GPU_BUDGET if config.budget == "auto" else int(config.budget)
     if budget >= GPU_NODES:
         raise ValueError(f"on a GPU the budget is at most {GPU_NODES - 1}, not {budget}")
     max_nodes = budget + 1
     limit = memory_limit or int(config.gpu_memory * _GIB) or gpu.memory_bytes
-    for chunk in (config.chunk,) if config.chunk else _GPU_CHUNKS:
+    first, largest = "", 0
+    for chunk, kv_k, kv_v in _gpu_tries(config, model):
         chunk = max(chunk, max_nodes)
-        memory = plan_gpu_memory(model, draft, max_ctx, chunk, max_nodes)
+        memory = plan_gpu_memory(model, draft, max_ctx, chunk, max_nodes, kv_k, kv_v)
+        first, word = first or kv_word(kv_k, kv_v), kv_word(kv_k, kv_v)
         if memory.total <= limit:
             break
+        if word == first:
+            largest = memory.total  # in the end with the shortest chunk
     else:
+        fitting = [
+            name
+            for name in KEY_FORMATS
+            if _suits(model, name)
+            and plan_gpu_memory(model, draft, max_ctx, chunk, max_nodes, name, name).total <= limit
+        ]
+        hint = f"--kv {' or '.join(fitting)}, " if fitting else ""
         raise CapacityError(
             f"{model.name} needs {memory.total / _GIB:.1f} GiB (weights "
             f"{memory.weights / _GIB:.1f}, draft {memory.draft / _GIB:.1f}, context of {max_ctx} "
-            f"tokens {memory.kv / _GIB:.1f}, the rest "
+            f"tokens in {word} {memory.kv / _GIB:.1f}, the rest "
             f"{(memory.scratch + memory.recurrent) / _GIB:.1f}), but {limit / _GIB:.1f} GiB of "
-            f"{gpu.name} may be used; try a smaller --max-ctx, model or draft, or --device cpu."
+            f"{gpu.name} may be used; try {hint}a smaller --max-ctx, model or draft, or "
+            "--device cpu."
+        )
+    note = ""
+    if word != first:
+        note = (
+            f"keys and values in {word}: {first} would need {largest / _GIB:.1f} GiB of "
+            f"{limit / _GIB:.1f}"
         )
     return Plan(
         threads=config.threads or usable_cores(),
@@ -254,9 +391,11 @@ def _resolve_gpu(
         chunk=chunk,
         max_nodes=max_nodes,
         is_exact=False,
-        kv_type="f16",
+        kv_k=kv_k,
+        kv_v=kv_v,
         prefix_bytes=plan_prefix_bytes(config, machine_memory()),
         memory=memory,
         gpu=gpu,
         memory_limit=limit,
+        kv_note=note,
     )

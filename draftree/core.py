@@ -166,13 +166,16 @@ class ModelConfig:
     ffn_size: int
     num_layers: int
     num_kv_layers: int  # layers with keys and values; the others are recurrent
-    kv_width: int  # floats of keys and values together, per token and kv layer
+    num_kv_heads: int
+    head_dim: int  # of keys and values
     recurrent_bytes: int  # fixed state of all recurrent layers
     stash_width: int  # floats that a speculative node keeps in all recurrent layers
     is_quantized: bool
     window_bytes: int = 0  # of recurrent_bytes, those of convolutions
     embedding_bytes: int = 0  # of the token embedding, where the head is a matrix of its own
     has_even_keys: bool = False  # 8 bits of keys and values were measured to do no harm
+    has_key_bias: bool = False  # what all keys share is large beside what tells them apart
+    rotary_dim: int = 0  # of head_dim, those that turn with the position; 0: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,7 @@ class DraftSize:
     block_len: int  # positions that it was trained to fill, with the anchor
     feature_layers: tuple[int, ...]  # the target's hidden state after each of these layers
     context_len: int  # positions that its layers look back, at most
+    head_dim: int = 0  # 0: not known
 
 
 def count_ring(context_len: int, num_rows: int) -> int:

@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 120
-MAX_PACKAGE_LINES = 35_652  # Python and CUDA of draftree/
+MAX_PACKAGE_LINES = 36_348  # Python and CUDA of draftree/
 MAX_DOCSTRING_LINES = 6
 
 # Who may import whom, as docs/architecture.md has it; every part may import itself.
@@ -30,7 +30,7 @@ ALLOWED_IMPORTS = {
     "kernels": ("env",),
     "weights": ("errors", "env", "kernels.quant"),
     "text": ("core", "errors"),
-    "config": ("core", "env", "errors"),
+    "config": ("core", "env", "errors", "kernels.quant"),
     "state": ("kernels", "core", "errors"),
     "layers": ("kernels", "state"),
     "models": ("layers", "state", "weights", "kernels", "core", "errors"),
@@ -78,6 +78,7 @@ CROSS_CUTTING = {
     "cuda_golden",
     "default_model",
     "lossless",
+    "lossless_kv",
     "cuda_lossless",
     "frequencies",
     "mutation",

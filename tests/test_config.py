@@ -19,7 +19,8 @@ FACTS = ModelConfig(
     ffn_size=128,
     num_layers=4,
     num_kv_layers=2,
-    kv_width=64,
+    num_kv_heads=1,
+    head_dim=32,
     recurrent_bytes=5000,
     stash_width=100,
     is_quantized=True,
@@ -30,15 +31,15 @@ def test_defaults() -> None:
     plan = resolve(EngineConfig(), FACTS)
     assert plan.threads == usable_cores() >= 1
     assert plan.max_ctx == 4096 and plan.max_nodes == 65
-    assert plan.kv_type == "f16" and not plan.is_exact
-    assert resolve(EngineConfig(), replace(FACTS, has_even_keys=True)).kv_type == "q8"
+    assert plan.kv == plan.kv_k == plan.kv_v == "f16" and not plan.is_exact
+    assert resolve(EngineConfig(), replace(FACTS, has_even_keys=True)).kv == "q8_0"
     assert resolve(EngineConfig(), replace(FACTS, context_length=100_000)).max_ctx < 100_000
 
 
 def test_half_precision_keys_only_where_weights_are_quantised_too() -> None:
-    assert resolve(EngineConfig(), replace(FACTS, is_quantized=False)).kv_type == "f32"
-    assert resolve(EngineConfig(math="exact"), FACTS).kv_type == "f32"
-    assert resolve(EngineConfig(math="exact", kv_type="f16"), FACTS).kv_type == "f16"
+    assert resolve(EngineConfig(), replace(FACTS, is_quantized=False)).kv == "f32"
+    assert resolve(EngineConfig(math="exact"), FACTS).kv == "f32"
+    assert resolve(EngineConfig(math="exact", kv_k="f16"), FACTS).kv == "f16"
 
 
 @pytest.mark.parametrize("budget", [0, 1, 15, 1000])
@@ -73,12 +74,14 @@ def test_earlier_conversations_get_a_share_of_what_is_left() -> None:
 
 def test_memory_is_arithmetic() -> None:
     """Keys and values: layers x width x bytes x positions; exact math holds weights in float32."""
-    plan = plan_memory(FACTS, 1000, "f16", exact=False, chunk=256, max_nodes=24)
+    plan = plan_memory(FACTS, 1000, "f16", "f16", exact=False, chunk=256, max_nodes=24)
     assert plan.kv == 2 * 64 * 2 * 1024
     assert plan.weights == 600_000 and plan.recurrent == 5000
     assert plan.total == plan.weights + plan.kv + plan.recurrent + plan.scratch
-    exact = plan_memory(FACTS, 1000, "f32", exact=True, chunk=256, max_nodes=24)
+    exact = plan_memory(FACTS, 1000, "f32", "f32", exact=True, chunk=256, max_nodes=24)
     assert exact.weights == 4_000_000 and exact.kv == 2 * plan.kv
+    small = plan_memory(FACTS, 1000, "q8_0", "q8_0", exact=False, chunk=256, max_nodes=24)
+    assert small.kv == 2 * 2 * (32 + 4) * 1024
 
 
 def test_a_draft_keeps_a_bounded_context() -> None:
@@ -95,7 +98,8 @@ def test_a_draft_keeps_a_bounded_context() -> None:
     ("option", "value"),
     [
         ("math", "fast"),
-        ("kv_type", "q4"),
+        ("kv_k", "q5"),
+        ("kv_v", "tq3"),
         ("ngram", "maybe"),
         ("budget", -1),
         ("budget", True),

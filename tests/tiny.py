@@ -14,6 +14,7 @@ from draftree.core import DraftTree
 from draftree.engine.engine import TokenEngine
 from draftree.kernels.cpu.ops import CpuOps
 from draftree.kernels.cpu.thread_pool import ThreadPool
+from draftree.kernels.quant.kv_format import KvFormat
 from draftree.models.load import load_model
 from draftree.models.target import Target
 from draftree.state.sequence import Snapshot
@@ -42,7 +43,11 @@ def pool(num_threads: int = NUM_THREADS) -> ThreadPool:
 
 
 def new_ops(
-    *, exact: bool, num_threads: int = NUM_THREADS, kv_dtype: type[np.number] = np.float32
+    *,
+    exact: bool,
+    num_threads: int = NUM_THREADS,
+    kv_dtype: type[np.number] = np.float32,
+    **formats: KvFormat,
 ) -> CpuOps:
     return CpuOps(
         pool(num_threads),
@@ -51,6 +56,7 @@ def new_ops(
         max_ctx=MAX_CTX,
         exact=exact,
         kv_dtype=kv_dtype,
+        **formats,
     )
 
 
@@ -61,8 +67,10 @@ def open_target(
     feature_layers: tuple[int, ...] = (),
     num_threads: int = NUM_THREADS,
     kv_dtype: type[np.number] = np.float32,
+    **formats: KvFormat,
 ) -> Target:
-    ops = new_ops(exact=exact, num_threads=num_threads, kv_dtype=kv_dtype)
+    """formats: key_format and value_format."""
+    ops = new_ops(exact=exact, num_threads=num_threads, kv_dtype=kv_dtype, **formats)
     return Target(load_model(open_checkpoint(path), ops), ops, MAX_CTX, feature_layers)
 
 

@@ -65,8 +65,8 @@ class Subject:
         return elapsed
 
     def kv_type(self) -> str:
-        """The number format of its keys and values."""
-        return self.tokens.plan.kv_type
+        """The formats of its keys and values."""
+        return self.tokens.plan.kv
 
     def windows(self, num_windows: int, window_len: int) -> list[list[int]]:
         return make_windows(self.encode, num_windows, window_len)

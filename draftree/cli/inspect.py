@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from draftree.errors import DraftreeError
+from draftree.errors import CapacityError, DraftreeError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 _GPU_SIZES: Final = (8, 12, 16, 24)
 _SMALL_CHUNK: Final = 256  # tokens of a prefill pass where memory is short
 _CONTEXTS: Final = (2048, 8192, 32768, 131072)
-_KV_TYPES: Final = ("q8", "f16", "f32")  # as config.py names them, smallest first
+_KV_SIZES: Final = (16, 24)  # GB of the GPUs whose longest contexts are shown
+_KV_TYPES: Final = ("q8_0", "f16", "f32")  # as config.py names them, smallest first
 _NO_LIMIT: Final = 2**63
 
 
@@ -65,6 +66,8 @@ def inspect(
     size = read_draft_size(open_checkpoint(hub.resolve(draft))) if draft else None
     console.print()
     console.print(gpu_table(model, size, list_gpus()))
+    console.print()
+    console.print(format_table(model, size, [_sized(number) for number in _KV_SIZES]))
 
 
 def describe(checkpoint: "Checkpoint") -> list[tuple[str, str]]:
@@ -140,10 +143,46 @@ def gpu_table(model: "ModelConfig", draft: "DraftSize | None", gpus: list[Place]
     return table
 
 
+def format_table(model: "ModelConfig", draft: "DraftSize | None", gpus: list[Place]) -> "Table":
+    """The longest context by format of keys and values, as the engine would plan it."""
+    from rich.table import Table
+
+    from draftree.config import KV_NAMES, kv_bytes
+
+    table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
+    table.title = f"longest context on a GPU, in tokens; the model's own is {model.context_length}"
+    for heading in ("keys and values", "bytes a token", *(gpu.name for gpu in gpus)):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in KV_NAMES[1:]:
+        longest = [find_longest(model, draft, name, gpu) for gpu in gpus]
+        words = ("none" if length == 0 else str(length) for length in longest)
+        table.add_row(name, str(kv_bytes(model, name, name)), *words)
+    return table
+
+
+def find_longest(model: "ModelConfig", draft: "DraftSize | None", kv: str, gpu: Place) -> int:
+    """The longest context that is planned without a refusal, 0 if none is."""
+    from draftree.config import EngineConfig, GpuInfo, resolve
+
+    def fits(max_ctx: int) -> bool:
+        config = EngineConfig(max_ctx=max_ctx, kv_k=kv, kv_v=kv)
+        try:
+            resolve(config, model, gpu=GpuInfo(0, gpu.name, gpu.num_bytes), draft=draft)
+        except (CapacityError, ValueError):  # too large, or a format that cannot hold the heads
+            return False
+        return True
+
+    low, high = 1, model.context_length + 1  # the first fits nothing that is asked, the last never
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low if low > 1 else 0
+
+
 def plan_bytes(model: "ModelConfig", num_tokens: int, kv_type: str) -> int:
     from draftree.config import EngineConfig, resolve
 
-    config = EngineConfig(max_ctx=num_tokens, kv_type=kv_type)
+    config = EngineConfig(max_ctx=num_tokens, kv_k=kv_type, kv_v=kv_type)
     return resolve(config, model, memory_limit=_NO_LIMIT).memory.total
 
 
@@ -170,8 +209,12 @@ def list_gpus() -> list[Place]:
     from draftree.engine.gpu import find_gpu
 
     here = find_gpu("auto")
-    gpus = [Place(f"{size} GB", size * 10**9) for size in _GPU_SIZES]
+    gpus = [_sized(size) for size in _GPU_SIZES]
     return [*gpus, *([Place("here", here.memory_bytes)] if here else [])]
+
+
+def _sized(size: int) -> Place:
+    return Place(f"{size} GB", size * 10**9)
 
 
 def format_bytes(num_bytes: int) -> str:

@@ -6,6 +6,7 @@ becomes a usage error; what "auto" means is not decided here.
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 DEFAULT_MODEL: Final = "smollm2-135m"
 MAX_TOKENS: Final = 512
 _SAMPLING: Final = SamplingParams()
+KvName = Literal["auto", "f32", "f16", "q8_0", "q8", "q4", "tq3_0"]
 
 
 def _sampling(help_text: str, **details: Any) -> Any:
@@ -95,9 +97,20 @@ class Settings:
         Literal["auto", "exact"] | None,
         _engine("`exact` computes in float32 on decoded weights; `auto` is faster."),
     ] = None
-    kv_type: Annotated[
-        Literal["f32", "f16", "q8"] | None, _engine("Number format of the KV cache.", "--kv")
+    kv: Annotated[KvName | None, _engine("Format of cached keys and values alike.")] = None
+    kv_k: Annotated[
+        KvName | None,
+        _engine(
+            "Format of cached keys: `f16`, `q8_0`, `q4` or `tq3_0` (3 bits), on a CPU also `f32`. "
+            "By default the best that fits a GPU, down to `q4`. On a CPU `q4` and `tq3_0` only "
+            "round: they save no memory there."
+        ),
     ] = None
+    kv_v: Annotated[KvName | None, _engine("Format of cached values, likewise.")] = None
+    kv_f16: Annotated[bool, _engine("The same as `--kv f16`.", "--kv-f16")] = False
+    kv_q8: Annotated[bool, _engine("The same as `--kv q8_0`.", "--kv-q8")] = False
+    kv_q4: Annotated[bool, _engine("The same as `--kv q4`.", "--kv-q4")] = False
+    kv_tq3: Annotated[bool, _engine("The same as `--kv tq3_0`.", "--kv-tq3")] = False
     threads: Annotated[int | None, _engine("CPU threads.")] = None
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | None,
@@ -133,10 +146,12 @@ class Settings:
         from draftree.config import EngineConfig
 
         names = (
-            *("draft", "ngram", "block", "max_ctx", "math", "kv_type"),
-            *("threads", "device", "gpu_memory"),
+            *("draft", "ngram", "block", "max_ctx", "math", "threads", "device"),
+            "gpu_memory",
         )
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        both = self._read_kv()
+        given |= {"kv_k": self.kv_k or both, "kv_v": self.kv_v or both}
         given["budget"] = _read_budget(self.budget)
         if self.prefix_cache is not None:
             given["prefix_bytes"] = self.prefix_cache * 2**20
@@ -145,11 +160,23 @@ class Settings:
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
+    def _read_kv(self) -> str | None:
+        """The format of both sides, which may be said in several ways."""
+        flags = {"f16": self.kv_f16, "q8_0": self.kv_q8, "q4": self.kv_q4, "tq3_0": self.kv_tq3}
+        given = [name for name, is_given in flags.items() if is_given]
+        given += [self.kv] if self.kv else []
+        if len(given) > 1:
+            raise typer.BadParameter(f"keys and values cannot be in {' and in '.join(given)}.")
+        return given[0] if given else None
+
     def open_engine(self, model: str) -> "Engine":
         config = self.read_config()
         from draftree.chat import Engine
 
-        return Engine.open(model, config)
+        engine = Engine.open(model, config)
+        if engine.plan.kv_note:
+            print(engine.plan.kv_note, file=sys.stderr)
+        return engine
 
 
 def with_settings(

@@ -99,14 +99,15 @@ def read_draft_size(checkpoint: Checkpoint) -> DraftSize:
     """What planning needs to know, without loading a tensor."""
     config, metadata = read_draft_config(checkpoint), Metadata(checkpoint)
     kv_heads = metadata.count("attention.head_count_kv", metadata.count("attention.head_count"))
-    per_layer = 2 * kv_heads * metadata.count("attention.key_length")
+    head_dim = metadata.count("attention.key_length")
     return DraftSize(
         weight_bytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
-        kv_width=metadata.count("block_count") * per_layer,
+        kv_width=metadata.count("block_count") * 2 * kv_heads * head_dim,
         feature_width=len(config.feature_layers) * config.hidden_size,
         block_len=config.block_size,
         feature_layers=config.feature_layers,
         context_len=max(_windows(metadata, metadata.count("block_count"))),
+        head_dim=head_dim,
     )
 
 

@@ -10,9 +10,10 @@ from draftree.decode.device_decoder import DeviceRounds
 from draftree.drafts.drafter import Drafter
 from draftree.errors import DeviceError
 from draftree.kernels.ops import Ops
+from draftree.kernels.quant.kv_format import BYTE_NAME, KEY_FORMATS, VALUE_FORMATS, KvFormat
 from draftree.models.target import Target
 
-_KV_TYPES: dict[str, type[np.number]] = {"f32": np.float32, "f16": np.float16, "q8": np.int8}
+_CPU_KV: dict[str, type[np.number]] = {"f32": np.float32, "f16": np.float16, BYTE_NAME: np.int8}
 _DRAFT_CHUNK = 64  # rows of features that a draft reads together
 
 
@@ -56,14 +57,23 @@ class CpuDevice:
         self._plan, self._pool, self._workspace = plan, ThreadPool(plan.threads), Workspace()
 
     def new_ops(self) -> Ops:
-        return self._new_ops(self._plan.chunk, self._plan.max_nodes)
+        plan = self._plan
+        formats = {}
+        if plan.kv not in _CPU_KV:
+            formats = {
+                "key_format": KEY_FORMATS[plan.kv_k],
+                "value_format": VALUE_FORMATS[plan.kv_v],
+            }
+        return self._new_ops(plan.chunk, plan.max_nodes, **formats)
 
     def new_draft_ops(self, block_len: int, context_len: int) -> Ops:
         max_tokens = max(_DRAFT_CHUNK, block_len)
         ring_len = _ring_len(self._plan, context_len, max_tokens)
         return self._new_ops(max_tokens, block_len, ring_len)
 
-    def _new_ops(self, max_tokens: int, max_nodes: int, ring_len: int = 0) -> Ops:
+    def _new_ops(
+        self, max_tokens: int, max_nodes: int, ring_len: int = 0, **formats: KvFormat
+    ) -> Ops:
         from draftree.kernels.cpu.ops import CpuOps
 
         plan = self._plan
@@ -74,8 +84,9 @@ class CpuDevice:
             max_ctx=plan.max_ctx,
             ring_len=ring_len,
             exact=plan.is_exact,
-            kv_dtype=_KV_TYPES[plan.kv_type],
+            kv_dtype=_CPU_KV.get(plan.kv, np.float16),
             workspace=self._workspace,
+            **formats,
         )
 
     def new_rounds(
@@ -110,13 +121,14 @@ class CudaDevice:
         self._store = WeightStore(gpu(index))
 
     def new_ops(self) -> Ops:
-        return self._new_ops(1)
+        key, value = KEY_FORMATS[self._plan.kv_k], VALUE_FORMATS[self._plan.kv_v]
+        return self._new_ops(1, key_format=key, value_format=value)
 
     def new_draft_ops(self, block_len: int, context_len: int) -> Ops:
         max_tokens = max(self._plan.chunk, block_len)
         return self._new_ops(block_len, _ring_len(self._plan, context_len, max_tokens))
 
-    def _new_ops(self, block_len: int, ring_len: int = 0) -> Ops:
+    def _new_ops(self, block_len: int, ring_len: int = 0, **formats: KvFormat) -> Ops:
         from draftree.kernels.cuda.ops import CudaOps
 
         plan = self._plan
@@ -126,6 +138,7 @@ class CudaDevice:
             max_nodes=max(plan.max_nodes, block_len),
             max_ctx=plan.max_ctx,
             ring_len=ring_len,
+            **formats,
         )
 
     def new_rounds(

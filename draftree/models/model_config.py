@@ -45,7 +45,8 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
         ffn_size=metadata.count("feed_forward_length"),
         num_layers=num_layers,
         num_kv_layers=num_layers - num_recurrent,
-        kv_width=2 * kv_heads * head_dim,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
         recurrent_bytes=num_recurrent * recurrent_floats * _FLOAT_BYTES,
         stash_width=num_recurrent * stash_floats,
         window_bytes=num_recurrent * window_floats * _FLOAT_BYTES,
@@ -55,4 +56,6 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
         ),
         embedding_bytes=embedding.nbytes if "output.weight" in checkpoint.tensors else 0,
         has_even_keys=checkpoint.architecture in _EVEN_KEYS,
+        has_key_bias="blk.0.attn_k.bias" in checkpoint.tensors,
+        rotary_dim=metadata.count("rope.dimension_count", head_dim),
     )

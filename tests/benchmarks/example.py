@@ -2,6 +2,8 @@
 
 from benchmarks.budget import BudgetMeasures, BudgetRow
 from benchmarks.context import ContextMeasures, DepthMeasures
+from benchmarks.kv_quality import FormatQuality, KvQualityMeasures, LengthQuality
+from benchmarks.kv_reading import FormatError
 from benchmarks.memory import MemoryMeasures
 from benchmarks.multiturn import MultiturnMeasures
 from benchmarks.operation import OperationMeasures, Shares, group_kernels
@@ -68,6 +70,18 @@ def memory(ratio=1.2):
 def start():
     seconds = summarize([0.9, 1.1, 1.0], "s")
     return StartMeasures(seconds, seconds, seconds, seconds, {"draftree": 200.0, "numpy": 90.0})
+
+
+def kv_quality(percent=0.5):
+    needles = {"2048": [4, 3, 4]}
+    base = FormatQuality(12.0, summarize([12.0], "perplexity"), 0.0, 0.0, 1.0, needles, None)
+    formats = {"f16": base}
+    for name, share in (("q8_0", 0.1), ("q4", 1.0), ("tq3_0", 5.0)):
+        error = FormatError(0.01, 0.02, 0.03)
+        over = share * percent / 100
+        texts = summarize([12 * (1 + over)], "perplexity")
+        formats[name] = FormatQuality(texts.median, texts, over, 0.001, 0.95, needles, error)
+    return KvQualityMeasures({"2048": LengthQuality(2000, formats)})
 
 
 def parity(excess=0.001, gap=0.1):
@@ -164,6 +178,7 @@ SETTINGS = {
     "memory": {"threads": 2, "rounds": 1},
     "start": {"threads": 2, "rounds": 3},
     "parity": {"threads": 2, "num_tokens": 20480, "window": 512, "exact_windows": 4},
+    "kv-quality": {"threads": 2, "num_tokens": 2048, "text": "some text"},
     "suite": {"threads": 2, "num_tokens": 96, "limit": 4},
     "multiturn": {"threads": 2, "rounds": 2},
     "context": {"threads": 2, "rounds": 1, "num_tokens": 32},
@@ -178,5 +193,5 @@ MODELS = {
 
 
 def record(kind, measures=None, sha256=SMOLLM2, disturbance=0.01):
-    measures = globals()[kind]() if measures is None else measures
+    measures = globals()[kind.replace("-", "_")]() if measures is None else measures
     return make_record(kind, MODELS[sha256], SETTINGS[kind], measures, disturbance)

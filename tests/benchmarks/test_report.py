@@ -45,6 +45,8 @@ def test_every_kind_has_its_part(tmp_path):
     assert "| 8 | 14 [13 to 15] | 2.00 | 1.75 |" in page
     assert "| matmul | 60.0 % | 60.0 % | 60.0 % |" in page
     assert "1 of 1 disagreements explained" in page
+    row = "| q4 | 12.060 | +0.50 ± 0.10 % | 95.0 % | 1.0 % | 2.0 % | 3.0 % | 3 of 4 (4) |"
+    assert row in page and "needles at 2048 |" in page
     assert "| second turn | 75 [50 to 100] |" in page
     assert "first: 0.050 [0.050 to 0.050]; third" in page
     assert "2 of 2 replies after a hit have the text and the rounds" in page

@@ -35,6 +35,16 @@ def test_figures_below_their_targets():
         assert words(records, "memory", CODER) == [verdict]
 
 
+def test_formats_of_keys_and_values_are_judged_one_by_one():
+    for percent, verdicts in (
+        (0.3, ["aim reached"] * 3),
+        (0.7, ["target reached", "target reached", "target reached"]),
+        (1.2, ["missed"] * 3),
+    ):
+        record = example.record("kv-quality", example.kv_quality(percent))
+        assert words([record], "kv-quality") == verdicts
+
+
 def test_perplexity_counts_in_both_directions():
     for excess, verdict in (
         (-0.0005, "aim reached"),

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 from draftree.core import FinishReason, TokenSource, Usage
 from draftree.errors import CapacityError
@@ -69,6 +69,7 @@ class Engine:
     opened: list[tuple] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
     is_closed: bool = False
+    plan: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(kv_note=""))
 
     def open(self, model, config=None, **options):
         self.opened.append((model, config))

@@ -7,6 +7,7 @@ from draftree.cli.inspect import (
     fit_word,
     format_bytes,
     format_count,
+    format_table,
     gpu_table,
     memory_table,
 )
@@ -67,10 +68,10 @@ def test_memory_grows_with_context_and_number_format(smollm2_path):
 
 
 @pytest.mark.parametrize(
-    ("room", "word"), [(4, "yes"), (3, "yes"), (2, "f16"), (1, "q8"), (0, "no")]
+    ("room", "word"), [(4, "yes"), (3, "yes"), (2, "f16"), (1, "q8_0"), (0, "no")]
 )
 def test_fit_word(room, word):
-    assert fit_word({"q8": 1, "f16": 2, "f32": 3}, room) == word
+    assert fit_word({"q8_0": 1, "f16": 2, "f32": 3}, room) == word
 
 
 def test_formats():
@@ -92,7 +93,7 @@ def test_the_flagship_with_its_draft_fits_a_24_gb_gpu():
     """Planned from model_config alone: 27B shapes in 4 to 6 bits, a 16-bit draft, 8K of context."""
     model_config = ModelConfig(
         *("27B", "any", 26_900_000_000, 16_500_000_000, 262144, 248320, 5120, 17408, 64, 16),
-        *(2 * 4 * 256, 157_000_000, 48 * 22624, True),
+        *(4, 256, 157_000_000, 48 * 22624, True),
         window_bytes=48 * 3 * 10240 * 4,
         embedding_bytes=715_000_000,
     )
@@ -102,3 +103,36 @@ def test_the_flagship_with_its_draft_fits_a_24_gb_gpu():
     at = columns[0].index("8192")
     assert columns[-2][at] == "no" and columns[-1][at] == "yes"
     assert columns[-1][columns[0].index("262144")] == "no"
+
+
+def test_the_longest_context_by_format():
+    """As the plan has it: one token more is refused, and smaller formats reach further."""
+    from draftree.config import EngineConfig, GpuInfo, resolve
+    from draftree.errors import CapacityError
+    from tests.test_config_kv import DRAFT, LARGE
+
+    gpus = [Place("16 GB", 16 * 10**9), Place("24 GB", 24 * 10**9)]
+    table = format_table(LARGE, DRAFT, gpus)
+    names, sizes, small, large = (list(column.cells) for column in table.columns)
+    assert names == ["f16", "q8_0", "q4", "tq3_0"]
+    assert sizes == ["65536", "34816", "18432", "14336"]
+    assert small == ["none"] * 4
+    lengths = [int(cell) for cell in large]
+    assert 30_000 < lengths[0] < lengths[1] < lengths[2] < lengths[3] <= 262144
+    for name, length in zip(names, lengths, strict=True):
+        for max_ctx, is_planned in ((length, True), (length + 1, length == 262144)):
+            config = EngineConfig(max_ctx=max_ctx, kv_k=name, kv_v=name)
+            try:
+                resolve(config, LARGE, gpu=GpuInfo(0, "24 GB", 24 * 10**9), draft=DRAFT)
+                assert is_planned
+            except CapacityError:
+                assert not is_planned
+
+
+def test_a_format_that_cannot_hold_the_heads_reaches_nothing():
+    from dataclasses import replace
+
+    from tests.test_config_kv import LARGE
+
+    table = format_table(replace(LARGE, head_dim=96), None, [Place("80 GB", 80 * 10**9)])
+    assert list(table.columns[2].cells) == ["262144", "none", "none", "none"]

@@ -39,8 +39,39 @@ def test_engine_options_reach_the_config(draftree, engine):
     assert result.exit_code == 0, result.stderr
     config = engine.opened[0][1]
     assert (config.draft, config.budget, config.block, config.max_ctx) == ("none", 22, 8, 512)
-    assert (config.math, config.kv_type, config.threads) == ("exact", "f16", 2)
+    assert (config.math, config.kv_k, config.kv_v, config.threads) == ("exact", "f16", "f16", 2)
     assert (config.ngram, config.prefix_bytes) == ("off", 64 << 20)
+
+
+@pytest.mark.parametrize(
+    ("options", "kv"),
+    [
+        ("--kv-k q8_0 --kv-v q4", ("q8_0", "q4")),
+        ("--kv q8", ("q8", "q8")),
+        ("--kv-f16", ("f16", "f16")),
+        ("--kv-q8", ("q8_0", "q8_0")),
+        ("--kv-q4 --kv-k f16", ("f16", "q4")),
+        ("--kv-tq3", ("tq3_0", "tq3_0")),
+        ("--kv-v tq3_0", ("auto", "tq3_0")),
+    ],
+)
+def test_formats_of_keys_and_values(draftree, engine, options, kv):
+    result = draftree("run", "-p", "x", *options.split())
+    assert result.exit_code == 0, result.stderr
+    config = engine.opened[0][1]
+    assert (config.kv_k, config.kv_v) == kv
+
+
+def test_two_formats_for_the_same_side_are_refused(draftree, engine):
+    result = draftree("run", "-p", "x", "--kv-q4", "--kv", "f16")
+    assert result.exit_code == 2 and "cannot be in q4 and in f16" in result.stderr
+    assert not engine.opened
+
+
+def test_a_plan_that_chose_a_smaller_format_says_so(draftree, engine):
+    engine.plan.kv_note = "keys and values in q4: f16 would need 31.2 GiB of 24.0"
+    result = draftree("run", "-p", "x")
+    assert result.stderr.startswith("keys and values in q4: f16 would need 31.2 GiB of 24.0\n")
 
 
 def test_options_not_given_are_left_to_the_engine(draftree, engine):

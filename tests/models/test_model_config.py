@@ -19,7 +19,8 @@ def test_facts_are_those_of_the_config_it_was_converted_from() -> None:
     assert model_config.num_layers == config["num_hidden_layers"]
     assert model_config.context_length == config["max_position_embeddings"]
     assert model_config.num_kv_layers == config["layer_types"].count("full_attention")
-    assert model_config.kv_width == 2 * config["num_key_value_heads"] * config["head_dim"]
+    shape = model_config.num_kv_heads, model_config.head_dim
+    assert shape == (config["num_key_value_heads"], config["head_dim"])
     keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
     channels = 2 * keys + config["linear_num_value_heads"] * config["linear_value_head_dim"]
     num_recurrent = model_config.num_layers - model_config.num_kv_layers
@@ -32,3 +33,9 @@ def test_layers_are_of_the_kinds_that_the_config_lists() -> None:
     kinds = {"linear_attention": DeltaNet, "full_attention": Attention}
     found = [type(block.mixer) for block in tiny_target("qwen35").model.blocks]
     assert found == [kinds[name] for name in config["layer_types"]]
+
+
+def test_rotary_dimensions_and_biases_are_read() -> None:
+    hybrid, biased = (read_model_config(open_checkpoint(tiny_path(n))) for n in ("qwen35", "qwen2"))
+    assert (hybrid.head_dim, hybrid.rotary_dim, hybrid.has_key_bias) == (64, 16, False)
+    assert biased.has_key_bias

@@ -15,6 +15,7 @@ from draftree.kernels.cpu.conv import ConvState
 from draftree.kernels.cpu.embed import record_embed
 from draftree.kernels.cpu.gated_delta import DeltaState
 from draftree.kernels.cpu.kv_cache import KvCache
+from draftree.kernels.cpu.kv_round import record_kv_round
 from draftree.kernels.cpu.linear import record_linear
 from draftree.kernels.cpu.pack import Weight, pack
 from draftree.kernels.cpu.pass_args import NUM_ROWS, NUM_TOKENS, PassArgs
@@ -25,6 +26,7 @@ from draftree.kernels.cpu.thread_pool import ThreadPool
 from draftree.kernels.cpu.workspace import Workspace, new_floats
 from draftree.kernels.ops import Columns, Heads, LayerStore, MatmulInput, Rope, narrow
 from draftree.kernels.quant.formats import QuantType
+from draftree.kernels.quant.kv_format import KvFormat
 
 
 @dataclass(slots=True)
@@ -51,14 +53,18 @@ class CpuOps:
         ring_len: int = 0,
         exact: bool = False,
         kv_dtype: type[np.number] = np.float32,
+        key_format: KvFormat | None = None,
+        value_format: KvFormat | None = None,
         workspace: Workspace | None = None,
     ) -> None:
-        """workspace: shared with others whose passes come before or after these."""
+        """key_format, value_format: what keys and values are rounded to before they are written.
+        workspace: shared with others whose passes come before or after these.
+        """
         self.pool = pool
         self.step = PassArgs(max_tokens, max_nodes)
         self.max_ctx, self.ring_len = max_ctx, ring_len
         self._exact = exact
-        self._kv_dtype = kv_dtype
+        self._kv_dtype, self._kv_formats = kv_dtype, (key_format, value_format)
         self._workspace = workspace or Workspace()
         self._program: Program | None = None
 
@@ -166,7 +172,13 @@ class CpuOps:
                 norm.record_head_norm(*args, rope.head_dim, *heads.norm)
             rotary_dim = 2 * rope.table.shape[2]
             record_rope(*args, rope.head_dim, rotary_dim, rope.table, rope.interleaved)
-        attend.record_kv_write(self._recording, self.step, k.x, v, narrow(cache, KvCache))
+        self._store_kv(k.x, v, narrow(cache, KvCache))
+
+    def _store_kv(self, k: np.ndarray, v: np.ndarray, cache: KvCache) -> None:
+        for x, form in zip((k, v), self._kv_formats, strict=True):
+            if form is not None:
+                record_kv_round(self._recording, self.step, x, cache.kv_heads, form)
+        attend.record_kv_write(self._recording, self.step, k, v, cache)
 
     def attention(
         self, q: np.ndarray, cache: ops.KvState, *, window: int = 0, bidirectional: bool = False

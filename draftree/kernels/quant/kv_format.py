@@ -13,12 +13,12 @@ from enum import IntEnum
 
 import numpy as np
 
-_ROTATED_LEN = 128
+ROTATED_LEN = 128
 _SIGNS = 0x9D2C5680_1B873593_CC9E2D51_E6546B64  # one bit a dimension; any mixed bits would do
 # Near the best levels for normal numbers (Lloyd and Max), with two bits behind the first, so
 # that a half float's upper byte holds them; and what the numbers' RMS is multiplied with.
-_LEVELS_4 = (0.21875, 0.625, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0), 1.54
-_LEVELS_3 = (0.5, 1.5, 2.5, 4.0), 1.91
+LEVELS_4 = (0.21875, 0.625, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0), 1.54
+LEVELS_3 = (0.5, 1.5, 2.5, 4.0), 1.91
 
 
 class KvCode(IntEnum):
@@ -73,11 +73,14 @@ VALUE_FORMATS = {
     "q4": KvFormat(KvCode.NIBBLE, 32),
     "tq3_0": KvFormat(KvCode.LEVELS_3, 128, is_rotated=True),
 }
+KV_ALIASES = {"q8": "q8_0"}
+AUTO_NAMES = ("f16", "q8_0", "q4")  # best first; fewer bits only where they are asked for
+BYTE_NAME = "q8_0"  # a CPU has a cache of bytes as well
 
 
 def rotation_signs(head_dim: int) -> np.ndarray:
     """float32 [head_dim] of 1 and -1."""
-    bits = [_SIGNS >> i & 1 for i in range(_ROTATED_LEN)]
+    bits = [_SIGNS >> i & 1 for i in range(ROTATED_LEN)]
     return np.resize(np.where(bits, -1.0, 1.0).astype(np.float32), head_dim)
 
 
@@ -92,7 +95,7 @@ def rotate_back(rows: np.ndarray) -> np.ndarray:
 
 def _transform(rows: np.ndarray) -> np.ndarray:
     """Walsh-Hadamard, orthonormal: its own inverse."""
-    order = min(rows.shape[-1], _ROTATED_LEN)
+    order = min(rows.shape[-1], ROTATED_LEN)
     x = rows.astype(np.float32).reshape(-1, order)
     step = 1
     while step < order:
@@ -164,8 +167,8 @@ def _inverse(scales: np.ndarray) -> np.ndarray:
 _CODERS = {
     KvCode.BYTE: _code_bytes,
     KvCode.NIBBLE: _code_nibbles,
-    KvCode.LEVELS_4: lambda groups: _code_levels(groups, *_LEVELS_4),
-    KvCode.LEVELS_3: lambda groups: _code_levels(groups, *_LEVELS_3),
+    KvCode.LEVELS_4: lambda groups: _code_levels(groups, *LEVELS_4),
+    KvCode.LEVELS_3: lambda groups: _code_levels(groups, *LEVELS_3),
 }
 
 
@@ -175,7 +178,7 @@ def _numbers(codes: np.ndarray, code: KvCode) -> np.ndarray:
         return codes.view(np.int8).astype(np.float32)
     if code is KvCode.NIBBLE:
         return codes.astype(np.float32) - 8
-    levels, _ = _LEVELS_4 if code is KvCode.LEVELS_4 else _LEVELS_3
+    levels, _ = LEVELS_4 if code is KvCode.LEVELS_4 else LEVELS_3
     table = np.array(levels, np.float32)
     return np.concatenate((table, -table))[codes]
 

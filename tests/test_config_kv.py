@@ -1,0 +1,149 @@
+"""Formats of cached keys and values: what a plan chooses, what it takes, what it refuses."""
+
+from dataclasses import replace
+
+import pytest
+
+from draftree.config import EngineConfig, GpuInfo, kv_bytes, plan_gpu_memory, resolve
+from draftree.core import DraftSize, ModelConfig
+from draftree.errors import CapacityError
+from tests.test_config import FACTS
+
+LARGE = ModelConfig(
+    *("27B", "any", 26_900_000_000, 16_500_000_000, 262144, 248320, 5120, 17408, 64, 16),
+    *(4, 256, 157_000_000, 48 * 22624, True),
+    window_bytes=48 * 3 * 10240 * 4,
+    embedding_bytes=715_000_000,
+    rotary_dim=64,
+)
+DRAFT = DraftSize(1_800_000_000, 5 * 2 * 8 * 128, 5 * 5120, 16, (), head_dim=128)
+GPU = GpuInfo(0, "a GPU", 24 * 2**30)
+WIDE = replace(FACTS, head_dim=64)
+
+
+def test_a_token_takes_what_its_rows_take() -> None:
+    sizes = [kv_bytes(LARGE, name, name) for name in ("f16", "q8_0", "q4", "tq3_0")]
+    assert sizes == [65536, 34816, 18432, 14336]
+    assert kv_bytes(LARGE, "q8_0", "q4") == (34816 + 18432) // 2
+
+
+def test_a_gpu_allocates_whole_pages_and_a_spare_one() -> None:
+    for max_ctx, pages in ((488, 3), (489, 4), (744, 4)):
+        memory = plan_gpu_memory(LARGE, None, max_ctx, 512, 24, "q4", "q8_0")
+        assert memory.kv == pages * 256 * kv_bytes(LARGE, "q4", "q8_0")
+
+
+def test_long_prompts_need_room_for_expanded_keys_and_for_angles() -> None:
+    def scratch(max_ctx: int) -> int:
+        return plan_gpu_memory(LARGE, None, max_ctx, 512, 24).scratch
+
+    angles = 4 * LARGE.rotary_dim
+    assert scratch(20_000) - scratch(10_000) == 10_000 * (angles + 4 * 4 * 256)
+    assert scratch(200_000) - scratch(100_000) == 100_000 * angles
+    drafts = [plan_gpu_memory(LARGE, DRAFT, n * 256, 512, 24).draft for n in (100, 200)]
+    assert drafts[1] - drafts[0] == 100 * 256 * (2 * DRAFT.kv_width + 4 * 128)
+
+
+@pytest.mark.parametrize(
+    ("max_ctx", "kv", "chunk"), [(0, "f16", 2048), (65_536, "q8_0", 2048), (100_000, "q4", 2048)]
+)
+def test_auto_takes_the_best_format_that_fits(max_ctx: int, kv: str, chunk: int) -> None:
+    plan = resolve(EngineConfig(max_ctx=max_ctx), LARGE, gpu=GPU, draft=DRAFT)
+    assert (plan.kv_k, plan.kv_v, plan.chunk) == (kv, kv, chunk)
+    assert plan.memory.total <= GPU.memory_bytes
+    if kv == "f16":
+        assert plan.kv_note == "" and plan.max_ctx == 8192
+    else:
+        assert plan.kv_note.startswith(f"keys and values in {kv}: f16 would need ")
+        assert plan.kv_note.endswith(" GiB of 24.0")
+
+
+def test_a_shorter_chunk_comes_before_a_smaller_format_and_the_shortest_last() -> None:
+    def limited(limit: int, **options: object) -> tuple[str, int]:
+        config = EngineConfig(max_ctx=32768, **options)  # type: ignore[arg-type]
+        plan = resolve(config, LARGE, memory_limit=limit, gpu=GPU)
+        return plan.kv, plan.chunk
+
+    def total(chunk: int, kv: str) -> int:
+        return plan_gpu_memory(LARGE, None, 32768, chunk, 24, kv, kv).total
+
+    assert limited(total(512, "f16")) == ("f16", 512)
+    assert limited(total(512, "f16") - 1)[0] == "q8_0"
+    assert limited(total(256, "q4")) == ("q4", 256)
+    assert limited(total(256, "f16"), kv_k="f16", kv_v="f16") == ("f16", 256)
+
+
+def test_auto_never_takes_three_bits_by_itself_but_names_them() -> None:
+    three, four = (
+        plan_gpu_memory(LARGE, None, 262144, 256, 24, k, k).total for k in ("tq3_0", "q4")
+    )
+    with pytest.raises(CapacityError, match=r"in q4 .* try --kv tq3_0, a smaller --max-ctx"):
+        resolve(EngineConfig(max_ctx=262144), LARGE, memory_limit=(three + four) // 2, gpu=GPU)
+    config = EngineConfig(max_ctx=262144, kv_k="tq3_0", kv_v="tq3_0")
+    assert resolve(config, LARGE, memory_limit=three, gpu=GPU).kv == "tq3_0"
+    with pytest.raises(CapacityError, match="try a smaller --max-ctx"):
+        resolve(config, LARGE, memory_limit=three - 1, gpu=GPU)
+
+
+def test_a_format_that_was_asked_for_is_kept_or_refused() -> None:
+    config = EngineConfig(max_ctx=110_000, kv_k="f16", kv_v="f16")
+    with pytest.raises(CapacityError, match=r"in f16 \d\.\d.* try --kv q4 or tq3_0, a smaller"):
+        resolve(config, LARGE, gpu=GPU, draft=DRAFT)
+    plan = resolve(EngineConfig(kv_k="q8", kv_v="q4"), LARGE, gpu=GPU)
+    assert (plan.kv_k, plan.kv_v, plan.kv, plan.kv_note) == ("q8_0", "q4", "q8_0/q4", "")
+    half = resolve(EngineConfig(max_ctx=110_000, kv_k="q4"), LARGE, gpu=GPU, draft=DRAFT)
+    assert half.kv == "q4/q8_0" and half.kv_note.startswith("keys and values in q4/q8_0: q4/f16 ")
+
+
+def test_keys_with_a_bias_are_not_rounded_to_few_bits_by_auto() -> None:
+    """Four bits of such keys ruin a model: benchmarks/kv_quality.py."""
+    biased = replace(LARGE, has_key_bias=True)
+    plan = resolve(EngineConfig(max_ctx=65_536), biased, gpu=GPU, draft=DRAFT)
+    assert plan.kv == "q8_0"
+    with pytest.raises(CapacityError, match=r"in q8_0 .* try a smaller --max-ctx"):
+        resolve(EngineConfig(max_ctx=110_000), biased, gpu=GPU, draft=DRAFT)
+    asked = EngineConfig(max_ctx=110_000, kv_k="q4", kv_v="q4")
+    assert resolve(asked, biased, gpu=GPU, draft=DRAFT).kv == "q4"
+
+
+def test_heads_that_a_format_cannot_hold() -> None:
+    odd = replace(LARGE, head_dim=96)
+    with pytest.raises(ValueError, match=r"q4 cannot hold keys of 96 dimensions.*choose f16"):
+        resolve(EngineConfig(kv_k="q4"), odd, gpu=GPU)
+    with pytest.raises(ValueError, match=r"tq3_0 cannot hold values of 96 .*f16 or q8_0 or q4"):
+        resolve(EngineConfig(kv_v="tq3_0"), odd)
+    with pytest.raises(CapacityError, match="in f16"):
+        resolve(EngineConfig(max_ctx=262144), odd, gpu=GPU, draft=DRAFT)
+
+
+def test_a_cpu_has_bytes_for_any_head() -> None:
+    assert resolve(EngineConfig(kv_k="q8", kv_v="q8_0"), FACTS).kv == "q8_0"
+    with pytest.raises(ValueError, match="q8_0 cannot hold keys of 32 dimensions"):
+        resolve(EngineConfig(kv_k="q8_0", kv_v="q4"), FACTS)
+    with pytest.raises(ValueError, match="q8_0 cannot hold keys of 32 dimensions"):
+        resolve(EngineConfig(kv_k="q8_0"), FACTS, gpu=GPU)
+
+
+def test_f32_is_for_both_sides_of_a_cpu() -> None:
+    assert resolve(EngineConfig(kv_k="f32"), WIDE).kv == "f32"
+    with pytest.raises(ValueError, match="f32 is for keys and values alike"):
+        resolve(EngineConfig(kv_k="f32", kv_v="q4"), WIDE)
+    with pytest.raises(ValueError, match="f32 keys and values need the CPU"):
+        resolve(EngineConfig(kv_v="f32"), LARGE, gpu=GPU)
+
+
+@pytest.mark.parametrize(
+    ("kv_k", "kv_v", "kv"),
+    [
+        ("q4", "q4", "q4"),
+        ("q8", "q8_0", "q8_0"),
+        ("q4", "auto", "q4/f16"),
+        ("auto", "q8", "f16/q8_0"),
+        ("tq3_0", "q4", "tq3_0/q4"),
+    ],
+)
+def test_a_cpu_rounds_in_sixteen_bits(kv_k: str, kv_v: str, kv: str) -> None:
+    plan = resolve(EngineConfig(kv_k=kv_k, kv_v=kv_v), WIDE)
+    assert plan.kv == kv
+    usual = resolve(EngineConfig(), WIDE)
+    assert (plan.memory.kv == usual.memory.kv) == (kv != "q8_0")
