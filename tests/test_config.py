@@ -89,9 +89,11 @@ def test_a_draft_keeps_a_bounded_context() -> None:
     assert count_ring(4096, 512) == 4096 + 512 + 1024
     assert count_ring(90, 64) == 256 and count_ring(90, 100) == 512
     draft = DraftSize(1000, 32, 128, 16, (), 1024)
-    sizes = [plan_gpu_memory(FACTS, draft, n, 256, 24).draft for n in (1000, 2000, 4000, 100_000)]
-    assert sizes[1] - sizes[0] == 2 * 32 * 1000
-    assert sizes[2] == sizes[3] == sizes[0] + 2 * 32 * (1024 + 256 + 1024 - 1024)
+    lengths = (1000, 2000, 4000, 100_000)
+    angles = 4 * FACTS.head_dim
+    sizes = [plan_gpu_memory(FACTS, draft, n, 256, 24).draft - angles * n for n in lengths]
+    assert sizes[1] - sizes[0] == 2 * 32 * 4 * 256  # pages
+    assert sizes[2] == sizes[3] == sizes[0] + 2 * 32 * (1024 + 256 + 1024 - 6 * 256 + 256)
 
 
 @pytest.mark.parametrize(

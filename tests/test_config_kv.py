@@ -16,7 +16,7 @@ LARGE = ModelConfig(
     embedding_bytes=715_000_000,
     rotary_dim=64,
 )
-DRAFT = DraftSize(1_800_000_000, 5 * 2 * 8 * 128, 5 * 5120, 16, (), head_dim=128)
+DRAFT = DraftSize(1_800_000_000, 5 * 2 * 8 * 128, 5 * 5120, 16, (), 4096, head_dim=128)
 GPU = GpuInfo(0, "a GPU", 24 * 2**30)
 WIDE = replace(FACTS, head_dim=64)
 
@@ -41,11 +41,11 @@ def test_long_prompts_need_room_for_expanded_keys_and_for_angles() -> None:
     assert scratch(20_000) - scratch(10_000) == 10_000 * (angles + 4 * 4 * 256)
     assert scratch(200_000) - scratch(100_000) == 100_000 * angles
     drafts = [plan_gpu_memory(LARGE, DRAFT, n * 256, 512, 24).draft for n in (100, 200)]
-    assert drafts[1] - drafts[0] == 100 * 256 * (2 * DRAFT.kv_width + 4 * 128)
+    assert drafts[1] - drafts[0] == 100 * 256 * 4 * 128  # its keys and values are a ring
 
 
 @pytest.mark.parametrize(
-    ("max_ctx", "kv", "chunk"), [(0, "f16", 2048), (65_536, "q8_0", 2048), (100_000, "q4", 2048)]
+    ("max_ctx", "kv", "chunk"), [(0, "f16", 2048), (100_000, "q8_0", 2048), (150_000, "q4", 2048)]
 )
 def test_auto_takes_the_best_format_that_fits(max_ctx: int, kv: str, chunk: int) -> None:
     plan = resolve(EngineConfig(max_ctx=max_ctx), LARGE, gpu=GPU, draft=DRAFT)
@@ -86,23 +86,23 @@ def test_auto_never_takes_three_bits_by_itself_but_names_them() -> None:
 
 
 def test_a_format_that_was_asked_for_is_kept_or_refused() -> None:
-    config = EngineConfig(max_ctx=110_000, kv_k="f16", kv_v="f16")
+    config = EngineConfig(max_ctx=150_000, kv_k="f16", kv_v="f16")
     with pytest.raises(CapacityError, match=r"in f16 \d\.\d.* try --kv q4 or tq3_0, a smaller"):
         resolve(config, LARGE, gpu=GPU, draft=DRAFT)
     plan = resolve(EngineConfig(kv_k="q8", kv_v="q4"), LARGE, gpu=GPU)
     assert (plan.kv_k, plan.kv_v, plan.kv, plan.kv_note) == ("q8_0", "q4", "q8_0/q4", "")
-    half = resolve(EngineConfig(max_ctx=110_000, kv_k="q4"), LARGE, gpu=GPU, draft=DRAFT)
+    half = resolve(EngineConfig(max_ctx=150_000, kv_k="q4"), LARGE, gpu=GPU, draft=DRAFT)
     assert half.kv == "q4/q8_0" and half.kv_note.startswith("keys and values in q4/q8_0: q4/f16 ")
 
 
 def test_keys_with_a_bias_are_not_rounded_to_few_bits_by_auto() -> None:
     """Four bits of such keys ruin a model: benchmarks/kv_quality.py."""
     biased = replace(LARGE, has_key_bias=True)
-    plan = resolve(EngineConfig(max_ctx=65_536), biased, gpu=GPU, draft=DRAFT)
+    plan = resolve(EngineConfig(max_ctx=100_000), biased, gpu=GPU, draft=DRAFT)
     assert plan.kv == "q8_0"
     with pytest.raises(CapacityError, match=r"in q8_0 .* try a smaller --max-ctx"):
-        resolve(EngineConfig(max_ctx=110_000), biased, gpu=GPU, draft=DRAFT)
-    asked = EngineConfig(max_ctx=110_000, kv_k="q4", kv_v="q4")
+        resolve(EngineConfig(max_ctx=200_000), biased, gpu=GPU, draft=DRAFT)
+    asked = EngineConfig(max_ctx=200_000, kv_k="q4", kv_v="q4")
     assert resolve(asked, biased, gpu=GPU, draft=DRAFT).kv == "q4"
 
 
@@ -147,3 +147,10 @@ def test_a_cpu_rounds_in_sixteen_bits(kv_k: str, kv_v: str, kv: str) -> None:
     assert plan.kv == kv
     usual = resolve(EngineConfig(), WIDE)
     assert (plan.memory.kv == usual.memory.kv) == (kv != "q8_0")
+
+
+def test_contexts_that_fit_a_card_of_24_gib_with_a_four_bit_draft() -> None:
+    draft = replace(DRAFT, weight_bytes=1_000_000_000)
+    for kv, max_ctx in (("f16", 65_536), ("q8_0", 131_072), ("q4", 262_144), ("tq3_0", 262_144)):
+        plan = resolve(EngineConfig(max_ctx=max_ctx, kv_k=kv, kv_v=kv), LARGE, gpu=GPU, draft=draft)
+        assert plan.kv == kv and plan.memory.total <= 24 * 2**30

@@ -214,7 +214,7 @@ def list_gpus() -> list[Place]:
 
 
 def _sized(size: int) -> Place:
-    return Place(f"{size} GB", size * 10**9)
+    return Place(f"{size} GB", size * 2**30)
 
 
 def format_bytes(num_bytes: int) -> str:

@@ -64,16 +64,14 @@ class CpuDevice:
                 "key_format": KEY_FORMATS[plan.kv_k],
                 "value_format": VALUE_FORMATS[plan.kv_v],
             }
-        return self._new_ops(plan.chunk, plan.max_nodes, **formats)
+        return self._new_ops(plan.chunk, plan.max_nodes, 0, **formats)
 
     def new_draft_ops(self, block_len: int, context_len: int) -> Ops:
         max_tokens = max(_DRAFT_CHUNK, block_len)
         ring_len = _ring_len(self._plan, context_len, max_tokens)
         return self._new_ops(max_tokens, block_len, ring_len)
 
-    def _new_ops(
-        self, max_tokens: int, max_nodes: int, ring_len: int = 0, **formats: KvFormat
-    ) -> Ops:
+    def _new_ops(self, max_tokens: int, max_nodes: int, ring_len: int, **formats: KvFormat) -> Ops:
         from draftree.kernels.cpu.ops import CpuOps
 
         plan = self._plan
@@ -122,13 +120,13 @@ class CudaDevice:
 
     def new_ops(self) -> Ops:
         key, value = KEY_FORMATS[self._plan.kv_k], VALUE_FORMATS[self._plan.kv_v]
-        return self._new_ops(1, key_format=key, value_format=value)
+        return self._new_ops(1, 0, key_format=key, value_format=value)
 
     def new_draft_ops(self, block_len: int, context_len: int) -> Ops:
         max_tokens = max(self._plan.chunk, block_len)
         return self._new_ops(block_len, _ring_len(self._plan, context_len, max_tokens))
 
-    def _new_ops(self, block_len: int, ring_len: int = 0, **formats: KvFormat) -> Ops:
+    def _new_ops(self, block_len: int, ring_len: int, **formats: KvFormat) -> Ops:
         from draftree.kernels.cuda.ops import CudaOps
 
         plan = self._plan
