@@ -20,7 +20,7 @@ import numpy as np
 
 from draftree.errors import CheckpointError
 from draftree.kernels.quant.formats import QuantType, row_bytes
-from draftree.weights.checkpoint import MappedCheckpoint, TensorInfo
+from draftree.weights.checkpoint import Checkpoint, TensorInfo
 from draftree.weights.mapping import map_file
 
 _U32 = struct.Struct("<I")
@@ -194,7 +194,7 @@ class _Part:
     views: dict[str, np.ndarray]  # uint8 [rows, row_bytes]
 
 
-def open_gguf(path: Path) -> MappedCheckpoint:
+def open_gguf(path: Path) -> Checkpoint:
     """Open a GGUF file, or all parts of a split one when path is its first part."""
     first = _read_part(path)
     architecture = first.metadata.get("general.architecture")
@@ -209,7 +209,7 @@ def open_gguf(path: Path) -> MappedCheckpoint:
     for part in parts:
         tensors.update(part.tensors)
         views.update(part.views)
-    return MappedCheckpoint(path, first.metadata, tensors, views)
+    return Checkpoint(path, first.metadata, tensors, views)
 
 
 def _read_other_parts(path: Path, first: _Part, count: int) -> list[_Part]:

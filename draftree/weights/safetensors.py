@@ -12,7 +12,7 @@ import numpy as np
 
 from draftree.errors import CheckpointError
 from draftree.kernels.quant.formats import QuantType
-from draftree.weights.checkpoint import MappedCheckpoint, TensorInfo
+from draftree.weights.checkpoint import Checkpoint, TensorInfo
 from draftree.weights.dflash import rename_tensors, translate_config
 from draftree.weights.mapping import map_file
 
@@ -25,7 +25,7 @@ class _Refused(ValueError):
     """JSON that is valid but says a name twice."""
 
 
-def open_dflash_folder(folder: Path) -> MappedCheckpoint:
+def open_dflash_folder(folder: Path) -> Checkpoint:
     """Open a folder with config.json and model.safetensors, or several files and their index."""
     if not (folder / "config.json").is_file():
         raise CheckpointError(
@@ -53,9 +53,7 @@ def open_dflash_folder(folder: Path) -> MappedCheckpoint:
         new: TensorInfo(new, tensors[old].shape, tensors[old].qtype, tensors[old].nbytes)
         for old, new in names.items()
     }
-    return MappedCheckpoint(
-        folder, metadata, renamed, {new: views[old] for old, new in names.items()}
-    )
+    return Checkpoint(folder, metadata, renamed, {new: views[old] for old, new in names.items()})
 
 
 def read_safetensors(path: Path) -> list[tuple[TensorInfo, np.ndarray]]:

@@ -13,7 +13,7 @@ from draftree.kernels.cpu.attention import (
 )
 from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.reference.attention import (
+from tests.kernels.reference.attention import (
     attention_reference,
     block_mask,
     chain_mask,

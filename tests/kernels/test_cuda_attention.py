@@ -19,7 +19,7 @@ from draftree.kernels.cuda.attention_prefill import prefill_attention  # noqa: E
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.kv_cache import KvArena, kv_commit  # noqa: E402
 from draftree.kernels.cuda.pass_args import CudaPassArgs  # noqa: E402
-from draftree.kernels.reference.attention import (  # noqa: E402
+from tests.kernels.reference.attention import (  # noqa: E402
     attention_reference,
     block_mask,
     chain_mask,

@@ -11,7 +11,7 @@ from draftree.kernels.cpu.sampling import (
     gumbel,
 )
 from draftree.kernels.cpu.select import rank_rows
-from draftree.kernels.reference.sampling import (
+from tests.kernels.reference.sampling import (
     choose_reference,
     gumbel_reference,
     kept_reference,
