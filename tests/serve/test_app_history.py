@@ -117,12 +117,20 @@ def test_openai_chat(gpt, script, keep, way):
     ask_chat(ask, script, keep)
 
 
+@pytest.fixture(scope="module")
+def litellm():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it asks the network for prices
+        litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+        gc.collect()
+        gc.freeze()  # it brings a million objects, which each collection would walk through
+        yield litellm
+
+
 @pytest.mark.parametrize("keep", [*KEEPS, lambda message: message.json()])
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
-def test_litellm(shared, script, monkeypatch, keep, is_stream, provider):
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it asks the network for prices
-    litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+def test_litellm(shared, script, litellm, keep, is_stream, provider):
     base = f"{shared[1].url}/v1" if provider == "openai" else shared[1].url
 
     def ask(messages):
