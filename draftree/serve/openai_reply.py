@@ -200,15 +200,7 @@ class Frame:
     """What stands around the choices of every chunk, written once."""
 
     def __init__(self, reply_id: str, kind: str, options: ReplyOptions) -> None:
-        head = to_json(
-            {
-                "id": reply_id,
-                "object": kind,
-                "created": options.created,
-                "model": options.model,
-                "system_fingerprint": options.fingerprint,
-            }
-        )
+        head = to_json(_head(reply_id, kind, options))
         self._options = options
         self._head = f'data: {head[:-1]},"choices":['
         self._tail = '],"usage":null}\n\n' if options.has_usage else "]}\n\n"
@@ -230,14 +222,17 @@ def whole(
     choices: list[dict[str, Any]],
     jobs: Sequence[Job],
 ) -> dict[str, Any]:
+    head = _head(reply_id, kind, options)
+    return {**head, "choices": choices, "usage": usage_of(jobs, options)}
+
+
+def _head(reply_id: str, kind: str, options: ReplyOptions) -> dict[str, Any]:
     return {
         "id": reply_id,
         "object": kind,
         "created": options.created,
         "model": options.model,
         "system_fingerprint": options.fingerprint,
-        "choices": choices,
-        "usage": usage_of(jobs, options),
     }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from draftree import env
 from draftree.errors import FetchError
-from draftree.weights.catalogue import CATALOGUE, DEFAULT_MODEL, PACKAGED_DRAFTS, ModelEntry
+from draftree.weights.catalogue import CATALOGUE, PACKAGED_DRAFTS, ModelEntry
 from draftree.weights.source import (
     Fetched,
     HubSource,
@@ -26,20 +26,6 @@ from draftree.weights.source import (
     Source,
     SourceError,
 )
-
-__all__ = [
-    "DEFAULT_MODEL",
-    "ModelEntry",
-    "ModelFile",
-    "ModelStatus",
-    "Progress",
-    "draft_for",
-    "find_entry",
-    "list_models",
-    "models_dir",
-    "pull",
-    "resolve",
-]
 
 _CHUNK_BYTES = 4 << 20
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"

@@ -13,6 +13,7 @@ import pytest
 
 from draftree.core import DraftTree
 from draftree.models.target import Target
+from draftree.prefill.chunked import prefill
 from tests.golden import golden
 from tests.tiny import open_default, open_target, run_chain
 
@@ -42,8 +43,8 @@ def default_target(smollm2_path: Path) -> Iterator[Target]:
 def _along_reference(target: Target, case: dict[str, Any]) -> np.ndarray:
     """Logits after the prompt and after each reference token: argmax there is greedy decoding."""
     target.state.reset()
-    ids = case["prompt_ids"] + case["exact_ids_no_stop"][:-1]
-    return run_chain(target, ids)[len(case["prompt_ids"]) - 1 :]
+    prefill(target, case["prompt_ids"][:-1], 64)
+    return run_chain(target, [case["prompt_ids"][-1], *case["exact_ids_no_stop"][:-1]])
 
 
 def test_continuations_and_logits_in_exact_math(exact_target: Target) -> None:
