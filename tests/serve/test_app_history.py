@@ -144,6 +144,20 @@ def test_litellm(shared, script, litellm, keep, is_stream, provider):
     ask_chat(ask, script, keep)
 
 
+def test_litellm_reads_the_same_in_every_way(shared, engine, litellm):
+    engine.pieces = ["Hi", " there", "."]
+    options = {"messages": [{"role": "user", "content": "Say hi."}], "api_key": "a"}
+    openai_way = {"model": "openai/fake", "api_base": f"{shared[1].url}/v1"}
+    anthropic_way = {"model": "anthropic/fake", "api_base": shared[1].url}
+    for way in (openai_way, anthropic_way):
+        whole = litellm.completion(**way, **options, max_tokens=12)
+        chunks = litellm.completion(**way, **options, max_tokens=12, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert whole.choices[0].message.content == text == "Hi there."
+    with pytest.raises(litellm.BadRequestError, match="temperature"):
+        litellm.completion(**openai_way, **options, temperature=3)
+
+
 @pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize("way", ["create", "stream", "parse"])
 def test_openai_responses(gpt, script, keep, way):
