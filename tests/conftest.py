@@ -33,6 +33,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ["PYTEST_XDIST_WORKER"], int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
     )
 
+from tests.examples import choose_profile  # noqa: E402
 from tests.golden import FULL_SET  # noqa: E402
 from tests.needs import has_browser, is_allowed, what_is_missing  # noqa: E402
 
@@ -105,6 +106,7 @@ def pytest_collection_finish() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(what, is_here): left out where it is missing")
     config.pluginmanager.register(Unrun(config))
+    choose_profile(config)
 
 
 @pytest.fixture(scope="session")
