@@ -303,9 +303,7 @@ def _reply_options(
     num_prompts: int = 1,
     echoes: tuple[str, ...] = (),
 ) -> ReplyOptions:
-    has_statistics = wants_statistics(
-        request.headers, body.draftree is not None and body.draftree.stats
-    )
+    has_statistics = wants_statistics(request.headers, body.draftree)
     return ReplyOptions(
         model=body.model,
         created=int(time.time()),

@@ -49,7 +49,19 @@ def render_error(error: ApiError) -> dict[str, Any]:
     }
 
 
-class ChatWire:
+class _FramedWire:
+    """Replies whose chunks stand in a frame."""
+
+    _frame: "Frame"
+
+    def ending(self, jobs: Sequence[Job]) -> str:
+        return self._frame.end(jobs)
+
+    def failure(self, error: ApiError) -> str:
+        return event(to_json(render_error(error))) + DONE
+
+
+class ChatWire(_FramedWire):
     """Writes chat completions."""
 
     def __init__(self, options: ReplyOptions) -> None:
@@ -79,12 +91,6 @@ class ChatWire:
 
     def closing(self, index: int, job: Job) -> str:
         return self._choice(index, "{}", reason=to_json(finish_word(job.finish_reason)))
-
-    def ending(self, jobs: Sequence[Job]) -> str:
-        return self._frame.end(jobs)
-
-    def failure(self, error: ApiError) -> str:
-        return event(to_json(render_error(error))) + DONE
 
     def whole(self, replies: Sequence[Folded], jobs: Sequence[Job]) -> dict[str, Any]:
         choices = []
@@ -136,7 +142,7 @@ class ChatWire:
             }
 
 
-class CompletionWire:
+class CompletionWire(_FramedWire):
     """Writes text completions."""
 
     def __init__(self, options: ReplyOptions) -> None:
@@ -164,12 +170,6 @@ class CompletionWire:
 
     def closing(self, index: int, job: Job) -> str:
         return self._choice(index, "", reason=to_json(finish_word(job.finish_reason)))
-
-    def ending(self, jobs: Sequence[Job]) -> str:
-        return self._frame.end(jobs)
-
-    def failure(self, error: ApiError) -> str:
-        return event(to_json(render_error(error))) + DONE
 
     def whole(self, replies: Sequence[Folded], jobs: Sequence[Job]) -> dict[str, Any]:
         choices = []

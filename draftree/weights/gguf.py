@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -332,9 +333,7 @@ def _read_tensor_info(cursor: _Cursor, alignment: int) -> tuple[TensorInfo, int]
             f"{cursor.path} stores {what} in GGML type {type_number} ({type_name}), "
             "which is not supported; files named Q4_0 to Q8_0 or Q4_K_M to Q6_K are."
         ) from None
-    num_weights = 1
-    for dim in shape:
-        num_weights *= dim
+    num_weights = prod(shape)
     if num_weights == 0 or num_weights >= 1 << 63:
         cursor.fail(f"{what} has the impossible shape {shape}")
     if shape[-1] % qtype.block_len:

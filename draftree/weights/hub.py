@@ -142,7 +142,7 @@ def pull(
     root = root or models_dir()
     if _is_downloaded(entry, root):
         return _path_of(entry, root)
-    report = progress or _ignore
+    report = progress or (lambda _: None)
     partial = root / ".partial" / entry.name.replace("/", "--")
     try:
         partial.mkdir(parents=True, exist_ok=True)
@@ -269,7 +269,3 @@ def _unknown(name: str, catalogue: Sequence[ModelEntry]) -> str:
         f"{name!r} is neither a file nor a known model; give a path, a hub file as "
         f"org/repo/file.gguf, or one of: {names}."
     )
-
-
-def _ignore(progress: Progress) -> None:
-    """Nobody watches."""
