@@ -51,7 +51,7 @@ ALLOWED_IMPORTS = {
     ),
 }
 
-TORCH_PLACES = ("draftree/kernels/reference/", "draftree/kernels/cuda/", "draftree/train/")
+TORCH_PLACES = ("draftree/kernels/cuda/", "draftree/train/")
 NAME_PLACES = (
     "models",
     "drafts",

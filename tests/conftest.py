@@ -11,20 +11,34 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.golden import FULL_SET
-from tests.needs import has_browser, is_allowed, what_is_missing
 
-if TYPE_CHECKING:
-    from draftree.kernels.cuda.compile import Gpu
-
-
-# The processes of a run in parallel share the cores; torch's threads would only wait in line.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    # Tests share the cores already: engines that are told nothing take one thread each.
+def _share_cores(worker: str, num_workers: int) -> None:
+    """Each process of a run in parallel keeps to its share of the cores, and so does what it
+    starts: threads that wait for each other would wait for the other tests' work instead.
+    """
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        share = cores[int(worker.removeprefix("gw")) % len(cores) :: num_workers]
+        os.sched_setaffinity(0, share)
+    # Libraries, and engines that are told nothing, take one thread each.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     import draftree.config
 
     draftree.config.usable_cores = lambda: 1
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+# Before numpy is imported, which counts the cores once.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    _share_cores(
+        os.environ["PYTEST_XDIST_WORKER"], int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
+    )
+
+from tests.examples import choose_profile  # noqa: E402
+from tests.golden import FULL_SET  # noqa: E402
+from tests.needs import has_browser, is_allowed, what_is_missing  # noqa: E402
+
+if TYPE_CHECKING:
+    from draftree.kernels.cuda.compile import Gpu
 
 collect_ignore = [
     *(() if FULL_SET.exists() else ("models/test_golden_full.py",)),
@@ -92,6 +106,7 @@ def pytest_collection_finish() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs(what, is_here): left out where it is missing")
     config.pluginmanager.register(Unrun(config))
+    choose_profile(config)
 
 
 @pytest.fixture(scope="session")

@@ -165,10 +165,15 @@ def check_wish(wish: str, reply: Reply) -> None:
         assert reply.reasoning and "think" not in reply.text
 
 
+MORE_PAIRS = (
+    *((wish, "warm") for wish in ("object", "budget")),
+    *((wish, "filtered") for wish in ("named", "budget, schema")),
+)
 PAIRS = [
     *((wish, "greedy") for wish in WISHES),
-    *((wish, "warm") for wish in ("schema", "object", "required", "budget", "bias")),
-    *((wish, "filtered") for wish in ("pattern", "schema, scores", "named", "budget, schema")),
+    *((wish, "warm") for wish in ("schema", "required", "bias")),
+    *((wish, "filtered") for wish in ("pattern", "schema, scores")),
+    *(pytest.param(*pair, marks=pytest.mark.long) for pair in MORE_PAIRS),
 ]
 
 

@@ -5,6 +5,7 @@ import importlib.metadata
 import platform
 import re
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -40,7 +41,7 @@ def describe_machine() -> Machine:
         memory_gib=round(machine_memory() / 2**30),
         system=f"{platform.system()} {platform.release()}",
         python=platform.python_version(),
-        packages=dict(_package_versions()),
+        packages=_package_versions(),
         kernels=code_dir().name,
         gpu_kernels=_digest_gpu_kernels(),
     )
@@ -54,13 +55,11 @@ def _digest_gpu_kernels() -> str:
     return digest.hexdigest()[:16]
 
 
-def _package_versions() -> list[tuple[str, str]]:
-    found = []
+def _package_versions() -> dict[str, str]:
+    found = {}
     for name in _PACKAGES:
-        try:
-            found.append((name, importlib.metadata.version(name)))
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
     return found
 
 

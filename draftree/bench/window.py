@@ -10,26 +10,9 @@ from typing import Final
 from draftree.errors import BenchError
 
 MODULES: Final = (
-    *(
-        "heapq",
-        "textwrap",
-        "difflib",
-        "statistics",
-        "argparse",
-        "bisect",
-        "calendar",
-        "configparser",
-    ),
-    *(
-        "contextlib",
-        "csv",
-        "dataclasses",
-        "fractions",
-        "functools",
-        "gettext",
-        "inspect",
-        "ipaddress",
-    ),
+    *("heapq", "textwrap", "difflib", "statistics", "argparse", "bisect", "calendar"),
+    *("configparser", "contextlib", "csv", "dataclasses", "fractions", "functools"),
+    *("gettext", "inspect", "ipaddress"),
 )
 _PIECE_CHARACTERS: Final = 20_000
 
@@ -38,10 +21,7 @@ Encode = Callable[[str], list[int]]
 
 def make_windows(encode: Encode, num_windows: int, window_len: int) -> list[list[int]]:
     """Prose and code in turn, each going on where its last window ended."""
-    streams = [
-        _windows(encode, _prose(), window_len),
-        _windows(encode, _code(), window_len),
-    ]
+    streams = [_windows(encode, pieces, window_len) for pieces in (_prose(), _code())]
     windows = []
     for index in range(num_windows):
         window = next(streams[index % 2], None)

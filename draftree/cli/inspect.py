@@ -205,7 +205,7 @@ def list_places() -> list[Place]:
 
 
 def list_gpus() -> list[Place]:
-    """The usual sizes, which vendors count in powers of ten, and the GPU that is here."""
+    """The usual sizes, and the GPU that is here."""
     from draftree.engine.gpu import find_gpu
 
     here = find_gpu("auto")

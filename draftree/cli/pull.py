@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from draftree.weights.hub import Progress
+    from draftree.weights.source import Progress
 
 
 def pull(

@@ -36,15 +36,8 @@ class Sampler:
         self.scores: TokenScores | None = None  # of the last choice, if they are wanted
         self.matcher = matcher
         self._seed, self._vocab_size = params.seed, vocab_size
-        self._filters = SamplingArgs(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            repetition_penalty=params.repetition_penalty,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-        )
+        names = SamplingArgs._fields
+        self._filters = SamplingArgs(**{name: getattr(params, name) for name in names})
         self._has_penalties = self._filters.has_penalties
         self._scratch = SamplingScratch(vocab_size)
         self._processor: _LogitsProcessor | None = None
@@ -88,15 +81,8 @@ class Sampler:
             noise = self._seed, position, self._scratch
             token, self.scores = self._processor.choose(logits, seen, noise)
             return token
-        return choose(
-            logits,
-            self._filters,
-            self._seed,
-            position,
-            self._scratch,
-            self._seen_ids[:count],
-            self._seen_counts[:count],
-        )
+        seen = self._seen_ids[:count], self._seen_counts[:count]
+        return choose(logits, self._filters, self._seed, position, self._scratch, *seen)
 
     def accept(self, token: int) -> None:
         """The token is part of the text from now on; penalties count it."""

@@ -205,9 +205,8 @@ def _response_format(body: PromptFields) -> ResponseFormat | None:
 
 
 def _reply_options(request: Request, body: MessagesRequest) -> MessageOptions:
-    is_asked = body.draftree is not None and body.draftree.stats
     return MessageOptions(
         model=body.model,
         shows_thinking=getattr(body.thinking, "display", None) != "omitted",
-        has_statistics=wants_statistics(request.headers, is_asked),
+        has_statistics=wants_statistics(request.headers, body.draftree),
     )

@@ -8,21 +8,21 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from draftree.serve.openai_fields import StatisticsOptions, StopText, ToolName
-from draftree.serve.wire import Nothing, WireModel, refused, returned
+from draftree.serve.wire import Nothing, WireModel, optional, refused, returned
 
 _HINT = "A hint; there is one cache, which finds by content."
 
 
 class CacheControl(WireModel):
     type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = Field(None, description=_HINT)
-    scope: str | None = Field(None, max_length=100, description=_HINT)
+    ttl: Literal["5m", "1h"] | None = optional(_HINT)
+    scope: str | None = optional(_HINT, max_length=100)
 
 
 class TextBlock(WireModel):
     type: Literal["text"]
     text: str
-    cache_control: CacheControl | None = Field(None, description=_HINT)
+    cache_control: CacheControl | None = optional(_HINT)
     citations: list[Any] | None = returned()
     parsed_output: Any = returned()
 
@@ -30,7 +30,7 @@ class TextBlock(WireModel):
 class ThinkingBlock(WireModel):
     type: Literal["thinking"]
     thinking: str = Field(description="Passed to the model's template.")
-    signature: str | None = Field(None, description="Not checked: thinking is not signed here.")
+    signature: str | None = optional("Not checked: thinking is not signed here.")
 
 
 class RedactedThinkingBlock(WireModel):
@@ -43,7 +43,7 @@ class ToolUseBlock(WireModel):
     id: str
     name: str
     input: dict[str, Any]
-    cache_control: CacheControl | None = Field(None, description=_HINT)
+    cache_control: CacheControl | None = optional(_HINT)
     caller: Any = returned()
     toolset_name: Nothing = refused("There are no toolsets here.")
 
@@ -52,8 +52,8 @@ class ToolResultBlock(WireModel):
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | list[TextBlock] | None = None
-    is_error: bool | None = Field(None, description="Shown to the model as `Error:`.")
-    cache_control: CacheControl | None = Field(None, description=_HINT)
+    is_error: bool | None = optional("Shown to the model as `Error:`.")
+    cache_control: CacheControl | None = optional(_HINT)
     toolset_name: Nothing = refused("There are no toolsets here.")
 
 
@@ -91,34 +91,32 @@ Turn = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="rol
 
 
 class ClientTool(WireModel):
-    type: Literal["custom"] | None = Field(None, description="There are no tools of the server's.")
+    type: Literal["custom"] | None = optional("There are no tools of the server's.")
     name: ToolName
     input_schema: dict[str, Any] = Field(description="A JSON schema of the arguments.")
     description: str | None = None
-    strict: bool | None = Field(None, description="Whether arguments must follow the schema.")
-    cache_control: CacheControl | None = Field(None, description=_HINT)
-    eager_input_streaming: Literal[True] | None = Field(
-        None, description="Arguments are sent as they come."
-    )
-    allowed_callers: list[Literal["direct"]] | None = Field(None, description="The model.")
+    strict: bool | None = optional("Whether arguments must follow the schema.")
+    cache_control: CacheControl | None = optional(_HINT)
+    eager_input_streaming: Literal[True] | None = optional("Arguments are sent as they come.")
+    allowed_callers: list[Literal["direct"]] | None = optional("The model.")
     defer_loading: Literal[False] | None = refused("All tools are shown to the model.")
     input_examples: Nothing = refused("Put examples into the description.")
 
 
 class AutoChoice(WireModel):
     type: Literal["auto"]
-    disable_parallel_tool_use: bool | None = Field(None, description="At most one call.")
+    disable_parallel_tool_use: bool | None = optional("At most one call.")
 
 
 class AnyChoice(WireModel):
     type: Literal["any"]
-    disable_parallel_tool_use: bool | None = Field(None, description="Exactly one call.")
+    disable_parallel_tool_use: bool | None = optional("Exactly one call.")
 
 
 class ToolChoice(WireModel):
     type: Literal["tool"]
     name: ToolName
-    disable_parallel_tool_use: bool | None = Field(None, description="Exactly one call.")
+    disable_parallel_tool_use: bool | None = optional("Exactly one call.")
 
 
 class NoChoice(WireModel):
@@ -134,15 +132,15 @@ class ThinkingEnabled(WireModel):
     budget_tokens: int = Field(
         ge=1, le=2**31, description="End thinking after this many tokens; below max_tokens."
     )
-    display: Display | None = Field(
-        None, description="`omitted` leaves its text out; otherwise it is sent as it is."
+    display: Display | None = optional(
+        "`omitted` leaves its text out; otherwise it is sent as it is."
     )
 
 
 class ThinkingAdaptive(WireModel):
     type: Literal["adaptive"]
-    display: Display | None = Field(
-        None, description="`omitted` leaves its text out; otherwise it is sent as it is."
+    display: Display | None = optional(
+        "`omitted` leaves its text out; otherwise it is sent as it is."
     )
 
 
@@ -161,10 +159,10 @@ class JsonOutput(WireModel):
 
 
 class OutputConfig(WireModel):
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="`low` and `medium` end thinking after 1024 and 4096 tokens."
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = optional(
+        "`low` and `medium` end thinking after 1024 and 4096 tokens."
     )
-    format: JsonOutput | None = Field(None, description="A schema that the text then follows.")
+    format: JsonOutput | None = optional("A schema that the text then follows.")
 
 
 class ClearThinking(WireModel):
@@ -183,24 +181,21 @@ class PromptFields(WireModel):
     messages: list[Turn] = Field(
         min_length=1, description="Text, calls and their results; the last is not the assistant's."
     )
-    system: str | list[TextBlock] | None = Field(
-        None, description="Instructions. A block that begins with `x-anthropic-` is left out."
+    system: str | list[TextBlock] | None = optional(
+        "Instructions. A block that begins with `x-anthropic-` is left out."
     )
-    tools: list[ClientTool] | None = Field(
-        None, max_length=512, description="Tools of the client; there are none of the server's."
+    tools: list[ClientTool] | None = optional(
+        "Tools of the client; there are none of the server's.", max_length=512
     )
-    tool_choice: Choice | None = Field(
-        None, description="`auto`, `any`, `tool` or `none`; needs tools."
+    tool_choice: Choice | None = optional("`auto`, `any`, `tool` or `none`; needs tools.")
+    thinking: Thinking | None = optional(
+        "`enabled` needs a model that thinks; `adaptive`, as without the field, leaves "
+        "it to the model."
     )
-    thinking: Thinking | None = Field(
-        None,
-        description="`enabled` needs a model that thinks; `adaptive`, as without the field, leaves "
-        "it to the model.",
-    )
-    output_config: OutputConfig | None = Field(None, description="Effort and format.")
-    cache_control: CacheControl | None = Field(None, description=_HINT)
-    context_management: ContextManagement | None = Field(
-        None, description="Only edits that keep everything: nothing is cleared here."
+    output_config: OutputConfig | None = optional("Effort and format.")
+    cache_control: CacheControl | None = optional(_HINT)
+    context_management: ContextManagement | None = optional(
+        "Only edits that keep everything: nothing is cleared here."
     )
     speed: Literal["standard"] | None = refused("There is one speed.")
     user_profile_id: Nothing = refused("There are no profiles here.")
@@ -208,26 +203,24 @@ class PromptFields(WireModel):
 
 
 class RequestMetadata(WireModel):
-    user_id: str | None = Field(None, max_length=1000, description="Written to the log.")
+    user_id: str | None = optional("Written to the log.", max_length=1000)
 
 
 class MessagesRequest(PromptFields):
     """POST /v1/messages"""
 
     max_tokens: int = Field(ge=1, le=2**31, description="Most tokens of a reply.")
-    stream: bool | None = Field(None, description="Send events as the text comes.")
-    temperature: float | None = Field(
-        None, ge=0, le=2, description="0 is greedy; if not given, what the server was started with."
+    stream: bool | None = optional("Send events as the text comes.")
+    temperature: float | None = optional(
+        "0 is greedy; if not given, what the server was started with.", ge=0, le=2
     )
-    top_p: float | None = Field(None, ge=0, le=1, description="Nucleus sampling; 1 is off.")
-    top_k: int | None = Field(
-        None, ge=0, lt=2**31, description="Keep the k likeliest tokens; 0 is off."
+    top_p: float | None = optional("Nucleus sampling; 1 is off.", ge=0, le=1)
+    top_k: int | None = optional("Keep the k likeliest tokens; 0 is off.", ge=0, lt=2**31)
+    stop_sequences: list[StopText] | None = optional(
+        "End before any of these texts; the reply says which.", max_length=64
     )
-    stop_sequences: list[StopText] | None = Field(
-        None, max_length=64, description="End before any of these texts; the reply says which."
-    )
-    metadata: RequestMetadata | None = Field(None, description="Who asks.")
-    draftree: StatisticsOptions | None = Field(None, description="What only this server has.")
+    metadata: RequestMetadata | None = optional("Who asks.")
+    draftree: StatisticsOptions | None = optional("What only this server has.")
     service_tier: Literal["auto", "standard_only"] | None = refused(
         "There is one tier; auto and standard_only both mean it."
     )

@@ -8,11 +8,10 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from draftree.core import FinishReason
-from draftree.serve.observed import ObservedCall, part_key
+from draftree.serve.observed import ObservedCall, Part, split_parts
 from draftree.serve.queue import Job
 from draftree.serve.reply import Folded, ToolCall
 from draftree.serve.statistics import statistics
@@ -60,7 +59,7 @@ class MessageWire:
         self._options, self._call = options, call
         self._id = f"msg_{uuid.uuid4().hex}"
         self._num_blocks = 0
-        self._open: tuple[DeltaKind, int] | None = None  # kind, and number of the call
+        self._open: Part | None = None
 
     def opening(self) -> str:
         usage = {**self._usage(), "output_tokens": 0}
@@ -68,11 +67,7 @@ class MessageWire:
         return _event("message_start", message=message) + _event("ping")
 
     def chunk(self, index: int, deltas: "Sequence[Delta]") -> str:
-        return "".join(
-            piece
-            for key, group in groupby(deltas, part_key)
-            for piece in self._write(key, list(group))
-        )
+        return "".join(p for part in split_parts(deltas) for p in self._write(*part))
 
     def closing(self, index: int, job: Job) -> str:
         return "".join(self._close())
@@ -106,7 +101,7 @@ class MessageWire:
             **members,
         }
 
-    def _write(self, key: tuple[DeltaKind, int], deltas: "list[Delta]") -> Iterator[str]:
+    def _write(self, key: Part, deltas: "list[Delta]") -> Iterator[str]:
         kind, _ = key
         call = deltas[0].tool_call
         if key != self._open:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from draftree.chat import Engine, Generation
 
 EFFORT_BUDGETS: Final = {"minimal": 256, "low": 1024, "medium": 4096}
-_TINY_TOP_P: Final = 1e-9  # keeps the likeliest token alone, as 0 does
+TINY_TOP_P: Final = 1e-9  # keeps the likeliest token alone, as 0 does
 
 
 class Conversation:
@@ -100,6 +100,6 @@ def choose_sampling(
     return SamplingParams(
         temperature=temperature,
         top_k=top_k or 0,
-        top_p=1.0 if top_p is None else max(top_p, _TINY_TOP_P),
+        top_p=1.0 if top_p is None else max(top_p, TINY_TOP_P),
         seed=secrets.randbits(63),
     )

@@ -7,6 +7,7 @@ import asyncio
 import ctypes
 import gc
 from collections import Counter
+from contextlib import suppress
 from typing import Final
 
 from draftree.serve.wire import busy
@@ -56,6 +57,5 @@ class BodyMemory:
 def trim() -> None:
     """Hand what nobody uses, and what the allocator keeps free, back to the system."""
     gc.collect()
-    process = ctypes.CDLL(None)
-    if hasattr(process, "malloc_trim"):  # not every C library has it
-        process.malloc_trim(0)
+    with suppress(AttributeError):  # not every C library has it
+        ctypes.CDLL(None).malloc_trim(0)

@@ -6,6 +6,7 @@ more of a reply than its finish reason. Knows no API.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, cast
 
 from draftree.core import FinishReason, Usage
@@ -15,6 +16,8 @@ from draftree.text.reply import DeltaKind
 
 if TYPE_CHECKING:
     from draftree.chat import Delta, Engine, Generation
+
+Part = tuple[DeltaKind, int]  # of a reply: its kind, and the number of a call
 
 
 class ObservedCall:
@@ -106,6 +109,11 @@ class Observed:
             yield replace(delta, kind=DeltaKind.TEXT, text=text, tool_call=None, logprobs=())
 
 
-def part_key(delta: "Delta") -> tuple[DeltaKind, int]:
-    """The same for all deltas of one part of a reply: its text, its reasoning, or one call."""
-    return delta.kind, delta.tool_call.index if delta.tool_call is not None else 0
+def split_parts(deltas: "Sequence[Delta]") -> "Iterator[tuple[Part, list[Delta]]]":
+    """Deltas that follow each other in one part of a reply: its text, its reasoning, or a call."""
+
+    def part_of(delta: "Delta") -> Part:
+        return delta.kind, delta.tool_call.index if delta.tool_call is not None else 0
+
+    for part, group in groupby(deltas, part_of):
+        yield part, list(group)

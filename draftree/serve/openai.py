@@ -17,6 +17,7 @@ from starlette.responses import Response
 from draftree.core import SamplingParams
 from draftree.errors import GrammarError, TokenizerError
 from draftree.serve.body import describe_body, read_body
+from draftree.serve.conversation import EFFORT_BUDGETS, TINY_TOP_P
 from draftree.serve.length import check_length, count_characters
 from draftree.serve.openai_fields import (
     ChatRequest,
@@ -40,9 +41,7 @@ if TYPE_CHECKING:
     from draftree.chat import Engine, Generation
 
 MODELS: Final = (ChatRequest, CompletionRequest)
-_EFFORT_BUDGETS: Final = {"minimal": 256, "low": 1024, "medium": 4096}
 _SEED_MASK: Final = 2**63 - 1
-_TINY_TOP_P: Final = 1e-9  # keeps the likeliest token alone, as 0 does
 
 
 def make_routes(service: Service) -> APIRouter:
@@ -195,7 +194,7 @@ def samplings(body: SamplingFields, temperature: float, count: int) -> list[Samp
         SamplingParams(
             temperature=temperature if body.temperature is None else body.temperature,
             top_k=body.top_k or 0,
-            top_p=1.0 if body.top_p is None else max(body.top_p, _TINY_TOP_P),
+            top_p=1.0 if body.top_p is None else max(body.top_p, TINY_TOP_P),
             min_p=body.min_p or 0.0,
             repetition_penalty=body.repetition_penalty or 1.0,
             presence_penalty=body.presence_penalty or 0.0,
@@ -273,7 +272,7 @@ def _thinking(body: ChatRequest) -> bool | None:
 def _thinking_budget(body: ChatRequest) -> int | None:
     if body.thinking_budget is not None:
         return body.thinking_budget
-    return _EFFORT_BUDGETS.get(body.reasoning_effort or "")
+    return EFFORT_BUDGETS.get(body.reasoning_effort or "")
 
 
 def _response_format(body: ChatRequest) -> ResponseFormat | None:
@@ -304,9 +303,7 @@ def _reply_options(
     num_prompts: int = 1,
     echoes: tuple[str, ...] = (),
 ) -> ReplyOptions:
-    has_statistics = wants_statistics(
-        request.headers, body.draftree is not None and body.draftree.stats
-    )
+    has_statistics = wants_statistics(request.headers, body.draftree)
     return ReplyOptions(
         model=body.model,
         created=int(time.time()),

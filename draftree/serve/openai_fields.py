@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from draftree.serve.wire import Nothing, WireModel, refused, returned
+from draftree.serve.wire import Nothing, WireModel, optional, refused, returned
 
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -19,9 +19,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 class StreamOptions(WireModel):
     include_usage: bool = Field(False, description="End the stream with a chunk of usage.")
-    include_obfuscation: Literal[False] | None = Field(
-        None, description="Only false: chunks are never padded."
-    )
+    include_obfuscation: Literal[False] | None = optional("Only false: chunks are never padded.")
 
 
 class StatisticsOptions(WireModel):
@@ -44,46 +42,37 @@ class SamplingFields(WireModel):
     """What chat and text completions share."""
 
     model: str = Field(max_length=1000, description="As /v1/models lists it; others are a 404.")
-    stream: bool | None = Field(None, description="Send events as the text comes.")
-    stream_options: StreamOptions | None = Field(None, description="Only with stream.")
-    n: int | None = Field(
-        None, ge=1, le=64, description="Replies; each runs as a request of its own."
+    stream: bool | None = optional("Send events as the text comes.")
+    stream_options: StreamOptions | None = optional("Only with stream.")
+    n: int | None = optional("Replies; each runs as a request of its own.", ge=1, le=64)
+    temperature: float | None = optional(
+        "0 is greedy; if not given, what the server was started with.", ge=0, le=2
     )
-    temperature: float | None = Field(
-        None, ge=0, le=2, description="0 is greedy; if not given, what the server was started with."
+    top_p: float | None = optional("Nucleus sampling; 1 is off.", ge=0, le=1)
+    top_k: int | None = optional("Keep the k likeliest tokens; 0 is off.", ge=0, lt=2**31)
+    min_p: float | None = optional(
+        "Drop tokens below this share of the likeliest; 0 is off.", ge=0, lt=1
     )
-    top_p: float | None = Field(None, ge=0, le=1, description="Nucleus sampling; 1 is off.")
-    top_k: int | None = Field(
-        None, ge=0, lt=2**31, description="Keep the k likeliest tokens; 0 is off."
+    repetition_penalty: float | None = optional(
+        "Weaken every token seen so far by this factor; 1 is off.", gt=0, le=10
     )
-    min_p: float | None = Field(
-        None, ge=0, lt=1, description="Drop tokens below this share of the likeliest; 0 is off."
+    presence_penalty: float | None = optional(
+        "Subtracted once from the logit of a token seen.", ge=-2, le=2
     )
-    repetition_penalty: float | None = Field(
-        None, gt=0, le=10, description="Weaken every token seen so far by this factor; 1 is off."
+    frequency_penalty: float | None = optional(
+        "Subtracted for each time that a token was seen.", ge=-2, le=2
     )
-    presence_penalty: float | None = Field(
-        None, ge=-2, le=2, description="Subtracted once from the logit of a token seen."
+    logit_bias: dict[TokenKey, Bias] | None = optional(
+        "Token ids to what is added to their logits; at most 1,024.", max_length=1024
     )
-    frequency_penalty: float | None = Field(
-        None, ge=-2, le=2, description="Subtracted for each time that a token was seen."
+    seed: int | None = optional(
+        "The same seed gives the same text; random if not given.", ge=-(2**63), lt=2**63
     )
-    logit_bias: dict[TokenKey, Bias] | None = Field(
-        None,
-        max_length=1024,
-        description="Token ids to what is added to their logits; at most 1,024.",
+    stop: StopText | Annotated[list[StopText], Field(max_length=64)] | None = optional(
+        "End before any of these texts."
     )
-    seed: int | None = Field(
-        None,
-        ge=-(2**63),
-        lt=2**63,
-        description="The same seed gives the same text; random if not given.",
-    )
-    stop: StopText | Annotated[list[StopText], Field(max_length=64)] | None = Field(
-        None, description="End before any of these texts."
-    )
-    user: str | None = Field(None, max_length=1000, description="Written to the log.")
-    draftree: StreamExtras | None = Field(None, description="What only this server has.")
+    user: str | None = optional("Written to the log.", max_length=1000)
+    draftree: StreamExtras | None = optional("What only this server has.")
 
 
 class TextPart(WireModel):
@@ -120,16 +109,16 @@ class MessageToolCall(WireModel):
     function: CalledFunction
     provider_specific_fields: Any = returned()
     caller: Any = returned()
-    index: int | None = Field(None, description="As in deltas; the list's own order counts.")
+    index: int | None = optional("As in deltas; the list's own order counts.")
 
 
 class AssistantMessage(WireModel):
     role: Literal["assistant"]
     content: Content | None = None
-    reasoning_content: str | None = Field(None, description="Passed to the model's template.")
+    reasoning_content: str | None = optional("Passed to the model's template.")
     tool_calls: list[MessageToolCall] | None = None
     name: Name = None
-    refusal: str | None = Field(None, description="The text, if there is no content.")
+    refusal: str | None = optional("The text, if there is no content.")
     annotations: list[Any] | None = returned()
     parsed: Any = returned()
     thinking_blocks: list[Any] | None = returned("Not used: reasoning_content has the same.")
@@ -154,11 +143,9 @@ Message = Annotated[
 
 class FunctionDefinition(WireModel):
     name: ToolName
-    description: str | None = Field(None, description="Shown to the model.")
-    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of the arguments.")
-    strict: bool | None = Field(
-        None, description="True refuses schemas of which a part cannot be enforced."
-    )
+    description: str | None = optional("Shown to the model.")
+    parameters: dict[str, Any] | None = optional("A JSON schema of the arguments.")
+    strict: bool | None = optional("True refuses schemas of which a part cannot be enforced.")
 
 
 class Tool(WireModel):
@@ -185,11 +172,11 @@ class JsonFormat(WireModel):
 
 class JsonSchema(WireModel):
     name: ToolName = Field(description="For your own use.")
-    description: str | None = Field(None, description="For your own use.")
-    schema_: dict[str, Any] | None = Field(
-        None, alias="schema", description="A JSON schema, enforced token by token; any JSON if not."
+    description: str | None = optional("For your own use.")
+    schema_: dict[str, Any] | None = optional(
+        "A JSON schema, enforced token by token; any JSON if not.", alias="schema"
     )
-    strict: bool | None = Field(None, description="The schema is enforced in any case.")
+    strict: bool | None = optional("The schema is enforced in any case.")
 
 
 class JsonSchemaFormat(WireModel):
@@ -203,7 +190,7 @@ ResponseFormatField = Annotated[
 
 
 class TemplateOptions(WireModel):
-    enable_thinking: bool | None = Field(None, description="Whether the model thinks first.")
+    enable_thinking: bool | None = optional("Whether the model thinks first.")
 
 
 class ChatRequest(SamplingFields):
@@ -212,47 +199,33 @@ class ChatRequest(SamplingFields):
     messages: list[Message] = Field(
         min_length=1, description="Roles system, developer, user, assistant, tool; text only."
     )
-    max_completion_tokens: int | None = Field(
-        None, ge=1, le=2**31, description="Most tokens of a reply; the rest of the context if not."
+    max_completion_tokens: int | None = optional(
+        "Most tokens of a reply; the rest of the context if not.", ge=1, le=2**31
     )
-    max_tokens: int | None = Field(
-        None, ge=1, le=2**31, description="The older name of max_completion_tokens."
+    max_tokens: int | None = optional("The older name of max_completion_tokens.", ge=1, le=2**31)
+    logprobs: bool | None = optional("Log-probabilities of the tokens.")
+    top_logprobs: int | None = optional(
+        "And of this many likeliest ones; needs logprobs.", ge=0, le=20
     )
-    logprobs: bool | None = Field(None, description="Log-probabilities of the tokens.")
-    top_logprobs: int | None = Field(
-        None, ge=0, le=20, description="And of this many likeliest ones; needs logprobs."
+    response_format: ResponseFormatField | None = optional(
+        "`text`, `json_object` or `json_schema`."
     )
-    response_format: ResponseFormatField | None = Field(
-        None, description="`text`, `json_object` or `json_schema`."
+    tools: list[Tool] | None = optional("Functions that the model may call.", max_length=512)
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = optional(
+        "Whether, or which, function is called; needs tools."
     )
-    tools: list[Tool] | None = Field(
-        None, max_length=512, description="Functions that the model may call."
+    parallel_tool_calls: bool | None = optional("False ends the reply after its first call.")
+    reasoning_effort: ReasoningEffort | None = optional(
+        "`none` turns thinking off; `minimal`, `low`, `medium` end it after 256, 1024, 4096 tokens."
     )
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = Field(
-        None, description="Whether, or which, function is called; needs tools."
+    thinking_budget: int | None = optional("End thinking after this many tokens.", ge=0, le=2**31)
+    chat_template_kwargs: TemplateOptions | None = optional("Only `enable_thinking`.")
+    metadata: dict[str, str] | None = optional(
+        "Belongs to stored replies; nothing is stored.", max_length=16
     )
-    parallel_tool_calls: bool | None = Field(
-        None, description="False ends the reply after its first call."
-    )
-    reasoning_effort: ReasoningEffort | None = Field(
-        None,
-        description="`none` turns thinking off; `minimal`, `low`, `medium` end it after 256, 1024, "
-        "4096 tokens.",
-    )
-    thinking_budget: int | None = Field(
-        None, ge=0, le=2**31, description="End thinking after this many tokens."
-    )
-    chat_template_kwargs: TemplateOptions | None = Field(
-        None, description="Only `enable_thinking`."
-    )
-    metadata: dict[str, str] | None = Field(
-        None, max_length=16, description="Belongs to stored replies; nothing is stored."
-    )
-    safety_identifier: str | None = Field(
-        None, max_length=1000, description="Written to the log, as user."
-    )
-    prompt_cache_key: str | None = Field(
-        None, max_length=1000, description="A hint; there is one cache, which finds by content."
+    safety_identifier: str | None = optional("Written to the log, as user.", max_length=1000)
+    prompt_cache_key: str | None = optional(
+        "A hint; there is one cache, which finds by content.", max_length=1000
     )
     store: Literal[False] | None = refused("Nothing is stored here; only false is taken.")
     service_tier: Literal["auto", "default"] | None = refused(
@@ -276,12 +249,10 @@ class CompletionRequest(SamplingFields):
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
         description="Text or token ids, or a list of either: each runs as a request of its own.",
     )
-    max_tokens: int | None = Field(
-        None, ge=1, le=2**31, description="Most tokens of a reply; 16 if not given."
+    max_tokens: int | None = optional("Most tokens of a reply; 16 if not given.", ge=1, le=2**31)
+    logprobs: int | None = optional(
+        "Log-probabilities of the tokens and of the likeliest ones.", ge=0, le=20
     )
-    logprobs: int | None = Field(
-        None, ge=0, le=20, description="Log-probabilities of the tokens and of the likeliest ones."
-    )
-    echo: bool | None = Field(None, description="Begin with the prompt; not with logprobs.")
+    echo: bool | None = optional("Begin with the prompt; not with logprobs.")
     best_of: int | None = refused("Only the value of n: replies are not ranked.")
     suffix: Literal[""] | None = refused("Text is only continued, not filled in.")

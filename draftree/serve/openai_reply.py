@@ -49,7 +49,19 @@ def render_error(error: ApiError) -> dict[str, Any]:
     }
 
 
-class ChatWire:
+class _FramedWire:
+    """Replies whose chunks stand in a frame."""
+
+    _frame: "Frame"
+
+    def ending(self, jobs: Sequence[Job]) -> str:
+        return self._frame.end(jobs)
+
+    def failure(self, error: ApiError) -> str:
+        return event(to_json(render_error(error))) + DONE
+
+
+class ChatWire(_FramedWire):
     """Writes chat completions."""
 
     def __init__(self, options: ReplyOptions) -> None:
@@ -79,12 +91,6 @@ class ChatWire:
 
     def closing(self, index: int, job: Job) -> str:
         return self._choice(index, "{}", reason=to_json(finish_word(job.finish_reason)))
-
-    def ending(self, jobs: Sequence[Job]) -> str:
-        return self._frame.end(jobs)
-
-    def failure(self, error: ApiError) -> str:
-        return event(to_json(render_error(error))) + DONE
 
     def whole(self, replies: Sequence[Folded], jobs: Sequence[Job]) -> dict[str, Any]:
         choices = []
@@ -136,7 +142,7 @@ class ChatWire:
             }
 
 
-class CompletionWire:
+class CompletionWire(_FramedWire):
     """Writes text completions."""
 
     def __init__(self, options: ReplyOptions) -> None:
@@ -164,12 +170,6 @@ class CompletionWire:
 
     def closing(self, index: int, job: Job) -> str:
         return self._choice(index, "", reason=to_json(finish_word(job.finish_reason)))
-
-    def ending(self, jobs: Sequence[Job]) -> str:
-        return self._frame.end(jobs)
-
-    def failure(self, error: ApiError) -> str:
-        return event(to_json(render_error(error))) + DONE
 
     def whole(self, replies: Sequence[Folded], jobs: Sequence[Job]) -> dict[str, Any]:
         choices = []
@@ -200,15 +200,7 @@ class Frame:
     """What stands around the choices of every chunk, written once."""
 
     def __init__(self, reply_id: str, kind: str, options: ReplyOptions) -> None:
-        head = to_json(
-            {
-                "id": reply_id,
-                "object": kind,
-                "created": options.created,
-                "model": options.model,
-                "system_fingerprint": options.fingerprint,
-            }
-        )
+        head = to_json(_head(reply_id, kind, options))
         self._options = options
         self._head = f'data: {head[:-1]},"choices":['
         self._tail = '],"usage":null}\n\n' if options.has_usage else "]}\n\n"
@@ -230,14 +222,17 @@ def whole(
     choices: list[dict[str, Any]],
     jobs: Sequence[Job],
 ) -> dict[str, Any]:
+    head = _head(reply_id, kind, options)
+    return {**head, "choices": choices, "usage": usage_of(jobs, options)}
+
+
+def _head(reply_id: str, kind: str, options: ReplyOptions) -> dict[str, Any]:
     return {
         "id": reply_id,
         "object": kind,
         "created": options.created,
         "model": options.model,
         "system_fingerprint": options.fingerprint,
-        "choices": choices,
-        "usage": usage_of(jobs, options),
     }
 
 

@@ -173,7 +173,6 @@ def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
 def _reply_options(service: Service, request: Request, body: ResponsesRequest) -> ResponseOptions:
     repeated = {"tools", "tool_choice", "reasoning", "text"}
     plain = body.model_dump(include=repeated, by_alias=True, exclude_none=True)
-    is_asked = body.draftree is not None and body.draftree.stats
     settings = {
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -201,7 +200,7 @@ def _reply_options(service: Service, request: Request, body: ResponsesRequest) -
             if namespace is not None
         },
         has_logprobs=_LOGPROBS in (body.include or ()),
-        has_statistics=wants_statistics(request.headers, is_asked),
+        has_statistics=wants_statistics(request.headers, body.draftree),
     )
 
 

@@ -14,7 +14,7 @@ from draftree.serve.openai_fields import (
     TextFormat,
     ToolName,
 )
-from draftree.serve.wire import Nothing, WireModel, refused, returned
+from draftree.serve.wire import Nothing, WireModel, optional, refused, returned
 
 _OWN = "Names it for the client; not used."
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -39,9 +39,9 @@ class InputMessage(WireModel):
         description="The last two mean the same; past the beginning, they are shown as the user's."
     )
     content: str | list[Annotated[InputText | RefusalText, Field(discriminator="type")]]
-    id: str | None = Field(None, description=_OWN)
-    status: Status | None = Field(None, description=_OWN)
-    phase: Literal["commentary", "final_answer"] | None = Field(None, description=_OWN)
+    id: str | None = optional(_OWN)
+    status: Status | None = optional(_OWN)
+    phase: Literal["commentary", "final_answer"] | None = optional(_OWN)
 
 
 class FunctionCall(WireModel):
@@ -49,12 +49,12 @@ class FunctionCall(WireModel):
     call_id: str
     name: str
     arguments: str = Field(description="JSON text.")
-    namespace: str | None = Field(None, description="Of the function, if it has one.")
+    namespace: str | None = optional("Of the function, if it has one.")
     caller: Any = returned()
     created_by: Any = returned()
     parsed_arguments: Any = returned()
-    id: str | None = Field(None, description=_OWN)
-    status: Status | None = Field(None, description=_OWN)
+    id: str | None = optional(_OWN)
+    status: Status | None = optional(_OWN)
 
 
 class FunctionCallOutput(WireModel):
@@ -63,8 +63,8 @@ class FunctionCallOutput(WireModel):
     output: str | list[InputText]
     caller: Any = returned()
     created_by: Any = returned()
-    id: str | None = Field(None, description=_OWN)
-    status: Status | None = Field(None, description=_OWN)
+    id: str | None = optional(_OWN)
+    status: Status | None = optional(_OWN)
 
 
 class ReasoningText(WireModel):
@@ -81,9 +81,9 @@ class ReasoningItem(WireModel):
     type: Literal["reasoning"]
     content: list[ReasoningText] | None = None
     summary: list[SummaryText] | None = None
-    encrypted_content: str | None = Field(None, description="Left out: only OpenAI can read it.")
-    id: str | None = Field(None, description=_OWN)
-    status: Status | None = Field(None, description=_OWN)
+    encrypted_content: str | None = optional("Left out: only OpenAI can read it.")
+    id: str | None = optional(_OWN)
+    status: Status | None = optional(_OWN)
 
 
 def item_type(item: Any) -> Any:
@@ -103,20 +103,18 @@ Item = Annotated[
 class FunctionTool(WireModel):
     type: Literal["function"]
     name: ToolName
-    description: str | None = Field(None, description="Shown to the model.")
-    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of the arguments.")
-    strict: bool | None = Field(
-        None, description="True refuses schemas of which a part cannot be enforced."
-    )
-    allowed_callers: list[Literal["direct"]] | None = Field(None, description="The model.")
-    output_schema: dict[str, Any] | None = Field(None, description="Not used by calls.")
+    description: str | None = optional("Shown to the model.")
+    parameters: dict[str, Any] | None = optional("A JSON schema of the arguments.")
+    strict: bool | None = optional("True refuses schemas of which a part cannot be enforced.")
+    allowed_callers: list[Literal["direct"]] | None = optional("The model.")
+    output_schema: dict[str, Any] | None = optional("Not used by calls.")
     defer_loading: Literal[False] | None = refused("All tools are shown to the model.")
 
 
 class NamespaceTool(WireModel):
     type: Literal["namespace"]
     name: ToolName
-    description: str | None = Field(None, description="Shown with each of its functions.")
+    description: str | None = optional("Shown with each of its functions.")
     tools: list[FunctionTool] = Field(
         description="The model knows them as NAMESPACE.NAME; calls name the two apart."
     )
@@ -144,26 +142,24 @@ class SchemaFormat(WireModel):
     type: Literal["json_schema"]
     name: ToolName = Field(description="For your own use.")
     schema_: dict[str, Any] = Field(alias="schema", description="Enforced token by token.")
-    description: str | None = Field(None, description="For your own use.")
-    strict: bool | None = Field(None, description="The schema is enforced in any case.")
+    description: str | None = optional("For your own use.")
+    strict: bool | None = optional("The schema is enforced in any case.")
 
 
 OutputFormat = Annotated[TextFormat | JsonFormat | SchemaFormat, Field(discriminator="type")]
 
 
 class TextOptions(WireModel):
-    format: OutputFormat | None = Field(None, description="What the text must look like.")
+    format: OutputFormat | None = optional("What the text must look like.")
     verbosity: Literal["medium"] | None = refused("Ask for it in a message instead.")
 
 
 class ReasoningOptions(WireModel):
-    effort: ReasoningEffort | Literal["max"] | None = Field(
-        None,
-        description="`none` turns thinking off; `minimal`, `low`, `medium` end it after 256, 1024, "
-        "4096 tokens.",
+    effort: ReasoningEffort | Literal["max"] | None = optional(
+        "`none` turns thinking off; `minimal`, `low`, `medium` end it after 256, 1024, 4096 tokens."
     )
-    summary: Literal["auto", "detailed"] | None = Field(
-        None, description="The reasoning itself is sent, and no summary."
+    summary: Literal["auto", "detailed"] | None = optional(
+        "The reasoning itself is sent, and no summary."
     )
     generate_summary: Nothing = refused("Use summary.")
     context: Literal["auto"] | None = refused("The model's template decides.")
@@ -171,9 +167,7 @@ class ReasoningOptions(WireModel):
 
 
 class EventOptions(WireModel):
-    include_obfuscation: Literal[False] | None = Field(
-        None, description="Only false: events are never padded."
-    )
+    include_obfuscation: Literal[False] | None = optional("Only false: events are never padded.")
 
 
 class ResponsesRequest(WireModel):
@@ -183,49 +177,39 @@ class ResponsesRequest(WireModel):
     input: str | list[Item] = Field(
         min_length=1, description="Text, or messages, function calls, their outputs, reasoning."
     )
-    instructions: str | None = Field(None, description="Comes first, as a system message.")
-    stream: bool | None = Field(None, description="Send events as the text comes.")
-    stream_options: EventOptions | None = Field(None, description="Only with stream.")
-    max_output_tokens: int | None = Field(
-        None, ge=1, le=2**31, description="Most tokens of a reply; the rest of the context if not."
+    instructions: str | None = optional("Comes first, as a system message.")
+    stream: bool | None = optional("Send events as the text comes.")
+    stream_options: EventOptions | None = optional("Only with stream.")
+    max_output_tokens: int | None = optional(
+        "Most tokens of a reply; the rest of the context if not.", ge=1, le=2**31
     )
-    temperature: float | None = Field(
-        None, ge=0, le=2, description="0 is greedy; if not given, what the server was started with."
+    temperature: float | None = optional(
+        "0 is greedy; if not given, what the server was started with.", ge=0, le=2
     )
-    top_p: float | None = Field(None, ge=0, le=1, description="Nucleus sampling; 1 is off.")
-    top_logprobs: int | None = Field(
-        None, ge=0, le=20, description="Likeliest tokens to list; needs include of logprobs."
+    top_p: float | None = optional("Nucleus sampling; 1 is off.", ge=0, le=1)
+    top_logprobs: int | None = optional(
+        "Likeliest tokens to list; needs include of logprobs.", ge=0, le=20
     )
-    tools: list[ResponseTool] | None = Field(
-        None, max_length=512, description="Functions, alone or in namespaces."
+    tools: list[ResponseTool] | None = optional(
+        "Functions, alone or in namespaces.", max_length=512
     )
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = Field(
-        None, description="Whether, or which, function is called; needs tools."
+    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = optional(
+        "Whether, or which, function is called; needs tools."
     )
-    parallel_tool_calls: bool | None = Field(
-        None, description="False ends the reply after its first call."
-    )
-    text: TextOptions | None = Field(None, description="The format of the text.")
-    reasoning: ReasoningOptions | None = Field(None, description="How long the model thinks.")
+    parallel_tool_calls: bool | None = optional("False ends the reply after its first call.")
+    text: TextOptions | None = optional("The format of the text.")
+    reasoning: ReasoningOptions | None = optional("How long the model thinks.")
     include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = (
-        Field(
-            None, description="Log-probabilities; reasoning is always there, and never encrypted."
-        )
+        optional("Log-probabilities; reasoning is always there, and never encrypted.")
     )
-    metadata: dict[str, str] | None = Field(
-        None, max_length=16, description="Repeated in the reply."
+    metadata: dict[str, str] | None = optional("Repeated in the reply.", max_length=16)
+    client_metadata: dict[str, Any] | None = optional("What Codex says of itself; not used.")
+    user: str | None = optional("Written to the log.", max_length=1000)
+    safety_identifier: str | None = optional("Written to the log, as user.", max_length=1000)
+    prompt_cache_key: str | None = optional(
+        "A hint; there is one cache, which finds by content.", max_length=1000
     )
-    client_metadata: dict[str, Any] | None = Field(
-        None, description="What Codex says of itself; not used."
-    )
-    user: str | None = Field(None, max_length=1000, description="Written to the log.")
-    safety_identifier: str | None = Field(
-        None, max_length=1000, description="Written to the log, as user."
-    )
-    prompt_cache_key: str | None = Field(
-        None, max_length=1000, description="A hint; there is one cache, which finds by content."
-    )
-    draftree: StatisticsOptions | None = Field(None, description="What only this server has.")
+    draftree: StatisticsOptions | None = optional("What only this server has.")
     store: Literal[False] | None = refused("Nothing is stored here; only false is taken.")
     previous_response_id: Nothing = refused("Nothing is stored here; send the conversation again.")
     conversation: Nothing = refused("Nothing is stored here; send the conversation again.")

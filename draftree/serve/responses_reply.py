@@ -6,11 +6,10 @@ In: deltas and finished jobs. Out: JSON text as OpenAI's clients expect it. Know
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from draftree.core import FinishReason
-from draftree.serve.observed import ObservedCall, part_key
+from draftree.serve.observed import ObservedCall, Part, split_parts
 from draftree.serve.openai_reply import chat_logprobs
 from draftree.serve.queue import Job
 from draftree.serve.reply import Folded
@@ -66,7 +65,7 @@ class ResponseWire:
         self._id = f"resp_{uuid.uuid4().hex}"
         self._num_events = 0
         self._output: list[dict[str, Any]] = []
-        self._open: tuple[tuple[DeltaKind, int], Item] | None = None
+        self._open: tuple[Part, Item] | None = None
 
     def opening(self) -> str:
         response = self._response("in_progress", [])
@@ -74,11 +73,7 @@ class ResponseWire:
         return "".join(self._event(f"response.{word}", response=response) for word in words)
 
     def chunk(self, index: int, deltas: "Sequence[Delta]") -> str:
-        return "".join(
-            piece
-            for key, group in groupby(deltas, part_key)
-            for piece in self._write(key, list(group))
-        )
+        return "".join(p for part in split_parts(deltas) for p in self._write(*part))
 
     def closing(self, index: int, job: Job) -> str:
         return "".join(self._close(_status(job.finish_reason)))
@@ -109,7 +104,7 @@ class ResponseWire:
             output[-1]["status"] = status
         return self._response(status, output, jobs)
 
-    def _write(self, key: tuple[DeltaKind, int], deltas: "list[Delta]") -> Iterator[str]:
+    def _write(self, key: Part, deltas: "list[Delta]") -> Iterator[str]:
         if self._open is None or self._open[0] != key:
             yield from self._close("completed")
             yield from self._begin(key, deltas[0])
@@ -124,7 +119,7 @@ class ResponseWire:
         item.logprobs += scores
         yield self._progress("delta", item, {"delta": text}, scores)
 
-    def _begin(self, key: tuple[DeltaKind, int], delta: "Delta") -> Iterator[str]:
+    def _begin(self, key: Part, delta: "Delta") -> Iterator[str]:
         call = delta.tool_call
         item = Item(delta.kind)
         if call is not None:

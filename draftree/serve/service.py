@@ -136,15 +136,12 @@ class Service:
                 self.queue.release(client, len(jobs) - num_queued)
         return jobs
 
-    def cancel(self, jobs: Sequence[Job], error: ApiError | None = None) -> None:
+    def cancel(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            job.cancel(error)
+            job.cancel()
             if self.queue.drop(job):
                 self.queue.release(job.client)
-                if error is None:
-                    job.finish(job.usage, FinishReason.CANCELLED)
-                else:
-                    job.fail(error)
+                job.finish(job.usage, FinishReason.CANCELLED)
 
     def begin_stop(self) -> None:
         """Refuse what waits, and give what runs its grace."""

@@ -3,11 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from draftree.serve.openai_fields import StatisticsOptions
 from draftree.serve.queue import Job
 
 
-def wants_statistics(headers: Mapping[str, str], is_asked: bool) -> bool:
+def wants_statistics(headers: Mapping[str, str], asked: StatisticsOptions | None) -> bool:
     """By the body, or by a header for clients that cannot add fields."""
+    is_asked = asked is not None and asked.stats
     return is_asked or headers.get("x-draftree-stats", "").lower() in ("1", "true", "yes")
 
 

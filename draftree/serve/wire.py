@@ -82,6 +82,11 @@ class WireModel(BaseModel):
 Body = TypeVar("Body", bound=WireModel)
 
 
+def optional(what: str, **limits: Any) -> Any:
+    """A field that need not be given."""
+    return Field(None, description=what, **limits)
+
+
 def refused(why: str) -> Any:
     """A field that clients may send, but only with a value that asks for nothing."""
     return Field(None, description=why, json_schema_extra={REFUSED: True})

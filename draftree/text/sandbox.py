@@ -194,18 +194,6 @@ class GenerationTag(Extension):
 class _MeterInsertion(NodeTransformer):
     """Puts the meter into everything that can repeat or grow and that Jinja does not route."""
 
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        return self._add_tick(node)
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        return self._add_tick(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self._add_tick(node)
-
-    def visit_Block(self, node: nodes.Block) -> nodes.Node:
-        return self._add_tick(node)
-
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _call("concat_values", node.nodes)
@@ -216,12 +204,6 @@ class _MeterInsertion(NodeTransformer):
             return node
         bounds = (node.arg.start, node.arg.stop, node.arg.step)
         return _call("cut_value", [node.node, *(bound or nodes.Const(None) for bound in bounds)])
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:
-        return self._weigh(node)
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        return self._weigh(node)
 
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
         return self._weigh(node) if node.ctx == "load" else self.generic_visit(node)
@@ -236,6 +218,9 @@ class _MeterInsertion(NodeTransformer):
         node.body.insert(0, nodes.ExprStmt(_call("tick", [nodes.Const(text_len)])))
         result: nodes.Node = node
         return result
+
+    visit_For = visit_Macro = visit_CallBlock = visit_Block = _add_tick
+    visit_List = visit_Dict = _weigh
 
 
 def compile_template(source: str, meter: Meter) -> CodeType:

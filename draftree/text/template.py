@@ -6,6 +6,7 @@ It does not know about tokens: Tokenizer.encode_chat takes what comes out.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 from draftree.errors import TokenizerError
@@ -38,7 +39,7 @@ class ChatTemplate:
             raise TokenizerError("The chat template is longer than 100,000 characters.")
         self._time_limit_s = time_limit_s
         self._special = {"bos_token": bos, "eos_token": eos}
-        with _Explained("The chat template cannot be used"):
+        with _explained("The chat template cannot be used"):
             self._code = compile_template(source, Meter(_BASE_SIZE, time_limit_s))
 
     @classmethod
@@ -80,28 +81,24 @@ class ChatTemplate:
     def _render(self, context: dict[str, Any]) -> str:
         from draftree.text.sandbox import render_template
 
-        with _Explained("The chat template failed on this conversation"):
+        with _explained("The chat template failed on this conversation"):
             size = Meter(1 << 62, self._time_limit_s).weigh(context)
             meter = Meter(_BASE_SIZE + _SIZE_PER_INPUT * size, self._time_limit_s)
             return "".join(render_template(self._code, meter, context))
 
 
-class _Explained:
+@contextmanager
+def _explained(sentence: str) -> Iterator[None]:
     """Turns whatever a template raises into a sentence."""
-
-    def __init__(self, sentence: str) -> None:
-        self._sentence = sentence
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not isinstance(error, Exception) or isinstance(error, TokenizerError):
-            return
-        if isinstance(error, RecursionError):
-            raise TokenizerError(f"{self._sentence}: it is nested too deeply.") from None
+    try:
+        yield
+    except TokenizerError:
+        raise
+    except RecursionError:
+        raise TokenizerError(f"{sentence}: it is nested too deeply.") from None
+    except Exception as error:
         text = str(error).strip().rstrip(".") or type(error).__name__
-        raise TokenizerError(f"{self._sentence}: {text}.") from error
+        raise TokenizerError(f"{sentence}: {text}.") from error
 
 
 def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:

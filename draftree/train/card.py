@@ -7,12 +7,8 @@ from typing import Any
 from draftree.train.loop import CurvePoint
 
 
-def write_card(record: dict[str, Any], name: str, path: Path) -> None:
-    """Markdown: what the draft is, what it learned from, how it went."""
-    path.write_text(make_card(record, name), encoding="utf-8")
-
-
 def make_card(record: dict[str, Any], name: str) -> str:
+    """Markdown: what the draft is, what it learned from, how it went."""
     draft, text, config = record["draft"], record["text"], record["config"]
     plan, schedule, last = config["text"], config["schedule"], record["curve"][-1]
     sampled = last["sampled_acceptance_length"]

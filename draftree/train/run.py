@@ -16,7 +16,7 @@ import torch
 
 from draftree.errors import ModelError
 from draftree.text.tokenizer import Tokenizer
-from draftree.train.card import draw_curve, write_card
+from draftree.train.card import draw_curve, make_card
 from draftree.train.corpus import Corpus, write_corpus
 from draftree.train.draft import DraftModule, DraftSpec, resolve_shape
 from draftree.train.export import check_formats, export_folder, export_gguf
@@ -105,7 +105,7 @@ def train_draft(
     for kind in formats:
         export_gguf(trainer.draft, folder / f"draft-{kind}.gguf", kind, name, draft_vocab)
     draw_curve(trainer.curve, folder / "curve.png")
-    write_card(record(), name, folder / "README.md")
+    (folder / "README.md").write_text(make_card(record(), name), encoding="utf-8")
     return Trained(trainer.draft, trainer.curve, folder)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,41 +27,8 @@ class TensorInfo:
     nbytes: int
 
 
-class Checkpoint(Protocol):
-    """Tensors and metadata of one model."""
-
-    @property
-    def path(self) -> Path: ...
-
-    @property
-    def architecture(self) -> str: ...
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """Values are str, int, float, bool or sequences of them."""
-        ...
-
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]: ...
-
-    def raw(self, name: str) -> np.ndarray:
-        """The tensor's bytes, a read-only view of the file: uint8 [rows, row_bytes].
-
-        Leading dimensions are folded into rows; a vector is one row. The view outlives close.
-        """
-        ...
-
-    def release(self) -> None:
-        """Give the memory of what was read so far back; views stay valid."""
-        ...
-
-    def close(self) -> None:
-        """Forget the file. Views that were handed out keep their part of it mapped."""
-        ...
-
-
-class MappedCheckpoint:
-    """The one kind of Checkpoint: views into memory-mapped files."""
+class Checkpoint:
+    """Tensors and metadata of one model: views into memory-mapped files."""
 
     def __init__(
         self,
@@ -70,7 +37,9 @@ class MappedCheckpoint:
         tensors: Mapping[str, TensorInfo],
         views: Mapping[str, np.ndarray],
     ) -> None:
-        """metadata names the architecture; views holds uint8 [rows, row_bytes] per tensor."""
+        """metadata names the architecture, its values are str, int, float, bool or sequences of
+        them; views holds uint8 [rows, row_bytes] per tensor.
+        """
         self.path = path
         self.architecture: str = metadata["general.architecture"]
         self.metadata: Mapping[str, Any] = MappingProxyType(dict(metadata))
@@ -78,6 +47,10 @@ class MappedCheckpoint:
         self._views = dict(views)
 
     def raw(self, name: str) -> np.ndarray:
+        """The tensor's bytes, a read-only view of the file: uint8 [rows, row_bytes].
+
+        Leading dimensions are folded into rows; a vector is one row. The view outlives close.
+        """
         if name in self._views:
             return self._views[name]
         if name in self.tensors:
@@ -85,8 +58,10 @@ class MappedCheckpoint:
         raise CheckpointError(f"{self.path} has no tensor {name!r}.")
 
     def release(self) -> None:
+        """Give the memory of what was read so far back; views stay valid."""
         for view in self._views.values():
             forget_file(view)
 
     def close(self) -> None:
+        """Forget the file. Views that were handed out keep their part of it mapped."""
         self._views.clear()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from draftree.errors import CheckpointError
-from draftree.weights.checkpoint import MappedCheckpoint
+from draftree.weights.checkpoint import Checkpoint
 
 # Converters older than llama.cpp's own wrote these; the same draft, other names.
 OTHER_ARCHITECTURES = frozenset({"dflash-draft", "qwen35-dflash-draft"})
@@ -79,7 +79,7 @@ def rename_tensor(name: str) -> str | None:
     return f"blk.{int(layer)}.{stem}.{kind}" if stem in _LAYER_NAMES else None
 
 
-def rename_gguf(checkpoint: MappedCheckpoint) -> MappedCheckpoint:
+def rename_gguf(checkpoint: Checkpoint) -> Checkpoint:
     """A GGUF draft of an older converter, as `dflash`."""
     path, prefix = checkpoint.path, checkpoint.architecture + "."
     metadata: dict[str, Any] = {"general.architecture": "dflash"}
@@ -97,7 +97,7 @@ def rename_gguf(checkpoint: MappedCheckpoint) -> MappedCheckpoint:
             case rest:
                 metadata[f"dflash.{rest}"] = value
     names = rename_tensors(path, checkpoint.tensors)
-    return MappedCheckpoint(
+    return Checkpoint(
         path,
         metadata,
         {new: replace(checkpoint.tensors[old], name=new) for old, new in names.items()},

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -20,7 +21,7 @@ import numpy as np
 
 from draftree.errors import CheckpointError
 from draftree.kernels.quant.formats import QuantType, row_bytes
-from draftree.weights.checkpoint import MappedCheckpoint, TensorInfo
+from draftree.weights.checkpoint import Checkpoint, TensorInfo
 from draftree.weights.mapping import map_file
 
 _U32 = struct.Struct("<I")
@@ -194,7 +195,7 @@ class _Part:
     views: dict[str, np.ndarray]  # uint8 [rows, row_bytes]
 
 
-def open_gguf(path: Path) -> MappedCheckpoint:
+def open_gguf(path: Path) -> Checkpoint:
     """Open a GGUF file, or all parts of a split one when path is its first part."""
     first = _read_part(path)
     architecture = first.metadata.get("general.architecture")
@@ -209,7 +210,7 @@ def open_gguf(path: Path) -> MappedCheckpoint:
     for part in parts:
         tensors.update(part.tensors)
         views.update(part.views)
-    return MappedCheckpoint(path, first.metadata, tensors, views)
+    return Checkpoint(path, first.metadata, tensors, views)
 
 
 def _read_other_parts(path: Path, first: _Part, count: int) -> list[_Part]:
@@ -332,9 +333,7 @@ def _read_tensor_info(cursor: _Cursor, alignment: int) -> tuple[TensorInfo, int]
             f"{cursor.path} stores {what} in GGML type {type_number} ({type_name}), "
             "which is not supported; files named Q4_0 to Q8_0 or Q4_K_M to Q6_K are."
         ) from None
-    num_weights = 1
-    for dim in shape:
-        num_weights *= dim
+    num_weights = prod(shape)
     if num_weights == 0 or num_weights >= 1 << 63:
         cursor.fail(f"{what} has the impossible shape {shape}")
     if shape[-1] % qtype.block_len:

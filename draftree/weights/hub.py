@@ -16,7 +16,7 @@ from pathlib import Path
 
 from draftree import env
 from draftree.errors import FetchError
-from draftree.weights.catalogue import CATALOGUE, DEFAULT_MODEL, PACKAGED_DRAFTS, ModelEntry
+from draftree.weights.catalogue import CATALOGUE, PACKAGED_DRAFTS, ModelEntry
 from draftree.weights.source import (
     Fetched,
     HubSource,
@@ -26,20 +26,6 @@ from draftree.weights.source import (
     Source,
     SourceError,
 )
-
-__all__ = [
-    "DEFAULT_MODEL",
-    "ModelEntry",
-    "ModelFile",
-    "ModelStatus",
-    "Progress",
-    "draft_for",
-    "find_entry",
-    "list_models",
-    "models_dir",
-    "pull",
-    "resolve",
-]
 
 _CHUNK_BYTES = 4 << 20
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
@@ -156,7 +142,7 @@ def pull(
     root = root or models_dir()
     if _is_downloaded(entry, root):
         return _path_of(entry, root)
-    report = progress or _ignore
+    report = progress or (lambda _: None)
     partial = root / ".partial" / entry.name.replace("/", "--")
     try:
         partial.mkdir(parents=True, exist_ok=True)
@@ -283,7 +269,3 @@ def _unknown(name: str, catalogue: Sequence[ModelEntry]) -> str:
         f"{name!r} is neither a file nor a known model; give a path, a hub file as "
         f"org/repo/file.gguf, or one of: {names}."
     )
-
-
-def _ignore(progress: Progress) -> None:
-    """Nobody watches."""

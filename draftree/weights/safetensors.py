@@ -5,6 +5,7 @@ memory-mapped files. numpy has no bfloat16, so the header is read here and the b
 """
 
 import json
+from math import prod
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from draftree.errors import CheckpointError
 from draftree.kernels.quant.formats import QuantType
-from draftree.weights.checkpoint import MappedCheckpoint, TensorInfo
+from draftree.weights.checkpoint import Checkpoint, TensorInfo
 from draftree.weights.dflash import rename_tensors, translate_config
 from draftree.weights.mapping import map_file
 
@@ -25,7 +26,7 @@ class _Refused(ValueError):
     """JSON that is valid but says a name twice."""
 
 
-def open_dflash_folder(folder: Path) -> MappedCheckpoint:
+def open_dflash_folder(folder: Path) -> Checkpoint:
     """Open a folder with config.json and model.safetensors, or several files and their index."""
     if not (folder / "config.json").is_file():
         raise CheckpointError(
@@ -53,9 +54,7 @@ def open_dflash_folder(folder: Path) -> MappedCheckpoint:
         new: TensorInfo(new, tensors[old].shape, tensors[old].qtype, tensors[old].nbytes)
         for old, new in names.items()
     }
-    return MappedCheckpoint(
-        folder, metadata, renamed, {new: views[old] for old, new in names.items()}
-    )
+    return Checkpoint(folder, metadata, renamed, {new: views[old] for old, new in names.items()})
 
 
 def read_safetensors(path: Path) -> list[tuple[TensorInfo, np.ndarray]]:
@@ -78,7 +77,7 @@ def read_safetensors(path: Path) -> list[tuple[TensorInfo, np.ndarray]]:
             _fail(path, f"tensor {info.name[:80]!r} overlaps tensor {previous[:80]!r}")
         end, previous = start + info.nbytes, info.name
     return [
-        (info, body[start : start + info.nbytes].reshape(_num_rows(info), -1))
+        (info, body[start : start + info.nbytes].reshape(prod(info.shape[:-1]), -1))
         for info, start in found
     ]
 
@@ -97,9 +96,7 @@ def _read_entry(path: Path, name: str, entry: Any, num_bytes: int) -> tuple[Tens
     if dtype not in ("F32", "F16", "BF16"):
         raise CheckpointError(f"{path} stores {what} as {str(dtype)[:20]!r}; not supported.")
     qtype = QuantType[dtype]
-    nbytes = qtype.block_bytes
-    for dim in shape:
-        nbytes *= dim
+    nbytes = qtype.block_bytes * prod(shape)
     start, stop = offsets
     if not 0 <= start <= stop or stop - start != nbytes:
         _fail(path, f"{what} has data_offsets that do not match its shape")
@@ -163,13 +160,6 @@ def _int_list(value: Any) -> list[int]:
     """The value if it is a list of whole numbers, else an empty list."""
     is_valid = isinstance(value, list) and all(type(item) is int for item in value)
     return value if is_valid else []
-
-
-def _num_rows(info: TensorInfo) -> int:
-    num_rows = 1
-    for dim in info.shape[:-1]:
-        num_rows *= dim
-    return num_rows
 
 
 def _fail(path: Path, reason: str) -> NoReturn:

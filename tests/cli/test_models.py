@@ -1,6 +1,7 @@
 """`draftree models`: every known model, and whether it is here."""
 
 from draftree.weights import hub
+from draftree.weights.catalogue import DEFAULT_MODEL
 
 
 def test_lists_every_model(draftree):
@@ -12,7 +13,7 @@ def test_lists_every_model(draftree):
 
 
 def test_says_which_are_here(draftree, tmp_path):
-    entry = hub.find_entry(hub.DEFAULT_MODEL)
+    entry = hub.find_entry(DEFAULT_MODEL)
     path = tmp_path / "models" / entry.name / entry.files[0].name
     path.parent.mkdir(parents=True)
     with path.open("wb") as file:

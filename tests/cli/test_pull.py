@@ -4,7 +4,7 @@ import pytest
 
 from draftree.cli.option import DEFAULT_MODEL
 from draftree.errors import FetchError
-from draftree.weights import hub
+from draftree.weights import catalogue, hub
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_unknown_name_is_one_sentence(draftree):
 
 
 def test_default_model_is_the_catalogues():
-    assert DEFAULT_MODEL == hub.DEFAULT_MODEL
+    assert DEFAULT_MODEL == catalogue.DEFAULT_MODEL
 
 
 def test_a_targets_usual_draft_comes_with_it(draftree, fetched):

@@ -104,7 +104,7 @@ def check_method(folder: Path) -> None:
 
 
 def make_references(path: Path, folder: Path) -> dict[str, np.ndarray]:
-    from draftree.bench.llama import Library  # libllama's C functions, nothing else
+    from draftree.bench.peer_wheel import Library  # libllama's C functions, nothing else
 
     known, model = np.load(folder / "qwen35/logits.npz"), load_transformers(path, folder)
     found: dict[str, np.ndarray] = {}

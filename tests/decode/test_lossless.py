@@ -107,8 +107,15 @@ def test_random_drafts(name: str, sampling: str) -> None:
     assert kinds["zero"] > 0
 
 
-@pytest.mark.parametrize("sampling", [*SAMPLINGS, "hot"])
-@pytest.mark.parametrize("name", ["qwen35-mtp", "qwen35"])
+REAL_DRAFTS = [
+    *(("qwen35-mtp", sampling) for sampling in (*SAMPLINGS, "hot")),
+    *(("qwen35", sampling) for sampling in ("greedy", "filtered", "hot")),
+    *(pytest.param("qwen35", name, marks=pytest.mark.long) for name in ("warm", "penalised")),
+    pytest.param("qwen35", "greedy penalised", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("name", "sampling"), REAL_DRAFTS)
 def test_a_real_draft(name: str, sampling: str) -> None:
     target, kinds = one_thread(name), Counter()
     for i, budget in enumerate(BUDGETS):

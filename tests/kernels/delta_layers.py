@@ -7,9 +7,9 @@ from draftree.kernels.cuda.conv import ConvArena, Convolution, conv, conv_commit
 from draftree.kernels.cuda.gated_delta import DeltaArena, delta_commit, gated_delta
 from draftree.kernels.cuda.gated_delta_prefill import gated_delta_prefill
 from draftree.kernels.cuda.pass_args import NUM_TOKENS, CudaPassArgs
-from draftree.kernels.reference.conv import conv_reference
-from draftree.kernels.reference.gated_delta import gated_delta_reference
 from tests.kernels.passes import randn
+from tests.kernels.reference.conv import conv_reference
+from tests.kernels.reference.gated_delta import gated_delta_reference
 
 MAX_NODES = 24
 

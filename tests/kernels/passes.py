@@ -6,7 +6,10 @@ from functools import cache
 import numpy as np
 from hypothesis import strategies as st
 
-from draftree.kernels.cpu.pass_args import PassArgs
+from draftree.kernels.cpu.kernel import kernel
+from draftree.kernels.cpu.pass_args import NUM_TOKENS, PassArgs
+from draftree.kernels.cpu.program import Program
+from draftree.kernels.cpu.simd import load_f32, load_i64, store_f32
 from draftree.kernels.cpu.thread_pool import ThreadPool
 
 
@@ -18,6 +21,18 @@ def pool(num_threads: int) -> ThreadPool:
 
 def randn(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape, dtype=np.float32)
+
+
+@kernel
+def _add_kernel(args, ticket, thread, num_threads):
+    for i in range(thread, load_i64(args[0]) * args[1], num_threads):
+        store_f32(args[2] + 4 * i, load_f32(args[2] + 4 * i) + load_f32(args[3] + 4 * i))
+
+
+def record_add(program: Program, step: PassArgs, total: np.ndarray, more: np.ndarray) -> None:
+    """total += more, both float32 [max_tokens, cols], in the rows of the pass."""
+    words = step.control[NUM_TOKENS:], total.shape[1], total, more
+    program.add(_add_kernel, *words, reads=(total, more), writes=(total,))
 
 
 def poison(*shape: int) -> np.ndarray:

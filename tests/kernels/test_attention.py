@@ -13,13 +13,13 @@ from draftree.kernels.cpu.attention import (
 )
 from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.reference.attention import (
+from tests.kernels.passes import make_tree, poison, pool, randn, set_rows, trees
+from tests.kernels.reference.attention import (
     attention_reference,
     block_mask,
     chain_mask,
     tree_mask,
 )
-from tests.kernels.passes import make_tree, poison, pool, randn, set_rows, trees
 
 MAX_ROWS, MAX_NODES = 160, 24
 # Of results of about 1; with bytes, queries and weights are rounded to 16 bits.

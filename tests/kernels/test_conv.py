@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from draftree.kernels.cpu.conv import ConvState, record_conv, record_conv_commit
 from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.reference.conv import conv_reference
 from tests.kernels.passes import poison, pool, randn, set_rows, trees
+from tests.kernels.reference.conv import conv_reference
 
 MAX_ROWS, MAX_NODES = 32, 24
 

@@ -24,15 +24,15 @@ from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.kv_cache import PAGE, KvArena, KvShape, kv_commit  # noqa: E402
 from draftree.kernels.cuda.pass_args import CudaPassArgs  # noqa: E402
 from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, rotate  # noqa: E402
-from draftree.kernels.reference.attention import (  # noqa: E402
+from tests.kernels.cuda_cache import POISON, fill, rounded, write_rows  # noqa: E402
+from tests.kernels.emulator import emulated_gpu  # noqa: E402
+from tests.kernels.passes import Tree, make_tree, trees  # noqa: E402
+from tests.kernels.reference.attention import (  # noqa: E402
     attention_reference,
     block_mask,
     chain_mask,
     tree_mask,
 )
-from tests.kernels.cuda_cache import POISON, fill, rounded, write_rows  # noqa: E402
-from tests.kernels.emulator import emulated_gpu  # noqa: E402
-from tests.kernels.passes import Tree, make_tree, trees  # noqa: E402
 
 MAX_ROWS, MAX_NODES = 160, 64
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # q, k, v: [rows, heads, head_dim]

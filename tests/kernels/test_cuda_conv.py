@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.conv import ConvArena, Convolution, conv, conv_commit  # noqa: E402
 from draftree.kernels.cuda.pass_args import CudaPassArgs  # noqa: E402
-from draftree.kernels.reference.conv import conv_reference  # noqa: E402
 from tests.kernels.passes import Tree, make_tree  # noqa: E402
+from tests.kernels.reference.conv import conv_reference  # noqa: E402
 
 MAX_ROWS, MAX_NODES = 160, 24
 

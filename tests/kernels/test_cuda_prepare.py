@@ -21,7 +21,7 @@ from draftree.kernels.cuda.prepare import (  # noqa: E402
     sigmoid_mul_prepare,
     silu_mul_prepare,
 )
-from draftree.kernels.reference.norm import (  # noqa: E402
+from tests.kernels.reference.norm import (  # noqa: E402
     gated_norm_reference,
     rms_norm_reference,
 )

@@ -15,10 +15,10 @@ from draftree.kernels.cuda.rotary import RopeArgs, rope_and_store_kv, rope_table
 from draftree.kernels.cuda.store import WeightStore  # noqa: E402
 from draftree.kernels.ops import HeadNorm, Heads, Rope  # noqa: E402
 from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, rotate  # noqa: E402
-from draftree.kernels.reference.norm import rms_norm_reference  # noqa: E402
-from draftree.kernels.reference.rope import rope_reference  # noqa: E402
 from tests.kernels.cuda_cache import POISON, write_rows  # noqa: E402
 from tests.kernels.passes import make_tree  # noqa: E402
+from tests.kernels.reference.norm import rms_norm_reference  # noqa: E402
+from tests.kernels.reference.rope import rope_reference  # noqa: E402
 
 EPS, NUM_POSITIONS = 1e-5, 3000
 

@@ -25,7 +25,7 @@ from draftree.kernels.cuda.sampling import (  # noqa: E402
     new_sampling_workspace,
     rank,
 )
-from draftree.kernels.reference.sampling import kept_reference  # noqa: E402
+from tests.kernels.reference.sampling import kept_reference  # noqa: E402
 
 VOCAB = 20_003  # three slices, the last one odd
 COMMITTED = 117

@@ -3,7 +3,6 @@ import pytest
 import torch
 
 from draftree.kernels.cpu.elementwise import (
-    record_add,
     record_copy_columns,
     record_gather_rows,
     record_sigmoid_mul,
@@ -41,17 +40,6 @@ def test_silu_is_right_far_from_zero():
     np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-30)
 
 
-@pytest.mark.parametrize("cols", SIZES)
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_add(cols, num_threads):
-    rng = np.random.default_rng(cols)
-    a, b = randn(rng, 6, cols), randn(rng, 6, cols)
-    expected, last = a[:5] + b[:5], b[5].copy()
-    _run(lambda p, s: record_add(p, s, a, b, b), 6, 5, num_threads)
-    np.testing.assert_array_equal(b[:5], expected)
-    np.testing.assert_array_equal(b[5], last)
-
-
 def test_sigmoid_mul_with_gates_inside_heads():
     rng = np.random.default_rng(0)
     x, both = randn(rng, 5, 3 * 48), randn(rng, 5, 3 * 2 * 48)
@@ -67,7 +55,7 @@ def test_gather_rows(cols):
     rng = np.random.default_rng(cols)
     x, out = randn(rng, 8, cols), poison(8, cols)
     step, program = PassArgs(8, 8), Program(pool(2))
-    record_gather_rows(program, step, x, step.rows, out)
+    record_gather_rows(program, step, x, out)
     set_rows(step, 8)
     step.set_rows(np.array([7, 2, 2]))
     program.run()

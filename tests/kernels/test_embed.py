@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from draftree.kernels.cpu.embed import record_embed
-from draftree.kernels.cpu.pass_args import NUM_ROWS, PassArgs
+from draftree.kernels.cpu.pass_args import NUM_TOKENS, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.thread_pool import ThreadPool
 from draftree.kernels.quant.formats import QuantType, dequantize
@@ -56,11 +56,11 @@ def test_blocks_are_those_of_ggml(pool: ThreadPool, qtype: QuantType, kind: str)
 def test_only_the_counted_rows_of_a_narrow_matrix(pool: ThreadPool) -> None:
     raw = random_raw(np.random.default_rng(2), QuantType.F16, 9, 5)
     step = PassArgs(6, 6)
-    step.control[NUM_ROWS] = 2
+    step.control[NUM_TOKENS] = 2
     tokens = np.array([8, 3, 1, 1, 1, 1])
     out = np.full((6, 5), np.nan, np.float32)
     program = Program(pool)
-    record_embed(program, step, raw, QuantType.F16, tokens, out, rows_word=NUM_ROWS)
+    record_embed(program, step, raw, QuantType.F16, tokens, out)
     program.run()
     np.testing.assert_array_equal(out[:2], dequantize(raw, QuantType.F16)[[8, 3]])
     assert np.isnan(out[2:]).all()

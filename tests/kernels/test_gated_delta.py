@@ -14,9 +14,9 @@ from draftree.kernels.cpu.gated_delta import (
 from draftree.kernels.cpu.norm import record_gated_norm
 from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.reference.gated_delta import gated_delta_reference
 from tests.golden import golden
 from tests.kernels.passes import make_tree, poison, pool, randn, set_rows, trees
+from tests.kernels.reference.gated_delta import gated_delta_reference
 
 MAX_ROWS, MAX_NODES = 40, 24
 

@@ -5,8 +5,8 @@ import torch
 from draftree.kernels.cpu.norm import record_gated_norm, record_head_norm, record_rms_norm
 from draftree.kernels.cpu.pass_args import NUM_ROWS, PassArgs
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.reference.norm import gated_norm_reference, rms_norm_reference
 from tests.kernels.passes import poison, pool, randn, set_rows
+from tests.kernels.reference.norm import gated_norm_reference, rms_norm_reference
 
 
 def _rms_norm(x, weight, num_rows, num_threads=2, eps=1e-5):

@@ -5,8 +5,8 @@ import torch
 from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.rope import record_rope, rope_table
-from draftree.kernels.reference.rope import rope_reference
 from tests.kernels.passes import make_tree, pool, randn, set_rows
+from tests.kernels.reference.rope import rope_reference
 
 HEADS = 3
 

@@ -11,7 +11,8 @@ from draftree.kernels.cpu.sampling import (
     gumbel,
 )
 from draftree.kernels.cpu.select import rank_rows
-from draftree.kernels.reference.sampling import (
+from tests.examples import examples
+from tests.kernels.reference.sampling import (
     choose_reference,
     gumbel_reference,
     kept_reference,
@@ -30,7 +31,7 @@ def _row(rng, size, spread=3.0):
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**40), st.integers(0, 300_000))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_noise_equals_reference(seed, position, token):
     expected = gumbel_reference(seed, position, token)
     assert gumbel(seed, position, token) == pytest.approx(expected, rel=2e-7, abs=1e-7)
@@ -67,7 +68,7 @@ def test_greedy_is_the_first_largest(size):
     assert _choose(logits, SamplingArgs(temperature=0.0)) == int(logits.argmax())
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     size=st.sampled_from([1, 15, 63, 65, 400]),
     spread=st.sampled_from([0.0, 0.5, 3.0, 12.0]),

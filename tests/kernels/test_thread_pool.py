@@ -5,10 +5,10 @@ import time
 import numpy as np
 import pytest
 
-from draftree.kernels.cpu.elementwise import record_add
 from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.thread_pool import ThreadPool
+from tests.kernels.passes import record_add
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
@@ -17,7 +17,7 @@ def test_a_team_wakes_up(num_threads: int) -> None:
     step.set_chain(range(8), 0)
     total, one = np.zeros((8, 64), np.float32), np.ones((8, 64), np.float32)
     program = Program(pool)
-    record_add(program, step, total, one, total)
+    record_add(program, step, total, one)
     for pause_s in (0.0, 0.0, 0.1, 0.0, 0.1):
         time.sleep(pause_s)
         program.run()
@@ -30,8 +30,8 @@ def test_what_is_added_after_a_run_is_run_too() -> None:
     step.set_chain((3, 1), 0)
     total, one = np.zeros((4, 16), np.float32), np.ones((4, 16), np.float32)
     program = Program(pool)
-    record_add(program, step, total, one, total)
+    record_add(program, step, total, one)
     program.run()
-    record_add(program, step, total, one, total)
+    record_add(program, step, total, one)
     program.run()
     assert np.all(total[:2] == 3.0) and np.all(total[2:] == 0.0)

@@ -225,25 +225,6 @@ def test_responses_errors(gpt):
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
 
 
-def test_litellm(server, monkeypatch):
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it asks the network for prices
-    import litellm
-
-    options = {"messages": [{"role": "user", "content": "Say hi."}], "api_key": "one"}
-    openai_way = {"model": f"openai/{MODEL}", "api_base": f"{server.url}/v1"}
-    anthropic_way = {"model": f"anthropic/{MODEL}", "api_base": server.url}
-    texts = []
-    for way in (openai_way, anthropic_way):
-        whole = litellm.completion(**way, **options, max_tokens=12)
-        chunks = litellm.completion(**way, **options, max_tokens=12, stream=True)
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-        assert whole.choices[0].message.content == text
-        texts.append(text)
-    assert texts[0] == texts[1] != ""
-    with pytest.raises(litellm.BadRequestError, match="temperature"):
-        litellm.completion(**openai_way, **options, temperature=3)
-
-
 def find_command(name):
     """Installed for everyone, or by npm in the repository's folder."""
     local = ROOT / "node_modules" / ".bin" / name

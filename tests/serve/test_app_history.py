@@ -117,12 +117,20 @@ def test_openai_chat(gpt, script, keep, way):
     ask_chat(ask, script, keep)
 
 
+@pytest.fixture(scope="module")
+def litellm():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it asks the network for prices
+        litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+        gc.collect()
+        gc.freeze()  # it brings a million objects, which each collection would walk through
+        yield litellm
+
+
 @pytest.mark.parametrize("keep", [*KEEPS, lambda message: message.json()])
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
-def test_litellm(shared, script, monkeypatch, keep, is_stream, provider):
-    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # or it asks the network for prices
-    litellm = pytest.importorskip("litellm", reason="litellm is not installed")
+def test_litellm(shared, script, litellm, keep, is_stream, provider):
     base = f"{shared[1].url}/v1" if provider == "openai" else shared[1].url
 
     def ask(messages):
@@ -134,6 +142,20 @@ def test_litellm(shared, script, monkeypatch, keep, is_stream, provider):
         return reply.choices[0].message
 
     ask_chat(ask, script, keep)
+
+
+def test_litellm_reads_the_same_in_every_way(shared, engine, litellm):
+    engine.pieces = ["Hi", " there", "."]
+    options = {"messages": [{"role": "user", "content": "Say hi."}], "api_key": "a"}
+    openai_way = {"model": "openai/fake", "api_base": f"{shared[1].url}/v1"}
+    anthropic_way = {"model": "anthropic/fake", "api_base": shared[1].url}
+    for way in (openai_way, anthropic_way):
+        whole = litellm.completion(**way, **options, max_tokens=12)
+        chunks = litellm.completion(**way, **options, max_tokens=12, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert whole.choices[0].message.content == text == "Hi there."
+    with pytest.raises(litellm.BadRequestError, match="temperature"):
+        litellm.completion(**openai_way, **options, temperature=3)
 
 
 @pytest.mark.parametrize("keep", KEEPS)

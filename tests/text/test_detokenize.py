@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from draftree.text.detokenize import Detokenizer, StopStrings
 from draftree.text.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.text.metadata import byte_metadata, scheme_metadata, sentencepiece_metadata
 
 
@@ -28,7 +29,7 @@ def stream(tokenizer: Tokenizer, ids: list[int], skip_special: bool) -> list[str
 
 @pytest.mark.parametrize("index", range(4))
 @given(data=st.data(), skip_special=st.booleans())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_any_ids_give_what_decode_gives(index, data, skip_special):
     tokenizer = tokenizers()[index]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
@@ -104,7 +105,7 @@ LETTERS = st.text("ab<", max_size=14)
 )
 @example(stops=["abcd", "bc"], chunks=["abcd"])
 @example(stops=["aab"], chunks=["a", "a", "a", "b"])
-@settings(max_examples=500, deadline=None)
+@examples(500)
 def test_stop_strings_do_not_depend_on_chunks(stops, chunks):
     assert run_stops(stops, chunks) == reference_stop(stops, "".join(chunks))
 

@@ -3,7 +3,7 @@
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.text.reply import DeltaKind, ReplyReader
@@ -11,6 +11,7 @@ from draftree.text.segments import Segments
 from draftree.text.tools.coder import CoderDialect
 from draftree.text.tools.generic import GenericDialect
 from draftree.text.tools.hermes import HermesDialect
+from tests.examples import examples
 from tests.text.tools.example import TOOLS
 
 NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
@@ -87,7 +88,7 @@ DIALECTS = {"hermes": HermesDialect(), "coder": CoderDialect(), "generic": Gener
         }
     ),
 )
-@settings(max_examples=600, deadline=None)
+@examples(600)
 def test_any_cut_gives_the_same(chunks: list[str], name: str | None, options: dict) -> None:
     reply = "".join(chunks)
     dialect = DIALECTS[name] if name else None

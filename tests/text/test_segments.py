@@ -1,10 +1,11 @@
 """Reasoning and content come out the same, however the stream is cut."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.text.segments import Segment, SegmentKind, Segments
+from tests.examples import examples
 
 REASONING, CONTENT = SegmentKind.REASONING, SegmentKind.CONTENT
 
@@ -48,7 +49,7 @@ PIECES = ["<think>", "</think>", "<th", "ink>", "</", "think>", "\n", " ", "a", 
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12), st.booleans())
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_any_cut_gives_the_same(chunks, is_reasoning):
     text = "".join(chunks)
     whole = split(text, is_reasoning=is_reasoning)

@@ -5,7 +5,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.core import TokenGrammar
@@ -14,6 +14,7 @@ from draftree.text.grammar import FormatKind, ResponseFormat
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.turn import ReplyOptions, TurnPlanner
 from draftree.text.vocabulary import TAGS
+from tests.examples import examples
 from tests.text.metadata import byte_metadata, sentencepiece_metadata
 from tests.text.tools.example import NOW, STORE, WEATHER
 
@@ -273,7 +274,7 @@ PLANNERS = {
 
 
 @given(st.sampled_from([*PLANNERS]), SCHEMAS, st.sampled_from(["auto", "required"]), st.booleans())
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_any_schema_is_used_or_refused(name: str, schema: Any, choice: str, strict: bool) -> None:
     """Whatever a client sends, the answer is a plan or a sentence; and replies can be read."""
     tool = {"function": {"name": "f", "parameters": schema, "strict": strict}}

@@ -22,12 +22,12 @@ CONFIG = TrainConfig(
     DraftShape(1, 128, block_size=6, feature_layers=(0, 1)),
     TextPlan(4000, 40, batch_size=64, held_out_share=0.1, temperatures=(0.3, 0.5)),
     Schedule(
-        num_steps=90,
+        num_steps=45,
         batch_tokens=512,
         rows_per_token=1.0,
         learning_rate=5e-3,
-        eval_every=30,
-        save_every=30,
+        eval_every=15,
+        save_every=15,
     ),
 )
 
@@ -82,7 +82,7 @@ def test_the_loss_falls_and_more_is_accepted(run):
     first, last = trained.curve[0], trained.curve[-1]
     assert last.held_out_loss < 0.7 * first.held_out_loss
     assert first.acceptance_length < 1.5 and last.acceptance_length > 2.5
-    assert [point.step for point in watcher.points] == [0, 30, 60, 90]
+    assert [point.step for point in watcher.points] == [0, 15, 30, 45]
     assert "writing text" in watcher.phases and any("loss" in note for note in watcher.notes)
 
 
@@ -110,7 +110,7 @@ def test_the_engine_decodes_the_same_text_in_fewer_rounds(run):
 def test_the_record_says_how_it_went(run):
     trained, _, folder = run
     record = json.loads((folder / "record.json").read_text())
-    assert record["config"]["schedule"]["num_steps"] == 90
+    assert record["config"]["schedule"]["num_steps"] == 45
     assert record["draft"]["block_size"] == 6 and record["draft"]["sliding_window"] == 40
     assert [p["step"] for p in record["curve"]] == [p.step for p in trained.curve]
     text = record["text"]

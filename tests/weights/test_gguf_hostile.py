@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.errors import CheckpointError
 from draftree.weights.file import open_checkpoint
+from tests.examples import examples
 from tests.weights.gguf_bytes import (
     ARRAY,
     BOOL,
@@ -290,7 +291,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
             open_checkpoint(path)
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(
     edits=st.lists(
         st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), min_size=1, max_size=8
@@ -308,7 +309,7 @@ def test_mutated_bytes_open_or_explain(
     open_or_explain(path, bytes(data[:cut]))
 
 
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(
     position=st.integers(0, len(VALID) - 8),
     value=st.one_of(
@@ -326,7 +327,7 @@ def test_mutated_words_open_or_explain(
     open_or_explain(path, VALID[:position] + word + VALID[position + num_bytes :])
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(tail=st.binary(max_size=300))
 def test_noise_after_the_magic_opens_or_explains(
     tmp_path_factory: pytest.TempPathFactory, tail: bytes

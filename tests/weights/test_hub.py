@@ -10,7 +10,7 @@ import pytest
 
 from draftree.errors import FetchError
 from draftree.weights import hub
-from draftree.weights.catalogue import CATALOGUE, ModelEntry
+from draftree.weights.catalogue import CATALOGUE, DEFAULT_MODEL, ModelEntry
 from draftree.weights.file import open_checkpoint
 from draftree.weights.source import (
     Fetched,
@@ -235,7 +235,7 @@ def each(check: Callable[[ModelEntry], bool]) -> bool:
 
 def test_catalogue_is_sound() -> None:
     names = [known.name for known in CATALOGUE]
-    assert len(set(names)) == len(names) and hub.DEFAULT_MODEL in names
+    assert len(set(names)) == len(names) and DEFAULT_MODEL in names
     assert each(lambda known: known.name == known.name.lower() and "/" not in known.name)
     assert each(lambda known: known.target is None or known.target in names)
     assert each(lambda known: bool(known.files) and bool(known.sources) and bool(known.summary))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.errors import CheckpointError
@@ -17,6 +17,7 @@ from draftree.kernels.quant.formats import QuantType, dequantize
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
 from draftree.weights.safetensors import read_safetensors
+from tests.examples import examples
 from tests.golden import golden
 
 
@@ -270,7 +271,7 @@ def test_folder_without_weights(tmp_path: Path) -> None:
 VALID = pack({"a": entry([2, 2], 0, 16), "b": entry([3], 16, 22, "BF16")}, bytes(range(22)))
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     edits=st.lists(
         st.tuples(st.integers(0, len(VALID) - 1), st.integers(0, 255)), min_size=1, max_size=6

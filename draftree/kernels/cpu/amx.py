@@ -12,7 +12,6 @@ from llvmlite import ir
 
 from draftree.kernels.cpu.dot import (
     add_products,
-    call,
     load_at,
     load_scales,
     offset_by,
@@ -21,24 +20,22 @@ from draftree.kernels.cpu.dot import (
     unpack_units,
 )
 from draftree.kernels.cpu.form import GROUP_COLS, quant_bytes
+from draftree.kernels.cpu.instruction import FLOATS, I8, I64, INTEGERS, LANES, call
 from draftree.kernels.cpu.isa import AMX
 from draftree.kernels.cpu.jit import cgutils
 from draftree.kernels.cpu.quantize import RECORD_BYTES
 
 AMX_TOKENS = 16  # of the largest tile; the last tile of a larger pass reads as many rows of x
-_LANES = 16
 _CHUNK = 4  # groups that go through memory together: unpacked, multiplied, added
 _TOKENS_AT_ONCE = 4
 _UNIT_BYTES, _LINE = 8 * 64, 64
-_I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
-_INTEGERS, _FLOATS = ir.VectorType(_I32, _LANES), ir.VectorType(_F32, _LANES)
 # Matrix registers, in pairs so that one can be filled while the other works.
 _SUMS, _ACTIVATIONS, _WEIGHTS = (0, 1), (2, 3), (4, 5)
 _ROWS_AT = 48  # in the settings of the registers
 
 
 def _register(number):
-    return ir.Constant(_I8, number)
+    return ir.Constant(I8, number)
 
 
 def _void(builder, name, args):
@@ -54,12 +51,12 @@ def emit_begin(builder, form, num_tokens):
     settings = struct.pack("<BB14x16H16B", 1, 0, *columns, *rows)
     block = _room(builder, len(settings))
     for i, byte in enumerate(settings):
-        builder.store(ir.Constant(_I8, byte), _move(builder, block, i))
-    most = ir.Constant(_I64, AMX_TOKENS)
+        builder.store(ir.Constant(I8, byte), _move(builder, block, i))
+    most = ir.Constant(I64, AMX_TOKENS)
     height = builder.select(builder.icmp_signed("<", num_tokens, most), num_tokens, most)
     for register in (*_SUMS, *_ACTIVATIONS):
         place = _move(builder, block, _ROWS_AT + register)
-        builder.store(builder.trunc(height, _I8), place)
+        builder.store(builder.trunc(height, I8), place)
     _void(builder, "ldtilecfg", [block])
 
 
@@ -70,13 +67,13 @@ def emit_end(builder):
 def _room(builder, size):
     """Bytes on the stack, on a cache line."""
     with builder.goto_entry_block():
-        block = builder.alloca(ir.ArrayType(_I8, size))
+        block = builder.alloca(ir.ArrayType(I8, size))
     block.align = _LINE
-    return builder.bitcast(block, _I8.as_pointer())
+    return builder.bitcast(block, I8.as_pointer())
 
 
 def _move(builder, pointer, offset):
-    return builder.gep(pointer, [ir.Constant(_I64, offset)])
+    return builder.gep(pointer, [ir.Constant(I64, offset)])
 
 
 def _store_lanes(builder, value, pointer, offset):
@@ -90,8 +87,8 @@ def _load_lanes(builder, kind, pointer, offset):
 
 def _store_signed_units(builder, form, weights, target):
     """Unpack a group of weights to signed bytes, a row of the matrix register for each unit."""
-    bytes_type = ir.VectorType(_I8, 4 * _LANES)
-    zero = ir.Constant(bytes_type, [form.zero if form.zero < 128 else -128] * (4 * _LANES))
+    bytes_type = ir.VectorType(I8, 4 * LANES)
+    zero = ir.Constant(bytes_type, [form.zero if form.zero < 128 else -128] * (4 * LANES))
     for i, unit in enumerate(unpack_units(builder, form, AMX, weights)):
         signed = builder.sub(builder.bitcast(unit, bytes_type), zero)
         _store_lanes(builder, signed, target, _LINE * i)
@@ -99,7 +96,7 @@ def _store_signed_units(builder, form, weights, target):
 
 def _multiply(builder, form, x, x_stride, units, products):
     """The integer products of one group for all tokens, to memory: int32 [part, token, row]."""
-    stride = ir.Constant(_I64, _LINE)
+    stride = ir.Constant(I64, _LINE)
     for part in range(GROUP_COLS // form.group_len):
         sums, activations, weights = (_register(r[part]) for r in (_SUMS, _ACTIVATIONS, _WEIGHTS))
         columns = _move(builder, x, part * form.group_len)
@@ -118,14 +115,14 @@ def _add_chunk(builder, form, count, first_token, record, x_stride, scales, prod
     place = offset_by(builder, sums, first_token, _LINE)
     cells = []
     for token in range(_TOKENS_AT_ONCE):
-        cells.append(cgutils.alloca_once(builder, _FLOATS))
-        builder.store(_load_lanes(builder, _FLOATS, place, token * _LINE), cells[-1])
-    with cgutils.for_range(builder, count, intp=_I64) as loop:
+        cells.append(cgutils.alloca_once(builder, FLOATS))
+        builder.store(_load_lanes(builder, FLOATS, place, token * _LINE), cells[-1])
+    with cgutils.for_range(builder, count, intp=I64) as loop:
         scale = offset_by(builder, scales, loop.index, num_parts * kinds * _LINE)
         pairs = []
         for part in range(num_parts):
             loaded = [
-                _load_lanes(builder, _FLOATS, scale, (part * kinds + kind) * _LINE)
+                _load_lanes(builder, FLOATS, scale, (part * kinds + kind) * _LINE)
                 for kind in range(kinds)
             ]
             pairs.append((loaded[0], loaded[1] if form.has_min else None))
@@ -135,10 +132,10 @@ def _add_chunk(builder, form, count, first_token, record, x_stride, scales, prod
         for token, cell in enumerate(cells):
             row = offset_by(builder, columns, x_stride, token)
             integers = [
-                _load_lanes(builder, _INTEGERS, group, (part * AMX_TOKENS + token) * _LINE)
+                _load_lanes(builder, INTEGERS, group, (part * AMX_TOKENS + token) * _LINE)
                 for part in range(num_parts)
             ]
-            floats = [builder.sitofp(value, _FLOATS) for value in integers]
+            floats = [builder.sitofp(value, FLOATS) for value in integers]
             add_products(builder, row, pairs, floats, cell)
     for token, cell in enumerate(cells):
         _store_lanes(builder, builder.load(cell), place, token * _LINE)
@@ -147,38 +144,38 @@ def _add_chunk(builder, form, count, first_token, record, x_stride, scales, prod
 def emit_amx_tile(builder, form, num_tokens, weights, later, x, x_stride, cols):
     """The address of the sums, float32 [token, row], for num_tokens <= AMX_TOKENS at run time."""
     weights, later, x = (to_pointer(builder, address) for address in (weights, later, x))
-    num_groups = builder.udiv(cols, ir.Constant(_I64, GROUP_COLS))
-    group_bytes = quant_bytes(form, _LANES, GROUP_COLS)
+    num_groups = builder.udiv(cols, ir.Constant(I64, GROUP_COLS))
+    group_bytes = quant_bytes(form, LANES, GROUP_COLS)
     first_scale = offset_by(builder, weights, num_groups, group_bytes)
     num_parts, kinds = GROUP_COLS // form.group_len, 2 if form.has_min else 1
     units, sums = _room(builder, _CHUNK * _UNIT_BYTES), _room(builder, AMX_TOKENS * _LINE)
     products = _room(builder, _CHUNK * num_parts * AMX_TOKENS * _LINE)
     scales = _room(builder, _CHUNK * num_parts * kinds * _LINE)
     for token in range(AMX_TOKENS):
-        _store_lanes(builder, ir.Constant(_FLOATS, [0.0] * _LANES), sums, token * _LINE)
-    zero, chunk = ir.Constant(_I64, 0), ir.Constant(_I64, _CHUNK)
-    with cgutils.for_range_slice(builder, zero, num_groups, chunk, _I64) as (first, _):
+        _store_lanes(builder, ir.Constant(FLOATS, [0.0] * LANES), sums, token * _LINE)
+    zero, chunk = ir.Constant(I64, 0), ir.Constant(I64, _CHUNK)
+    with cgutils.for_range_slice(builder, zero, num_groups, chunk, I64) as (first, _):
         left = builder.sub(num_groups, first)
         count = builder.select(builder.icmp_signed("<", left, chunk), left, chunk)
-        with cgutils.for_range(builder, count, intp=_I64) as loop:
+        with cgutils.for_range(builder, count, intp=I64) as loop:
             group = builder.add(first, loop.index)
-            prefetch_group(builder, form, _LANES, later, group)
+            prefetch_group(builder, form, LANES, later, group)
             address = offset_by(builder, weights, group, group_bytes)
             _store_signed_units(
                 builder, form, address, offset_by(builder, units, loop.index, _UNIT_BYTES)
             )
             place = offset_by(builder, scales, loop.index, num_parts * kinds * _LINE)
-            for part, pair in enumerate(load_scales(builder, form, _LANES, first_scale, group)):
+            for part, pair in enumerate(load_scales(builder, form, LANES, first_scale, group)):
                 for kind in range(kinds):
                     _store_lanes(builder, pair[kind], place, (part * kinds + kind) * _LINE)
         columns = offset_by(builder, x, first, RECORD_BYTES)
-        with cgutils.for_range(builder, count, intp=_I64) as loop:
+        with cgutils.for_range(builder, count, intp=I64) as loop:
             target = offset_by(builder, products, loop.index, num_parts * AMX_TOKENS * _LINE)
             source = offset_by(builder, columns, loop.index, RECORD_BYTES)
             rows = offset_by(builder, units, loop.index, _UNIT_BYTES)
             _multiply(builder, form, source, x_stride, rows, target)
-        some = ir.Constant(_I64, _TOKENS_AT_ONCE)
-        with cgutils.for_range_slice(builder, zero, num_tokens, some, _I64) as (token, _):
+        some = ir.Constant(I64, _TOKENS_AT_ONCE)
+        with cgutils.for_range_slice(builder, zero, num_tokens, some, I64) as (token, _):
             record = builder.gep(columns, [builder.mul(x_stride, token)])
             _add_chunk(builder, form, count, token, record, x_stride, scales, products, sums)
-    return builder.ptrtoint(sums, _I64)
+    return builder.ptrtoint(sums, I64)

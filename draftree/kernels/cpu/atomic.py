@@ -8,78 +8,52 @@ import platform
 from llvmlite import ir
 
 from draftree.kernels.cpu.form import LINE_BYTES
-from draftree.kernels.cpu.jit import Deferred, cgutils, intrinsic, njit, types
+from draftree.kernels.cpu.instruction import I8, I32, I64, call, instruction
+from draftree.kernels.cpu.jit import Deferred, njit, types
 
-_I64 = ir.IntType(64)
 _SPINS_BEFORE_YIELD = 200  # some ten microseconds: longer waits are another program's turn
 
 _sched_yield = Deferred(lambda: types.ExternalFunction("sched_yield", types.int32()))
 
 
-@intrinsic
-def atomic_add(typingctx, address, value):
+def _word(builder, address):
+    return builder.inttoptr(address, I64.as_pointer())
+
+
+@instruction("int64 int64 -> int64")
+def atomic_add(builder, address, value):
     """Add, and return what was there before."""
-
-    def codegen(context, builder, signature, args):
-        pointer = builder.inttoptr(args[0], _I64.as_pointer())
-        return builder.atomic_rmw("add", pointer, args[1], "seq_cst")
-
-    return types.int64(types.int64, types.int64), codegen
+    return builder.atomic_rmw("add", _word(builder, address), value, "seq_cst")
 
 
-@intrinsic
-def atomic_load(typingctx, address):
-    def codegen(context, builder, signature, args):
-        pointer = builder.inttoptr(args[0], _I64.as_pointer())
-        return builder.load_atomic(pointer, "seq_cst", 8)
-
-    return types.int64(types.int64), codegen
+@instruction("int64 -> int64")
+def atomic_load(builder, address):
+    return builder.load_atomic(_word(builder, address), "seq_cst", 8)
 
 
-@intrinsic
-def atomic_store(typingctx, address, value):
-    def codegen(context, builder, signature, args):
-        pointer = builder.inttoptr(args[0], _I64.as_pointer())
-        builder.store_atomic(args[1], pointer, "seq_cst", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+@instruction("int64 int64")
+def atomic_store(builder, address, value):
+    builder.store_atomic(value, _word(builder, address), "seq_cst", 8)
 
 
-@intrinsic
-def pause(typingctx):
+@instruction("")
+def pause(builder):
     """Tell the core that this is a spin loop, and let some 30 nanoseconds pass."""
-
-    def codegen(context, builder, signature, args):
-        machine = platform.machine().lower()
-        if machine in ("x86_64", "amd64"):
-            name, operands = "llvm.x86.sse2.pause", []
-        elif machine in ("aarch64", "arm64"):
-            # Its hint for spin loops does nothing; a barrier for instructions takes as long.
-            name, operands = "llvm.aarch64.isb", [ir.Constant(ir.IntType(32), 15)]
-        else:
-            return context.get_dummy_value()
-        function_type = ir.FunctionType(ir.VoidType(), [o.type for o in operands])
-        function = cgutils.get_or_insert_function(builder.module, function_type, name)
-        builder.call(function, operands)
-        return context.get_dummy_value()
-
-    return types.void(), codegen
+    machine = platform.machine().lower()
+    if machine in ("x86_64", "amd64"):
+        call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+    elif machine in ("aarch64", "arm64"):
+        # Its hint for spin loops does nothing; a barrier for instructions takes as long.
+        call(builder, "llvm.aarch64.isb", ir.VoidType(), [ir.Constant(I32, 15)])
 
 
-@intrinsic
-def call_operation(typingctx, function, args_address, ticket, thread, num_threads):
+@instruction("int64 int64 int64 int64 int64")
+def call_operation(builder, function, args, ticket, thread, num_threads):
     """Call `void f(int64* args, int64 ticket, int64 thread, int64 num_threads)` at an address."""
-
-    def codegen(context, builder, signature, args):
-        i8_pointer = ir.IntType(8).as_pointer()
-        function_type = ir.FunctionType(ir.VoidType(), [i8_pointer, _I64, _I64, _I64])
-        function = builder.inttoptr(args[0], function_type.as_pointer())
-        builder.call(function, [builder.inttoptr(args[1], i8_pointer), *args[2:]])
-        return context.get_dummy_value()
-
-    word = types.int64
-    return types.void(word, word, word, word, word), codegen
+    pointer = I8.as_pointer()
+    function_type = ir.FunctionType(ir.VoidType(), [pointer, I64, I64, I64])
+    target = builder.inttoptr(function, function_type.as_pointer())
+    builder.call(target, [builder.inttoptr(args, pointer), ticket, thread, num_threads])
 
 
 @njit(nogil=True)

@@ -13,20 +13,18 @@ from draftree.kernels.cpu import attention_chunk as chunk
 from draftree.kernels.cpu.attention_chunk import CHUNK, find_range, next_block, seen_by
 from draftree.kernels.cpu.block import BLOCK_COLS
 from draftree.kernels.cpu.hadamard import hadamard_order, transform_row
+from draftree.kernels.cpu.instruction import LANES
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.pairs import (
     PAIR_ROWS,
     load_integers,
-    load_word,
     score_pairs,
-    store_word,
     store_words,
     weigh_pairs,
 )
 from draftree.kernels.cpu.pass_args import COMMITTED, IS_TREE, NUM_TOKENS
 from draftree.kernels.cpu.quads import WORD_TOP
 from draftree.kernels.cpu.simd import (
-    LANES,
     absolute,
     blend,
     exp,
@@ -40,6 +38,7 @@ from draftree.kernels.cpu.simd import (
     store_f32,
     sum_lanes,
 )
+from draftree.kernels.cpu.word import load_u16, store_u16
 
 _TOP = np.float32(WORD_TOP)
 _MINUS_INFINITY = np.float32(-np.inf)
@@ -176,8 +175,8 @@ def _move_nodes(args, row, base, weights, num_queries):
             store_words(words + 2 * CHUNK + c, splat(0.0))
         for d in range(first, last):
             place, node = words + 2 * (committed + d - base), load_i64(ancestors + 8 * d)
-            store_word(words + 2 * (CHUNK + shift + node), load_word(place))
-            store_word(place, 0)
+            store_u16(words + 2 * (CHUNK + shift + node), load_u16(place))
+            store_u16(place, 0)
 
 
 @njit

@@ -17,10 +17,10 @@ from draftree.kernels.cpu.block import (
     multiply,
     touched_rows,
 )
+from draftree.kernels.cpu.instruction import LANES
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.pass_args import COMMITTED, FIRST, IS_TREE, NUM_TOKENS
 from draftree.kernels.cpu.simd import (
-    LANES,
     bits_to_float,
     blend,
     exp,

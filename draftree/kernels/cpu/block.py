@@ -5,52 +5,59 @@ rounding per term, so an element does not depend on how many rows share the bloc
 float16, which a word says: its elements have 4 >> word bytes.
 """
 
-# ruff: noqa: ANN001, ANN002, ANN201, ANN202  (numba inspects these signatures; types are numba's)
+# ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures; types are numba's)
 from llvmlite import ir
 
 from draftree.kernels.cpu.atomic import call_operation
-from draftree.kernels.cpu.jit import cgutils, intrinsic, njit, types
+from draftree.kernels.cpu.instruction import (
+    F32,
+    FLOATS,
+    I8,
+    I16,
+    I32,
+    I64,
+    INTEGERS,
+    LANES,
+    call,
+    fused,
+    instruction,
+    load_from,
+    spread,
+    step_by,
+    store_to,
+)
+from draftree.kernels.cpu.jit import cgutils, njit
 from draftree.kernels.cpu.kernel import kernel
-from draftree.kernels.cpu.simd import LANES, f32x16, load_i64, store_i64
+from draftree.kernels.cpu.simd import load_i64, store_i64
 
 BLOCK_ROWS = 8
 CALL_WORDS = 16
 TYPE_F32, TYPE_F16, TYPE_I8 = range(3)
 _VECTORS = 2
 BLOCK_COLS = _VECTORS * LANES
-_F32, _F16 = ir.FloatType(), ir.HalfType()
-_I32, _I64 = ir.IntType(32), ir.IntType(64)
-_V32, _V16 = ir.VectorType(_F32, LANES), ir.VectorType(_F16, LANES)
-_V8, _VI32 = ir.VectorType(ir.IntType(8), LANES), ir.VectorType(_I32, LANES)
-_ALIGN = {_V32: 4, _V16: 2, _V8: 1}
+_HALVES, _BYTES = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(I8, LANES)
+_ALIGN = {FLOATS: 4, _HALVES: 2, _BYTES: 1}
 
 
 def _word(value):
-    return ir.Constant(_I64, value)
-
-
-def _load(builder, address, kind):
-    value = builder.load(builder.inttoptr(address, kind.as_pointer()))
-    value.align = _ALIGN.get(kind, 4)
-    return value
+    return ir.Constant(I64, value)
 
 
 def _widen(builder, value):
     """To float32, exactly."""
-    if value.type == _V16:
-        return builder.fpext(value, _V32)
-    return builder.sitofp(builder.sext(value, _VI32), _V32) if value.type == _V8 else value
+    if value.type == _HALVES:
+        return builder.fpext(value, FLOATS)
+    is_bytes = value.type == _BYTES
+    return builder.sitofp(builder.sext(value, INTEGERS), FLOATS) if is_bytes else value
 
 
 def _narrow(builder, value, kind):
     """Rounded to nearest even; int8 must be in range."""
-    if kind == _V16:
-        return builder.fptrunc(value, _V16)
-    if kind == _V8:
-        function_type = ir.FunctionType(_V32, [_V32])
-        name = "llvm.rint.v16f32"
-        function = cgutils.get_or_insert_function(builder.module, function_type, name)
-        return builder.trunc(builder.fptosi(builder.call(function, [value]), _VI32), _V8)
+    if kind == _HALVES:
+        return builder.fptrunc(value, _HALVES)
+    if kind == _BYTES:
+        nearest = call(builder, "llvm.rint.v16f32", FLOATS, [value])
+        return builder.trunc(builder.fptosi(nearest, INTEGERS), _BYTES)
     return value
 
 
@@ -58,14 +65,14 @@ def _by_type(builder, word, write):
     """write(vector type) for the type that the word names."""
     with builder.if_else(builder.icmp_signed("==", word, _word(TYPE_F16))) as (half, other):
         with half:
-            write(_V16)
+            write(_HALVES)
         with other:
             is_bytes = builder.icmp_signed("==", word, _word(TYPE_I8))
             with builder.if_else(is_bytes) as (small, full):
                 with small:
-                    write(_V8)
+                    write(_BYTES)
                 with full:
-                    write(_V32)
+                    write(FLOATS)
 
 
 def by_rows(builder, left, sizes, write):
@@ -80,74 +87,49 @@ def by_rows(builder, left, sizes, write):
             by_rows(builder, left, sizes[1:], write)
 
 
-def _store(builder, value, address):
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 4
-
-
-def _at(builder, base, *terms):
-    """base + the sum of stride * index."""
-    for stride, index in terms:
-        base = builder.add(base, builder.mul(stride, index))
-    return base
-
-
-def _fma(builder, a, b, c):
-    function_type = ir.FunctionType(_V32, [_V32, _V32, _V32])
-    function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.fma.v16f32")
-    return builder.call(function, [a, b, c])
-
-
-def _broadcast(builder, scalar):
-    undefined = ir.Constant(_V32, ir.Undefined)
-    first = builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
-    zeros = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
-    return builder.shuffle_vector(first, undefined, zeros)
-
-
 def _write_block(builder, num_rows, b_kind, is_fresh, operands):
     """num_rows x 2 vectors of sums stay in registers while k runs."""
     out, out_row, a, a_row, b, b_step, b_next, count = operands
     cells = [(r, n) for r in range(num_rows) for n in range(_VECTORS)]
     places, sums = {}, {}
     for r, n in cells:
-        terms = (out_row, _word(r)), (_word(4 * LANES), _word(n))
-        places[r, n] = _at(builder, out, *terms)
-        sums[r, n] = cgutils.alloca_once(builder, _V32)
-        zero = ir.Constant(_V32, [0.0] * LANES)
-        before = _load(builder, places[r, n], _V32)
+        row = step_by(builder, out, out_row, r)
+        places[r, n] = step_by(builder, row, _word(4 * LANES), n)
+        sums[r, n] = cgutils.alloca_once(builder, FLOATS)
+        zero = ir.Constant(FLOATS, [0.0] * LANES)
+        before = load_from(builder, places[r, n], FLOATS, 4)
         builder.store(builder.select(is_fresh, zero, before), sums[r, n])
     with cgutils.for_range(builder, count) as loop:
-        columns = []
-        for n in range(_VECTORS):
-            address = _at(builder, b, (b_step, loop.index), (b_next, _word(n)))
-            columns.append(_widen(builder, _load(builder, address, b_kind)))
+        place = builder.add(b, builder.mul(b_step, loop.index))
+        columns = [
+            _widen(builder, load_from(builder, address, b_kind, _ALIGN[b_kind]))
+            for address in (step_by(builder, place, b_next, n) for n in range(_VECTORS))
+        ]
         for r in range(num_rows):
-            address = _at(builder, a, (a_row, _word(r)), (_word(4), loop.index))
-            factor = _broadcast(builder, _load(builder, address, _F32))
+            row = step_by(builder, a, a_row, r)
+            address = builder.add(row, builder.mul(_word(4), loop.index))
+            factor = spread(builder, load_from(builder, address, F32, 4), LANES)
             for n in range(_VECTORS):
-                total = _fma(builder, factor, columns[n], builder.load(sums[r, n]))
+                total = fused(builder, factor, columns[n], builder.load(sums[r, n]))
                 builder.store(total, sums[r, n])
     for cell in cells:
-        _store(builder, builder.load(sums[cell]), places[cell])
+        store_to(builder, builder.load(sums[cell]), places[cell], 4)
 
 
-@intrinsic
+@instruction("int64 " * 11)
 def _multiply_block(
-    typingctx, left, b_type, is_fresh, out, out_row, a, a_row, b, b_step, b_next, count
+    builder, left, b_type, is_fresh, out, out_row, a, a_row, b, b_step, b_next, count
 ):
-    def codegen(context, builder, signature, args):
-        left, b_type, is_fresh = args[0], args[1], builder.icmp_signed("!=", args[2], _word(0))
+    is_fresh = builder.icmp_signed("!=", is_fresh, _word(0))
+    operands = out, out_row, a, a_row, b, b_step, b_next, count
 
-        def write_rows(num_rows):
-            with builder.if_else(builder.icmp_signed("==", b_type, _word(TYPE_F16))) as cases:
-                for case, kind in zip(cases, (_V16, _V32), strict=True):
-                    with case:
-                        _write_block(builder, num_rows, kind, is_fresh, args[3:])
+    def write_rows(num_rows):
+        with builder.if_else(builder.icmp_signed("==", b_type, _word(TYPE_F16))) as cases:
+            for case, kind in zip(cases, (_HALVES, FLOATS), strict=True):
+                with case:
+                    _write_block(builder, num_rows, kind, is_fresh, operands)
 
-        by_rows(builder, left, (8, 6, 4, 1), write_rows)
-        return context.get_dummy_value()
-
-    return types.void(*[types.int64] * 11), codegen
+    by_rows(builder, left, (8, 6, 4, 1), write_rows)
 
 
 @kernel
@@ -194,77 +176,50 @@ def multiply(call, num_rows, b_type, is_fresh, out, out_row, a, a_row, b, b_step
     call_operation(load_i64(call), words, 0, 0, 0)
 
 
-@intrinsic
-def scatter(typingctx, address, stride, type_word, value):
+@instruction("int64 int64 int64 f32x16")
+def scatter(builder, address, stride, type_word, value):
     """Lane i goes to address + i * stride, as the type that the word names; bytes go in pairs."""
 
-    def codegen(context, builder, signature, args):
-        base, stride, type_word, value = args
+    def write(kind):
+        narrow = _narrow(builder, value, kind)
+        if kind == _BYTES:
+            narrow = builder.bitcast(narrow, ir.VectorType(I16, LANES // 2))
+        for lane in range(narrow.type.count):
+            element = builder.extract_element(narrow, ir.Constant(I32, lane))
+            store_to(builder, element, step_by(builder, address, stride, lane), _ALIGN[kind])
 
-        def write(kind):
-            narrow = _narrow(builder, value, kind)
-            if kind == _V8:
-                narrow = builder.bitcast(narrow, ir.VectorType(ir.IntType(16), LANES // 2))
-            for lane in range(narrow.type.count):
-                element = builder.extract_element(narrow, ir.Constant(_I32, lane))
-                place = _at(builder, base, (stride, _word(lane)))
-                target = builder.inttoptr(place, element.type.as_pointer())
-                builder.store(element, target).align = _ALIGN[kind]
-
-        _by_type(builder, type_word, write)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64, f32x16), codegen
+    _by_type(builder, type_word, write)
 
 
-@intrinsic
-def store_as(typingctx, address, type_word, value):
+@instruction("int64 int64 f32x16")
+def store_as(builder, address, type_word, value):
     """Sixteen consecutive values of the type that the word names."""
 
-    def codegen(context, builder, signature, args):
-        address, type_word, value = args
+    def write(kind):
+        store_to(builder, _narrow(builder, value, kind), address, _ALIGN[kind])
 
-        def write(kind):
-            place = builder.inttoptr(address, kind.as_pointer())
-            builder.store(_narrow(builder, value, kind), place).align = _ALIGN[kind]
-
-        _by_type(builder, type_word, write)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, f32x16), codegen
+    _by_type(builder, type_word, write)
 
 
-@intrinsic
-def load_as(typingctx, address, type_word):
+@instruction("int64 int64 -> f32x16")
+def load_as(builder, address, type_word):
     """Sixteen consecutive values of the type that the word names."""
+    result = cgutils.alloca_once(builder, FLOATS)
 
-    def codegen(context, builder, signature, args):
-        result = cgutils.alloca_once(builder, _V32)
+    def read(kind):
+        builder.store(_widen(builder, load_from(builder, address, kind, _ALIGN[kind])), result)
 
-        def read(kind):
-            builder.store(_widen(builder, _load(builder, args[0], kind)), result)
-
-        _by_type(builder, args[1], read)
-        return builder.load(result)
-
-    return f32x16(types.int64, types.int64), codegen
+    _by_type(builder, type_word, read)
+    return builder.load(result)
 
 
-@intrinsic
-def copy_element(typingctx, target, source, type_word):
+@instruction("int64 int64 int64")
+def copy_element(builder, target, source, type_word):
     """One element of the type that the word names from address to address."""
 
-    def codegen(context, builder, signature, args):
-        target, source, type_word = args
+    def copy(kind):
+        element = ir.IntType(8 * _ALIGN[kind])
+        value = load_from(builder, source, element, _ALIGN[kind])
+        store_to(builder, value, target, _ALIGN[kind])
 
-        def copy(kind):
-            element = ir.IntType(8 * _ALIGN[kind])
-            value = builder.load(builder.inttoptr(source, element.as_pointer()))
-            value.align = _ALIGN[kind]
-            place = builder.inttoptr(target, element.as_pointer())
-            builder.store(value, place).align = _ALIGN[kind]
-
-        _by_type(builder, type_word, copy)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
+    _by_type(builder, type_word, copy)

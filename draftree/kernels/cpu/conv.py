@@ -9,11 +9,12 @@ per node for a commit.
 import numpy as np
 
 from draftree.kernels.cpu.elementwise import row_count
+from draftree.kernels.cpu.instruction import LANES
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.pass_args import IS_TREE, NUM_TOKENS, PATH_LEN, PassArgs
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.cpu.simd import LANES, fma, load, load_i64, silu, splat, store
+from draftree.kernels.cpu.simd import fma, load, load_i64, silu, splat, store
 from draftree.kernels.ops import LayerStore
 
 _COLS = 64  # channels that one thread takes at a time, through all rows

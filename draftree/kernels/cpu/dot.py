@@ -9,13 +9,9 @@ instruction sets give the same bits.
 # ruff: noqa: ANN001, ANN002, ANN201, ANN202  (numba's and llvmlite's types)
 from llvmlite import ir
 
-from draftree.kernels.cpu.floating import fused, prefetch, splat
-from draftree.kernels.cpu.form import (
-    BLOCK_COLS,
-    GROUP_COLS,
-    quant_bytes,
-    scale_bytes,
-)
+from draftree.kernels.cpu.floating import prefetch
+from draftree.kernels.cpu.form import BLOCK_COLS, GROUP_COLS, quant_bytes, scale_bytes
+from draftree.kernels.cpu.instruction import F32, I8, I16, I32, I64, call, fused, shuffle, spread
 from draftree.kernels.cpu.isa import AMX, AVX2, AVX512_VNNI, AVX_VNNI
 from draftree.kernels.cpu.jit import cgutils
 from draftree.kernels.cpu.quantize import (
@@ -27,8 +23,6 @@ from draftree.kernels.cpu.quantize import (
     wants_pairs,
 )
 
-_I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-_F32 = ir.FloatType()
 _UNITS = 8  # of 4 columns, in a group
 _GROUPS = BLOCK_COLS // GROUP_COLS  # in a nested block
 # Instruction sets that add a dot product to a sum, and up to how many tokens the registers hold
@@ -43,29 +37,23 @@ def wants_signed_bytes(isa) -> bool:
 
 def offset_by(builder, pointer, count, size):
     """pointer + count * size bytes, the size being a constant."""
-    return builder.gep(pointer, [builder.mul(count, ir.Constant(_I64, size))])
+    return builder.gep(pointer, [builder.mul(count, ir.Constant(I64, size))])
 
 
 def load_at(builder, pointer, offset, element, align):
     """One element at so many bytes (a constant) after the pointer."""
-    place = builder.gep(pointer, [ir.Constant(_I64, offset)])
+    place = builder.gep(pointer, [ir.Constant(I64, offset)])
     value = builder.load(builder.bitcast(place, element.as_pointer()))
     value.align = align
     return value
 
 
 def to_pointer(builder, address):
-    return builder.inttoptr(address, _I8.as_pointer())
-
-
-def call(builder, name, result, args):
-    function_type = ir.FunctionType(result, [a.type for a in args])
-    function = cgutils.get_or_insert_function(builder.module, function_type, name)
-    return builder.call(function, args)
+    return builder.inttoptr(address, I8.as_pointer())
 
 
 def _bytes_of(builder, words):
-    return builder.bitcast(words, ir.VectorType(_I8, 4 * words.type.count))
+    return builder.bitcast(words, ir.VectorType(I8, 4 * words.type.count))
 
 
 def _pick_bits(builder, isa, value, amount, mask):
@@ -73,9 +61,9 @@ def _pick_bits(builder, isa, value, amount, mask):
     lanes = value.type.count
     if isa == AMX and amount != 0:  # one instruction: bit i of a result is bit i - amount
         rows = [1 << (7 - i - amount) if mask >> (7 - i) & 1 else 0 for i in range(8)]
-        bytes_type = ir.VectorType(_I8, 4 * lanes)
+        bytes_type = ir.VectorType(I8, 4 * lanes)
         matrix = ir.Constant(bytes_type, rows * (lanes // 2))
-        args = [builder.bitcast(value, bytes_type), matrix, ir.Constant(_I8, 0)]
+        args = [builder.bitcast(value, bytes_type), matrix, ir.Constant(I8, 0)]
         picked = call(builder, "llvm.x86.vgf2p8affineqb.512", bytes_type, args)
         return builder.bitcast(picked, value.type)
     if amount != 0:
@@ -88,7 +76,7 @@ def _pick_bits(builder, isa, value, amount, mask):
 def unpack_units(builder, form, isa, address):
     """The eight units of a group as vectors of bytes in int32 lanes, one lane per row."""
     lanes = isa.rows
-    vector = ir.VectorType(_I32, lanes)
+    vector = ir.VectorType(I32, lanes)
     words = [load_at(builder, address, 4 * lanes * i, vector, 4) for i in range(form.bits)]
     if form.bits == 8:
         return words
@@ -114,12 +102,12 @@ def prefetch_group(builder, form, lanes, later, group):
 
 def _broadcast_unit(builder, isa, record, unit):
     """The 4 activations of a unit in every lane."""
-    return splat(builder, load_at(builder, record, 4 * unit, _I32, 4), isa.rows)
+    return spread(builder, load_at(builder, record, 4 * unit, I32, 4), isa.rows)
 
 
 def _chain_avx2(builder, form, units, activations, start):
     """Pairs are added in int16; as many as cannot overflow, before they are widened."""
-    i8x32, i16x16 = ir.VectorType(_I8, 32), ir.VectorType(_I16, 16)
+    i8x32, i16x16 = ir.VectorType(I8, 32), ir.VectorType(I16, 16)
     ones = ir.Constant(i16x16, [1] * 16)
     num_pairs = {4: 8, 5: 4, 6: 2, 8: 1}[form.bits]
     total, pairs = start, None
@@ -139,7 +127,7 @@ def _chain_avx2(builder, form, units, activations, start):
 
 def _chain_portable(builder, form, units, activations, start):
     lanes = start.type.count
-    wide = ir.VectorType(_I16, 4 * lanes)
+    wide = ir.VectorType(I16, 4 * lanes)
     total = start
     for unit, activation in zip(units, activations, strict=True):
         product = builder.mul(
@@ -147,8 +135,7 @@ def _chain_portable(builder, form, units, activations, start):
             builder.sext(_bytes_of(builder, activation), wide),
         )
         for i in range(4):
-            mask = ir.Constant(start.type, [4 * lane + i for lane in range(lanes)])
-            part = builder.shuffle_vector(product, product, mask)
+            part = shuffle(builder, (product, product), range(i, 4 * lanes, 4))
             total = builder.add(total, builder.sext(part, start.type))
     return total
 
@@ -187,10 +174,10 @@ def _add_units(builder, isa, form, units, first, records, totals):
 
 def load_scales(builder, form, lanes, first, group):
     """(scale, min or None) for each part of a group; first is where the strip's scales begin."""
-    count = ir.Constant(_I64, _GROUPS)
+    count = ir.Constant(I64, _GROUPS)
     period = builder.udiv(group, count) if form.is_nested else group
     record = offset_by(builder, first, period, scale_bytes(form, lanes))
-    floats, halves = ir.VectorType(_F32, lanes), ir.VectorType(ir.HalfType(), lanes)
+    floats, halves = ir.VectorType(F32, lanes), ir.VectorType(ir.HalfType(), lanes)
     kinds = 2 if form.has_min else 1
     bases = [
         builder.fpext(load_at(builder, record, 2 * lanes * kind, halves, 2), floats)
@@ -205,8 +192,8 @@ def load_scales(builder, form, lanes, first, group):
         pair = [None, None]
         for kind in range(kinds):
             at = 2 * lanes * kinds + (kind * _GROUPS * num_parts + part) * lanes
-            small = load_at(builder, inner, at, ir.VectorType(_I8, lanes), 1)
-            factor = builder.sitofp(builder.sext(small, ir.VectorType(_I32, lanes)), floats)
+            small = load_at(builder, inner, at, ir.VectorType(I8, lanes), 1)
+            factor = builder.sitofp(builder.sext(small, ir.VectorType(I32, lanes)), floats)
             pair[kind] = builder.fmul(bases[kind], factor)
         found.append(tuple(pair))
     return found
@@ -232,7 +219,7 @@ def add_products(builder, record, scales, products, cell, scale_at=SCALE_AT, sum
     places = sums_at[:1] if len(products) == 1 else sums_at[1:]
 
     def load_number(place):
-        return splat(builder, load_at(builder, record, place, _F32, 4), lanes)
+        return spread(builder, load_at(builder, record, place, F32, 4), lanes)
 
     x_scale, total = load_number(scale_at), builder.load(cell)
     total = add_scaled(builder, total, x_scale, lambda i: load_number(places[i]), scales, products)
@@ -242,7 +229,7 @@ def add_products(builder, record, scales, products, cell, scale_at=SCALE_AT, sum
 def _emit_group(builder, form, isa, weights, scales, records, sums):
     """Add one group of 32 columns to the sums of all tokens."""
     lanes = isa.rows
-    integers, floats = ir.VectorType(_I32, lanes), ir.VectorType(_F32, lanes)
+    integers, floats = ir.VectorType(I32, lanes), ir.VectorType(F32, lanes)
     units = unpack_units(builder, form, isa, weights)
     num_parts = len(scales)
     per_part = _UNITS // num_parts
@@ -253,8 +240,8 @@ def _emit_group(builder, form, isa, weights, scales, records, sums):
         starts = [ir.Constant(integers, [0] * lanes)] * len(records)
         if zero:
             shift = ir.Constant(integers, [zero.bit_length() - 1] * lanes)
-            negated = [load_at(builder, r, negated_at + 4 * part, _I32, 4) for r in records]
-            starts = [builder.shl(splat(builder, n, lanes), shift) for n in negated]
+            negated = [load_at(builder, r, negated_at + 4 * part, I32, 4) for r in records]
+            starts = [builder.shl(spread(builder, n, lanes), shift) for n in negated]
         first = part * per_part
         span = units[first : first + per_part]
         totals = _add_units(builder, isa, form, span, first, records, starts)
@@ -264,7 +251,7 @@ def _emit_group(builder, form, isa, weights, scales, records, sums):
 
 
 def new_cells(builder, count, lanes):
-    zeros = ir.Constant(ir.VectorType(_F32, lanes), [0.0] * lanes)
+    zeros = ir.Constant(ir.VectorType(F32, lanes), [0.0] * lanes)
     return [cgutils.alloca_once_value(builder, zeros) for _ in range(count)]
 
 
@@ -276,10 +263,10 @@ def for_groups(builder, form, isa, tile, emit_group, weights, later, x, x_stride
     weights, later, x = (to_pointer(builder, address) for address in (weights, later, x))
     rows = [offset_by(builder, x, x_stride, i) for i in range(0, tile, together)]
     record_bytes = RECORD_BYTES * together
-    num_groups = builder.udiv(cols, ir.Constant(_I64, GROUP_COLS))
+    num_groups = builder.udiv(cols, ir.Constant(I64, GROUP_COLS))
     group_bytes = quant_bytes(form, lanes, GROUP_COLS)
     first_scale = offset_by(builder, weights, num_groups, group_bytes)
-    with cgutils.for_range(builder, num_groups, intp=_I64) as loop:
+    with cgutils.for_range(builder, num_groups, intp=I64) as loop:
         prefetch_group(builder, form, lanes, later, loop.index)
         scales = load_scales(builder, form, lanes, first_scale, loop.index)
         address = offset_by(builder, weights, loop.index, group_bytes)

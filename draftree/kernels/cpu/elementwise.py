@@ -21,7 +21,7 @@ from draftree.kernels.cpu.simd import (
     store_first,
 )
 
-_SILU_MUL, _SIGMOID_MUL, _ADD, _COPY = range(4)
+_SILU_MUL, _SIGMOID_MUL, _COPY = range(3)
 _CHUNK = 256  # columns a thread takes at once
 
 
@@ -68,9 +68,6 @@ def _elementwise_kernel(args, ticket, thread, num_threads):
         elif op == _SIGMOID_MUL:
             for c in range(4 * first, 4 * whole, 64):
                 store(p_out + c, load(p_a + c) * sigmoid(load(p_b + c)))
-        elif op == _ADD:
-            for c in range(4 * first, 4 * whole, 64):
-                store(p_out + c, load(p_a + c) + load(p_b + c))
         else:
             for c in range(4 * first, 4 * whole, 64):
                 store(p_out + c, load(p_a + c))
@@ -84,8 +81,6 @@ def _elementwise_kernel(args, ticket, thread, num_threads):
                 value = silu(value) * other
             elif op == _SIGMOID_MUL:
                 value = value * sigmoid(other)
-            elif op == _ADD:
-                value = value + other
             store_first(p_out + 4 * whole, rest, value)
 
 
@@ -96,10 +91,11 @@ def _record(
     a: np.ndarray,
     b: np.ndarray | None,
     out: np.ndarray,
-    rows_word: int,
     index: np.ndarray | None = None,
 ) -> None:
-    """out = op(a, b) row by row; all are [rows, cols], or views [rows, num_heads, head_dim]."""
+    """out = op(a, b) row by row; all are [rows, cols], or views [rows, num_heads, head_dim]. index:
+    which rows of a, as many as logits are wanted of.
+    """
     views = [x for x in (a, b, out) if x is not None]
     split = next((x.shape[1:] for x in views if x.ndim == 3), (1, out.shape[1]))
     num_heads, head_dim = split
@@ -108,75 +104,35 @@ def _record(
     b_strides = strides[1] if b is not None else (0, 0)
     program.add(
         _elementwise_kernel,
-        row_count(step, rows_word),
-        op,
-        num_heads,
-        head_dim,
-        a,
-        *a_strides,
-        0 if b is None else b,
-        *b_strides,
-        out,
-        *out_strides,
-        0 if index is None else index,
+        row_count(step, NUM_TOKENS if index is None else NUM_ROWS),
+        *(op, num_heads, head_dim, a, *a_strides, 0 if b is None else b, *b_strides),
+        *(out, *out_strides, 0 if index is None else index),
         reads=tuple(x for x in (a, b) if x is not None),
         writes=(out,),
     )
 
 
 def record_silu_mul(
-    program: Program,
-    step: PassArgs,
-    gate: np.ndarray,
-    up: np.ndarray,
-    out: np.ndarray,
-    rows_word: int = NUM_TOKENS,
+    program: Program, step: PassArgs, gate: np.ndarray, up: np.ndarray, out: np.ndarray
 ) -> None:
     """out = silu(gate) * up; out may be gate or up."""
-    _record(program, step, _SILU_MUL, gate, up, out, rows_word)
+    _record(program, step, _SILU_MUL, gate, up, out)
 
 
-def record_sigmoid_mul(
-    program: Program, step: PassArgs, x: np.ndarray, gate: np.ndarray, rows_word: int = NUM_TOKENS
-) -> None:
+def record_sigmoid_mul(program: Program, step: PassArgs, x: np.ndarray, gate: np.ndarray) -> None:
     """x *= sigmoid(gate); either may be a view [rows, num_heads, head_dim]."""
-    _record(program, step, _SIGMOID_MUL, x, gate, x, rows_word)
+    _record(program, step, _SIGMOID_MUL, x, gate, x)
 
 
-def record_add(
-    program: Program,
-    step: PassArgs,
-    a: np.ndarray,
-    b: np.ndarray,
-    out: np.ndarray,
-    rows_word: int = NUM_TOKENS,
-) -> None:
-    """out = a + b; out may be a or b."""
-    _record(program, step, _ADD, a, b, out, rows_word)
-
-
-def record_gather_rows(
-    program: Program,
-    step: PassArgs,
-    x: np.ndarray,
-    rows: np.ndarray,
-    out: np.ndarray,
-    rows_word: int = NUM_ROWS,
-) -> None:
-    """out[i] = x[rows[i]] for as many rows (int64) as the control word says."""
-    assert rows.dtype == np.int64 and rows.flags.c_contiguous
-    _record(program, step, _COPY, x, None, out, rows_word, index=rows)
+def record_gather_rows(program: Program, step: PassArgs, x: np.ndarray, out: np.ndarray) -> None:
+    """out[i] = x[step.rows[i]]."""
+    _record(program, step, _COPY, x, None, out, index=step.rows)
 
 
 def record_copy_columns(
-    program: Program,
-    step: PassArgs,
-    src: np.ndarray,
-    dst: np.ndarray,
-    dst_column: int,
-    rows_word: int = NUM_TOKENS,
+    program: Program, step: PassArgs, src: np.ndarray, dst: np.ndarray, dst_column: int
 ) -> None:
     """dst[:, dst_column : dst_column + cols] = src."""
     target = dst[:, dst_column : dst_column + src.shape[1]]
     assert target.shape[1] == src.shape[1], "the columns do not fit into the destination"
-    _record(program, step, _COPY, src, None, target, rows_word)
+    _record(program, step, _COPY, src, None, target)

@@ -107,8 +107,6 @@ def record_embed(
     qtype: QuantType,
     tokens: np.ndarray,
     out: np.ndarray,
-    *,
-    rows_word: int = NUM_TOKENS,
 ) -> None:
     """out[i] = decoded raw[tokens[i]]: uint8 [vocab, row_bytes] to float32 [max_tokens, cols]."""
     vocab_size, row_bytes = raw.shape
@@ -116,6 +114,5 @@ def record_embed(
     assert raw.dtype == np.uint8 and raw.strides[1] == 1, "raw rows must be contiguous bytes"
     assert out.dtype == np.float32 and out.flags.c_contiguous and out.shape[1] == cols
     assert tokens.dtype == np.int64
-    count = step.control[rows_word:]
-    words = (count, tokens, raw, raw.strides[0], out, cols, vocab_size)
+    words = (step.control[NUM_TOKENS:], tokens, raw, raw.strides[0], out, cols, vocab_size)
     program.add(_embed_kernel(int(qtype)), *words, reads=(tokens,), writes=(out,))

@@ -12,13 +12,13 @@ import math
 import numpy as np
 
 from draftree.kernels.cpu.elementwise import row_count
+from draftree.kernels.cpu.instruction import LANES
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.norm import sum_squares
 from draftree.kernels.cpu.pass_args import IS_TREE, NUM_TOKENS, PATH_LEN, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import (
-    LANES,
     fma,
     load,
     load_f32,

@@ -8,22 +8,18 @@ products they had, times the order; every stage is sums and differences in a fix
 import numpy as np
 from llvmlite import ir
 
-from draftree.kernels.cpu.jit import intrinsic, njit
-from draftree.kernels.cpu.quads import shuffle
-from draftree.kernels.cpu.simd import LANES, f32x16, load, store
+from draftree.kernels.cpu.instruction import LANES, instruction, shuffle
+from draftree.kernels.cpu.jit import njit
+from draftree.kernels.cpu.simd import load, store
 
 
-@intrinsic
-def _transform_lanes(typingctx, value):
-    def codegen(context, builder, signature, args):
-        (value,) = args
-        for step in (1, 2, 4, 8):
-            others = shuffle(builder, (value, value), [i ^ step for i in range(LANES)])
-            signs = ir.Constant(value.type, [-1.0 if i & step else 1.0 for i in range(LANES)])
-            value = builder.fadd(others, builder.fmul(value, signs))
-        return value
-
-    return f32x16(f32x16), codegen
+@instruction("f32x16 -> f32x16")
+def _transform_lanes(builder, value):
+    for step in (1, 2, 4, 8):
+        others = shuffle(builder, (value, value), [i ^ step for i in range(LANES)])
+        signs = ir.Constant(value.type, [-1.0 if i & step else 1.0 for i in range(LANES)])
+        value = builder.fadd(others, builder.fmul(value, signs))
+    return value
 
 
 @njit

@@ -23,13 +23,13 @@ from draftree.kernels.cpu.block import (
 )
 from draftree.kernels.cpu.elementwise import head_strides, row_count
 from draftree.kernels.cpu.hadamard import transform_row
+from draftree.kernels.cpu.instruction import LANES
 from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.pass_args import COMMITTED, NUM_TOKENS, PATH_LEN, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.quads import WORD_STEP
 from draftree.kernels.cpu.simd import (
-    LANES,
     absolute,
     load,
     load_f32,
@@ -74,6 +74,7 @@ class KvCache(KvState):
         self.ring_len = ring_len or self.capacity  # without a ring, positions are below it
         self.value_dim = round_up(head_dim, BLOCK_COLS)
         self.type_word = _TYPES[dtype]
+        self.sizes = kv_heads, head_dim, self.value_dim, self.capacity
         cell_len = 2 if dtype == np.int8 else 1
         shape = (kv_heads, self.capacity // LANES, head_dim // cell_len, LANES, cell_len)
         self.keys, self.key_scales = self._allocate(shape)
@@ -213,20 +214,9 @@ def record_kv_write(
     """
     program.add(
         _kv_write_kernel,
-        row_count(step, NUM_TOKENS),
-        row_count(step, COMMITTED),
-        cache.kv_heads,
-        cache.head_dim,
-        cache.value_dim,
-        cache.capacity,
-        k,
-        *head_strides(k, cache.kv_heads, cache.head_dim),
-        v,
-        *head_strides(v, cache.kv_heads, cache.head_dim),
-        cache.keys,
-        cache.values,
-        cache.type_word,
-        cache.ring_len,
+        *(row_count(step, NUM_TOKENS), row_count(step, COMMITTED), *cache.sizes),
+        *(k, *head_strides(k, *cache.sizes[:2]), v, *head_strides(v, *cache.sizes[:2])),
+        *(cache.keys, cache.values, cache.type_word, cache.ring_len),
         reads=(k, v),
         writes=(k, cache.keys, cache.values),
     )
@@ -236,17 +226,8 @@ def record_kv_commit(program: Program, step: PassArgs, cache: KvCache) -> None:
     """Move the nodes of step.path from slot committed + path[j] to slot committed + j."""
     program.add(
         _kv_commit_kernel,
-        row_count(step, PATH_LEN),
-        row_count(step, COMMITTED),
-        step.path,
-        cache.kv_heads,
-        cache.head_dim,
-        cache.value_dim,
-        cache.capacity,
-        cache.keys,
-        cache.values,
-        cache.type_word,
-        cache.ring_len,
+        *(row_count(step, PATH_LEN), row_count(step, COMMITTED), step.path, *cache.sizes),
+        *(cache.keys, cache.values, cache.type_word, cache.ring_len),
         reads=(cache.keys, cache.values),
         writes=(cache.keys, cache.values),
     )

@@ -13,14 +13,13 @@ from llvmlite import ir
 
 from draftree.kernels.cpu.elementwise import head_strides, row_count
 from draftree.kernels.cpu.hadamard import transform_row
-from draftree.kernels.cpu.jit import cgutils, intrinsic, njit
+from draftree.kernels.cpu.instruction import FLOATS, LANES, call, instruction
+from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.pass_args import NUM_TOKENS, PassArgs
 from draftree.kernels.cpu.program import Program
 from draftree.kernels.cpu.simd import (
-    LANES,
     absolute,
-    f32x16,
     load,
     load_i64,
     max_lanes,
@@ -38,66 +37,47 @@ from draftree.kernels.quant.kv_format import (
     rotation_signs,
 )
 
-_V32 = ir.VectorType(ir.FloatType(), LANES)
-_V16 = ir.VectorType(ir.HalfType(), LANES)
+_HALVES = ir.VectorType(ir.HalfType(), LANES)
 _LARGEST = 65504.0
 _BYTE, _NIBBLE, _LEVELS_4 = int(KvCode.BYTE), int(KvCode.NIBBLE), int(KvCode.LEVELS_4)
 
 
-def _half(value: float) -> float:
-    return float(np.float16(value))
+def _everywhere(number):
+    return ir.Constant(FLOATS, [float(number)] * LANES)
 
 
-@intrinsic
-def _to_half(typingctx, value):
+@instruction("f32x16 -> f32x16")
+def _to_half(builder, value):
     """Rounded to a half float; what is too large becomes the largest."""
-
-    def codegen(context, builder, signature, args):
-        (value,) = args
-        for sign, bound in ((">", _LARGEST), ("<", -_LARGEST)):
-            limit = ir.Constant(_V32, [bound] * LANES)
-            value = builder.select(builder.fcmp_ordered(sign, value, limit), limit, value)
-        return builder.fpext(builder.fptrunc(value, _V16), _V32)
-
-    return f32x16(f32x16), codegen
+    for sign, bound in ((">", _LARGEST), ("<", -_LARGEST)):
+        limit = _everywhere(bound)
+        value = builder.select(builder.fcmp_ordered(sign, value, limit), limit, value)
+    return builder.fpext(builder.fptrunc(value, _HALVES), FLOATS)
 
 
-def _rounded(name):
-    @intrinsic
-    def op(typingctx, value):
-        def codegen(context, builder, signature, args):
-            kind = ir.FunctionType(_V32, [_V32])
-            function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v16f32")
-            return builder.call(function, args)
-
-        return f32x16(f32x16), codegen
-
-    return op
+@instruction("f32x16 -> f32x16")
+def _nearest(builder, value):
+    return call(builder, f"llvm.rint.v{LANES}f32", FLOATS, [value])
 
 
-_nearest, _floor = _rounded("rint"), _rounded("floor")
+@instruction("f32x16 -> f32x16")
+def _floor(builder, value):
+    return call(builder, f"llvm.floor.v{LANES}f32", FLOATS, [value])
 
 
 def _level_of(levels):
     """The level nearest to a number, with its sign."""
 
-    @intrinsic
-    def op(typingctx, value):
-        def codegen(context, builder, signature, args):
-            def constant(number):
-                return ir.Constant(_V32, [number] * LANES)
-
-            zero = constant(0.0)
-            is_negative = builder.fcmp_ordered("<", args[0], zero)
-            size = builder.select(is_negative, builder.fsub(zero, args[0]), args[0])
-            found = constant(_half(levels[0]))
-            for low, high in pairwise(levels):
-                border = constant(float((np.float32(low) + np.float32(high)) / np.float32(2)))
-                is_above = builder.fcmp_ordered(">", size, border)
-                found = builder.select(is_above, constant(_half(high)), found)
-            return builder.select(is_negative, builder.fsub(zero, found), found)
-
-        return f32x16(f32x16), codegen
+    @instruction("f32x16 -> f32x16")
+    def op(builder, value):
+        zero = _everywhere(0.0)
+        is_negative = builder.fcmp_ordered("<", value, zero)
+        size = builder.select(is_negative, builder.fsub(zero, value), value)
+        found = _everywhere(levels[0])
+        for low, high in pairwise(levels):
+            is_above = builder.fcmp_ordered(">", size, _everywhere((low + high) / 2))
+            found = builder.select(is_above, _everywhere(high), found)
+        return builder.select(is_negative, builder.fsub(zero, found), found)
 
     return op
 

@@ -12,12 +12,12 @@ from llvmlite import ir
 from draftree.kernels.cpu.dot import (
     add_products,
     add_scaled,
-    call,
     for_groups,
     load_at,
     new_cells,
 )
 from draftree.kernels.cpu.form import GROUP_COLS
+from draftree.kernels.cpu.instruction import F32, I8, I32, I64, call, shuffle
 from draftree.kernels.cpu.isa import NEON_DOTPROD, NEON_I8MM
 from draftree.kernels.cpu.jit import cgutils
 from draftree.kernels.cpu.quantize import (
@@ -30,9 +30,8 @@ from draftree.kernels.cpu.quantize import (
 
 _TOKENS = 4  # at once: while the next are multiplied, these are scaled
 _ROWS = NEON_DOTPROD.rows
-_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-_BYTES, _SUMS = ir.VectorType(_I8, 4 * _ROWS), ir.VectorType(_I32, _ROWS)
-_FLOATS = ir.VectorType(ir.FloatType(), _ROWS)
+_BYTES, _SUMS = ir.VectorType(I8, 4 * _ROWS), ir.VectorType(I32, _ROWS)
+_FLOATS = ir.VectorType(F32, _ROWS)
 # An integer of at most 22 bits added to these bits is the float32 that is larger by as much.
 _EVEN_BITS, _EVEN = 0x4B400000, 12582912.0
 _EXPONENT = 1 << 23
@@ -44,7 +43,7 @@ def _all(value):
 
 def _insert(builder, side, below, above, amount):
     """Bits of one shifted by amount into the other: sli (left), sri (right)."""
-    args = [below, above, ir.Constant(_I32, amount)]
+    args = [below, above, ir.Constant(I32, amount)]
     return call(builder, f"llvm.aarch64.neon.vs{side}.v16i8", _BYTES, args)
 
 
@@ -106,7 +105,7 @@ def _start_cells(builder, form, tile):
     """
     bits = _EVEN_BITS - _scaled_by(form) * _EXPONENT
     cells = cgutils.alloca_once(builder, _SUMS, size=tile)
-    places = [builder.gep(cells, [ir.Constant(_I64, i)]) for i in range(tile)]
+    places = [builder.gep(cells, [ir.Constant(I64, i)]) for i in range(tile)]
     for place in places:
         builder.store(ir.Constant(_SUMS, [bits] * _ROWS), place)
     kind = ir.FunctionType(ir.VoidType(), [cells.type])
@@ -130,8 +129,8 @@ def _multiply(builder, units, first, records, totals, is_paired):
         offset = 16 * start // per_load
         loaded = [load_at(builder, record, offset, _BYTES, 4) for record in records]
         for i in range(per_load):  # an operand of the instruction may be a lane
-            lanes = ir.Constant(ir.VectorType(_I32, 16), [4 * i + k % 4 for k in range(16)])
-            factors = [builder.shuffle_vector(some, some, lanes) for some in loaded]
+            lanes = [4 * i + k % 4 for k in range(16)]
+            factors = [shuffle(builder, (some, some), lanes) for some in loaded]
             unit = units[start - first + i]
             totals = [
                 add_quads(builder, total, unit, factor)
@@ -168,9 +167,7 @@ def zip_lanes(builder, a, b):
     """a0 b0 a1 b1 ...: the lower halves, then the upper ones."""
     count = a.type.count
     zipped = [i // 2 + i % 2 * count for i in range(2 * count)]
-    kind = ir.VectorType(_I32, count)
-    masks = (ir.Constant(kind, lanes) for lanes in (zipped[:count], zipped[count:]))
-    return [builder.shuffle_vector(a, b, mask) for mask in masks]
+    return [shuffle(builder, (a, b), lanes) for lanes in (zipped[:count], zipped[count:])]
 
 
 def _pair_rows(builder, units):
@@ -217,8 +214,7 @@ def _emit_matrices(builder, form, isa, tile, *places):
     found = []
     for token in range(tile):
         lower, upper = (builder.load(cell) for cell in sums[token // 2 * 2 : token // 2 * 2 + 2])
-        lanes = ir.Constant(_SUMS, [token % 2 + 2 * i for i in range(4)])
-        found.append(builder.shuffle_vector(lower, upper, lanes))
+        found.append(shuffle(builder, (lower, upper), [token % 2 + 2 * i for i in range(4)]))
     return found
 
 

@@ -90,7 +90,7 @@ def _record(
     eps: float,
     heads: tuple[int, int],
     out: np.ndarray,
-    rows_word: int,
+    rows_word: int = NUM_TOKENS,
 ) -> None:
     num_heads, head_dim = heads
     assert weight.dtype == np.float32 and weight.flags.c_contiguous
@@ -98,16 +98,9 @@ def _record(
     z_args = (0, 0, 0) if z is None else (z, *head_strides(z, num_heads, head_dim))
     program.add(
         _norm_kernel,
-        row_count(step, rows_word),
-        num_heads,
-        head_dim,
-        x,
-        *head_strides(x, num_heads, head_dim),
-        *z_args,
-        out,
-        *head_strides(out, num_heads, head_dim),
-        weight,
-        float(eps),
+        *(row_count(step, rows_word), num_heads, head_dim),
+        *(x, *head_strides(x, num_heads, head_dim), *z_args),
+        *(out, *head_strides(out, num_heads, head_dim), weight, float(eps)),
         reads=(x, weight) if z is None else (x, z, weight),
         writes=(out,),
     )
@@ -134,10 +127,9 @@ def record_head_norm(
     head_dim: int,
     weight: np.ndarray,
     eps: float,
-    rows_word: int = NUM_TOKENS,
 ) -> None:
     """The same for each head of each row, in place; weight [head_dim] serves all heads."""
-    _record(program, step, x, None, weight, eps, (num_heads, head_dim), x, rows_word)
+    _record(program, step, x, None, weight, eps, (num_heads, head_dim), x)
 
 
 def record_gated_norm(
@@ -150,7 +142,6 @@ def record_gated_norm(
     num_heads: int,
     head_dim: int,
     out: np.ndarray,
-    rows_word: int = NUM_TOKENS,
 ) -> None:
     """out = norm(x) * weight * silu(z) for each head of each row; out may be x."""
-    _record(program, step, x, z, weight, eps, (num_heads, head_dim), out, rows_word)
+    _record(program, step, x, z, weight, eps, (num_heads, head_dim), out)

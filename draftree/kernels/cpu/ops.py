@@ -221,7 +221,7 @@ class CpuOps:
     ) -> np.ndarray:
         rows, matrix = self.step.max_nodes, narrow(weight, Weight)
         gathered = self._take(x.shape[1], rows)
-        elementwise.record_gather_rows(self._recording, self.step, x, self.step.rows, gathered)
+        elementwise.record_gather_rows(self._recording, self.step, x, gathered)
         args = gathered, norm_weight, eps, gathered, NUM_ROWS
         norm.record_rms_norm(self._recording, self.step, *args)
         logits = new_floats(rows * matrix.rows).reshape(rows, matrix.rows)

@@ -59,14 +59,6 @@ class Weight(ops.Weight):
     strip_rows: int
     data: np.ndarray  # uint8 [num_strips, strip_bytes], each strip on a cache line
 
-    @property
-    def nbytes(self) -> int:
-        return self.data.nbytes
-
-    @property
-    def bits_per_weight(self) -> float:
-        return 8 * self.nbytes / (self.rows * self.cols)
-
 
 @cache
 def _pack_float_kernel(qtype: int) -> Kernel:

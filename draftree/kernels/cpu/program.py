@@ -85,14 +85,6 @@ class Program:
         self._frozen = records.ctypes.data, len(records), tickets.ctypes.data, tickets.size
         return self._frozen
 
-    @property
-    def num_ops(self) -> int:
-        return len(self._rows)
-
-    @property
-    def num_barriers(self) -> int:
-        return int(sum(row[1] for row in self._rows))
-
     def _needs_barrier(self, reads: tuple[np.ndarray, ...], writes: tuple[np.ndarray, ...]) -> bool:
         read_spans, write_spans = [_span(a) for a in reads], [_span(a) for a in writes]
         hazard = _overlap(read_spans + write_spans, self._writes) or _overlap(

@@ -8,19 +8,14 @@ In: addresses of words, one row of them for each query, and vectors of bytes, fo
 from llvmlite import ir
 
 from draftree.kernels.cpu.dot import load_at, to_pointer
+from draftree.kernels.cpu.instruction import I8, I16, I32, I64, shuffle
 from draftree.kernels.cpu.jit import cgutils
 from draftree.kernels.cpu.neon import add_quads, zip_lanes
 
 WORD_TOP = 32639  # the largest word: 127 * 256 + 127
 WORD_STEP = 16  # words of a row that are split into bytes at once
 _MOST_ROWS = 3  # more sums do not fit the registers
-_I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
-_BYTES, _WORDS, _SUMS = ir.VectorType(_I8, 16), ir.VectorType(_I16, 8), ir.VectorType(_I32, 4)
-
-
-def shuffle(builder, pair, lanes):
-    """Pick some of the lanes of two values, or of one given twice."""
-    return builder.shuffle_vector(*pair, ir.Constant(ir.VectorType(_I32, len(lanes)), lanes))
+_BYTES, _WORDS, _SUMS = ir.VectorType(I8, 16), ir.VectorType(I16, 8), ir.VectorType(I32, 4)
 
 
 def _zip(builder, kind, a, b):
@@ -85,14 +80,14 @@ def _sum_some(builder, rows, num_words, load_quads, is_first):
         [[cgutils.alloca_once_value(builder, zero) for _ in range(4)] for _ in range(2)]
         for _ in rows
     ]
-    rounded = builder.add(num_words, ir.Constant(_I64, WORD_STEP - 1))
-    num_steps = builder.udiv(rounded, ir.Constant(_I64, WORD_STEP))
-    with cgutils.for_range(builder, num_steps, intp=_I64) as loop:
-        offset = builder.mul(loop.index, ir.Constant(_I64, 2 * WORD_STEP))
+    rounded = builder.add(num_words, ir.Constant(I64, WORD_STEP - 1))
+    num_steps = builder.udiv(rounded, ir.Constant(I64, WORD_STEP))
+    with cgutils.for_range(builder, num_steps, intp=I64) as loop:
+        offset = builder.mul(loop.index, ir.Constant(I64, 2 * WORD_STEP))
         words = [_split_words(builder, builder.add(row, offset)) for row in rows]
-        first = builder.mul(loop.index, ir.Constant(_I64, WORD_STEP // 4))
+        first = builder.mul(loop.index, ir.Constant(I64, WORD_STEP // 4))
         for quad in range(WORD_STEP // 4):
-            columns = load_quads(builder.add(first, ir.Constant(_I64, quad)), is_first)
+            columns = load_quads(builder.add(first, ir.Constant(I64, quad)), is_first)
             for halves, parts in zip(cells, words, strict=True):
                 for totals, part in zip(halves, parts, strict=True):
                     factor = builder.bitcast(shuffle(builder, (part, part), [quad] * 4), _BYTES)

@@ -12,10 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 from llvmlite import ir
 
-from draftree.kernels.cpu.floating import splat
 from draftree.kernels.cpu.form import GROUP_COLS, LINE_BYTES
+from draftree.kernels.cpu.instruction import (
+    F32,
+    I8,
+    I32,
+    I64,
+    call,
+    instruction,
+    load_from,
+    shuffle,
+    spread,
+    store_to,
+)
 from draftree.kernels.cpu.isa import NEON_I8MM, Isa, current_isa
-from draftree.kernels.cpu.jit import cgutils, intrinsic, types
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.pass_args import NUM_TOKENS, PassArgs
 from draftree.kernels.cpu.program import Program
@@ -33,15 +43,11 @@ NEGATED_HALF_SUMS_AT = 52
 PAIRED_SCALE_AT = 64
 PAIRED_SUMS_AT = (80, 96, 112)
 
-_I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
-_WIDE, _WIDE_I32 = ir.VectorType(_F32, GROUP_COLS), ir.VectorType(_I32, GROUP_COLS)
+_WIDE, _WIDE_I32 = ir.VectorType(F32, GROUP_COLS), ir.VectorType(I32, GROUP_COLS)
 
 
 def _reduce(builder, name, vector):
-    function_type = ir.FunctionType(_I32, [vector.type])
-    full_name = f"llvm.vector.reduce.{name}.v{vector.type.count}i32"
-    function = cgutils.get_or_insert_function(builder.module, function_type, full_name)
-    return builder.call(function, [vector])
+    return call(builder, f"llvm.vector.reduce.{name}.v{vector.type.count}i32", I32, [vector])
 
 
 def _clamp(builder, values, limit):
@@ -56,78 +62,60 @@ def _round_group(builder, x):
     """32 float32 at x: their integers, int8; the scale; sums of the integers (all, the first and
     the last 16). If one is not finite, nor is the scale, and so no result.
     """
-    values = builder.load(builder.inttoptr(x, _WIDE.as_pointer()))
-    values.align = 4
+    values = load_from(builder, x, _WIDE, 4)
     # As integers the magnitudes keep their order, and what is not a number is the largest.
     bits = builder.bitcast(values, _WIDE_I32)
     bits = builder.and_(bits, ir.Constant(_WIDE_I32, [0x7FFFFFFF] * GROUP_COLS))
-    largest = builder.bitcast(_reduce(builder, "smax", bits), _F32)
-    limit = ir.Constant(_F32, 127.0)
+    largest = builder.bitcast(_reduce(builder, "smax", bits), F32)
+    limit = ir.Constant(F32, 127.0)
     scale = builder.fdiv(largest, limit)
-    is_zero = builder.fcmp_ordered("==", largest, ir.Constant(_F32, 0.0))
-    inverse = builder.select(is_zero, ir.Constant(_F32, 0.0), builder.fdiv(limit, largest))
-    scaled = builder.fmul(values, splat(builder, inverse, GROUP_COLS))
-    rounder = cgutils.get_or_insert_function(
-        builder.module, ir.FunctionType(_WIDE, [_WIDE]), f"llvm.rint.v{GROUP_COLS}f32"
-    )
-    rounded = builder.call(rounder, [_clamp(builder, scaled, 127.0)])
+    is_zero = builder.fcmp_ordered("==", largest, ir.Constant(F32, 0.0))
+    inverse = builder.select(is_zero, ir.Constant(F32, 0.0), builder.fdiv(limit, largest))
+    scaled = builder.fmul(values, spread(builder, inverse, GROUP_COLS))
+    name = f"llvm.rint.v{GROUP_COLS}f32"
+    rounded = call(builder, name, _WIDE, [_clamp(builder, scaled, 127.0)])
     integers = builder.fptosi(rounded, _WIDE_I32)
     halves = [
         _reduce(builder, "add", _pick(builder, integers, range(16 * half, 16 * half + 16)))
         for half in range(2)
     ]
-    narrow = builder.trunc(integers, ir.VectorType(_I8, GROUP_COLS))
+    narrow = builder.trunc(integers, ir.VectorType(I8, GROUP_COLS))
     return narrow, scale, [builder.add(*halves), *halves]
 
 
 def _pick(builder, vector, lanes):
-    undefined = ir.Constant(vector.type, ir.Undefined)
-    wanted = ir.Constant(ir.VectorType(_I32, len(lanes)), list(lanes))
-    return builder.shuffle_vector(vector, undefined, wanted)
+    return shuffle(builder, (vector, ir.Constant(vector.type, ir.Undefined)), lanes)
 
 
 def _put(builder, value, record, offset):
-    address = builder.add(record, ir.Constant(_I64, offset))
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer())).align = 4
+    store_to(builder, value, builder.add(record, ir.Constant(I64, offset)), 4)
 
 
-@intrinsic
-def _quantize_group(typingctx, x, record):
+@instruction("int64 int64")
+def _quantize_group(builder, x, record):
     """32 float32 at x to a record."""
-
-    def codegen(context, builder, signature, args):
-        x, record = args
-        integers, scale, sums = _round_group(builder, x)
-        _put(builder, integers, record, 0)
-        _put(builder, scale, record, SCALE_AT)
-        for i, total in enumerate(sums):
-            scaled = builder.fmul(scale, builder.sitofp(total, _F32))
-            _put(builder, scaled, record, SUMS_AT[i])
-            _put(builder, builder.neg(total), record, NEGATED_SUM_AT + 4 * i)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
+    integers, scale, sums = _round_group(builder, x)
+    _put(builder, integers, record, 0)
+    _put(builder, scale, record, SCALE_AT)
+    for i, total in enumerate(sums):
+        scaled = builder.fmul(scale, builder.sitofp(total, F32))
+        _put(builder, scaled, record, SUMS_AT[i])
+        _put(builder, builder.neg(total), record, NEGATED_SUM_AT + 4 * i)
 
 
-@intrinsic
-def _quantize_half(typingctx, x, record, which):
+@instruction("int64 int64 int64")
+def _quantize_half(builder, x, record, which):
     """32 float32 at x to a record of two rows, of which this is the first (0) or the second (1)."""
-
-    def codegen(context, builder, signature, args):
-        x, record, which = args
-        integers, scale, sums = _round_group(builder, x)
-        place = builder.add(record, builder.mul(which, ir.Constant(_I64, 8)))
-        for i in range(0, GROUP_COLS, 8):
-            _put(builder, _pick(builder, integers, range(i, i + 8)), place, 2 * i)
-        place = builder.add(record, builder.mul(which, ir.Constant(_I64, 4)))
-        scaled = [builder.fmul(scale, builder.sitofp(total, _F32)) for total in sums]
-        offsets = (PAIRED_SCALE_AT, *PAIRED_SUMS_AT)
-        for number, offset in zip((scale, *scaled), offsets, strict=True):
-            for again in (0, 8):
-                _put(builder, number, place, offset + again)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), codegen
+    integers, scale, sums = _round_group(builder, x)
+    place = builder.add(record, builder.mul(which, ir.Constant(I64, 8)))
+    for i in range(0, GROUP_COLS, 8):
+        _put(builder, _pick(builder, integers, range(i, i + 8)), place, 2 * i)
+    place = builder.add(record, builder.mul(which, ir.Constant(I64, 4)))
+    scaled = [builder.fmul(scale, builder.sitofp(total, F32)) for total in sums]
+    offsets = (PAIRED_SCALE_AT, *PAIRED_SUMS_AT)
+    for number, offset in zip((scale, *scaled), offsets, strict=True):
+        for again in (0, 8):
+            _put(builder, number, place, offset + again)
 
 
 @kernel

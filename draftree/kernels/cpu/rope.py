@@ -69,7 +69,6 @@ def record_rope(
     rotary_dim: int,
     table: np.ndarray,
     interleaved: bool,
-    rows_word: int = NUM_TOKENS,
 ) -> None:
     """Turn the first rotary_dim values of each head by the angles of the row's position."""
     assert rotary_dim % 2 == 0 and rotary_dim <= head_dim
@@ -77,14 +76,8 @@ def record_rope(
     assert table.shape[1:] == (2, rotary_dim // 2), f"the table is not for {rotary_dim} dimensions"
     program.add(
         _rope_kernel,
-        row_count(step, rows_word),
-        num_heads,
-        rotary_dim // 2,
-        x,
-        *head_strides(x, num_heads, head_dim),
-        step.positions,
-        table,
-        int(interleaved),
+        *(row_count(step, NUM_TOKENS), num_heads, rotary_dim // 2),
+        *(x, *head_strides(x, num_heads, head_dim), step.positions, table, int(interleaved)),
         reads=(x,),
         writes=(x,),
     )

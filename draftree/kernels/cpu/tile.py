@@ -12,11 +12,11 @@ from draftree.kernels.cpu.amx import emit_amx_tile, emit_begin, emit_end
 from draftree.kernels.cpu.dot import emit_dot_tile
 from draftree.kernels.cpu.floating import emit_float_tile
 from draftree.kernels.cpu.form import ALL_FORMS
+from draftree.kernels.cpu.instruction import F32, I64, load_from, step_by, store_to
 from draftree.kernels.cpu.isa import ALL_ISAS, AMX, NEON
 from draftree.kernels.cpu.jit import cgutils, intrinsic, types
 from draftree.kernels.cpu.neon import emit_neon_tile
 
-_I64 = ir.IntType(64)
 LARGEST_TILE = 8  # more sums than this do not fit the registers
 
 
@@ -27,31 +27,22 @@ def emit_integer_tile(builder, form, isa, tile, *places):
     return emit_dot_tile(builder, form, isa, tile, *places)
 
 
-def _at(builder, address, offset, vector):
-    return builder.inttoptr(builder.add(address, offset), vector.as_pointer())
-
-
 def _finish(builder, sums, out, out_stride, bias, accumulate):
     """out[token] = (out[token] if accumulate) + (sum + bias)."""
     vector = sums[0].type
-    zero = ir.Constant(_I64, 0)
+    zero = ir.Constant(I64, 0)
     cells = [cgutils.alloca_once_value(builder, value) for value in sums]
     with builder.if_then(builder.icmp_signed("!=", bias, zero)):
-        offsets = builder.load(_at(builder, bias, zero, vector))
-        offsets.align = 4
+        offsets = load_from(builder, bias, vector, 4)
         for cell in cells:
             builder.store(builder.fadd(builder.load(cell), offsets), cell)
-    targets = [
-        _at(builder, out, builder.mul(out_stride, ir.Constant(_I64, token)), vector)
-        for token in range(len(sums))
-    ]
+    targets = [step_by(builder, out, out_stride, token) for token in range(len(sums))]
     with builder.if_then(builder.icmp_signed("!=", accumulate, zero)):
         for cell, target in zip(cells, targets, strict=True):
-            before = builder.load(target)
-            before.align = 4
+            before = load_from(builder, target, vector, 4)
             builder.store(builder.fadd(before, builder.load(cell)), cell)
     for cell, target in zip(cells, targets, strict=True):
-        builder.store(builder.load(cell), target).align = 4
+        store_to(builder, builder.load(cell), target, 4)
 
 
 @intrinsic(prefer_literal=True)
@@ -72,7 +63,7 @@ def multiply_tile(
         by_tile = builder.switch(args[2], done)
         for num_tokens in range(1, LARGEST_TILE + 1):
             block = builder.append_basic_block()
-            by_tile.add_case(ir.Constant(_I64, num_tokens), block)
+            by_tile.add_case(ir.Constant(I64, num_tokens), block)
             builder.position_at_end(block)
             if kind.is_float:
                 sums = emit_float_tile(builder, kind, num_tokens, strip, x, x_stride, cols)
@@ -126,10 +117,10 @@ def multiply_matrix(
         if kind.is_float:
             return context.get_dummy_value()
         sums = emit_amx_tile(builder, kind, num_tokens, strip, later, x, x_stride, cols)
-        vector = ir.VectorType(ir.FloatType(), AMX.rows)
-        with cgutils.for_range(builder, num_tokens, intp=_I64) as loop:
-            offset = builder.mul(loop.index, ir.Constant(_I64, 4 * AMX.rows))
-            total = builder.load(_at(builder, sums, offset, vector))
+        vector = ir.VectorType(F32, AMX.rows)
+        with cgutils.for_range(builder, num_tokens, intp=I64) as loop:
+            offset = builder.mul(loop.index, ir.Constant(I64, 4 * AMX.rows))
+            total = load_from(builder, builder.add(sums, offset), vector, 64)
             target = builder.add(out, builder.mul(out_stride, loop.index))
             _finish(builder, [total], target, out_stride, bias, add)
         return context.get_dummy_value()

@@ -3,29 +3,29 @@
 # ruff: noqa: ANN001, ANN201, ANN202  (numba inspects these signatures; types are numba's)
 from llvmlite import ir
 
+from draftree.kernels.cpu.instruction import (
+    F32,
+    FLOATS,
+    I8,
+    I64,
+    INTEGERS,
+    LANES,
+    instruction,
+    load_from,
+    store_to,
+)
 from draftree.kernels.cpu.jit import intrinsic, types
-from draftree.kernels.cpu.simd import LANES, f32x16
-
-_HALF, _FLOAT = ir.HalfType(), ir.FloatType()
-_V8 = ir.VectorType(ir.IntType(8), LANES)
-_VI32 = ir.VectorType(ir.IntType(32), LANES)
-_V32 = ir.VectorType(_FLOAT, LANES)
 
 
 def _loader(bits, is_signed):
     """A function that reads an integer of so many bits and widens it to int64."""
 
-    @intrinsic
-    def load_word(typingctx, address):
-        def codegen(context, builder, signature, args):
-            word, wide = ir.IntType(bits), ir.IntType(64)
-            value = builder.load(builder.inttoptr(args[0], word.as_pointer()))
-            value.align = 1
-            if bits == 64:
-                return value
-            return builder.sext(value, wide) if is_signed else builder.zext(value, wide)
-
-        return types.int64(types.int64), codegen
+    @instruction("int64 -> int64")
+    def load_word(builder, address):
+        value = load_from(builder, address, ir.IntType(bits), 1)
+        if bits == 64:
+            return value
+        return builder.sext(value, I64) if is_signed else builder.zext(value, I64)
 
     return load_word
 
@@ -33,15 +33,10 @@ def _loader(bits, is_signed):
 def _storer(bits):
     """A function that writes the low bits of an int64."""
 
-    @intrinsic
-    def store_word(typingctx, address, value):
-        def codegen(context, builder, signature, args):
-            word = ir.IntType(bits)
-            value = args[1] if bits == 64 else builder.trunc(args[1], word)
-            builder.store(value, builder.inttoptr(args[0], word.as_pointer())).align = 1
-            return context.get_dummy_value()
-
-        return types.void(types.int64, types.int64), codegen
+    @instruction("int64 int64")
+    def store_word(builder, address, value):
+        value = value if bits == 64 else builder.trunc(value, ir.IntType(bits))
+        store_to(builder, value, address, 1)
 
     return store_word
 
@@ -51,28 +46,17 @@ load_u16, load_u32, load_word = _loader(16, False), _loader(32, False), _loader(
 store_u8, store_u16, store_u32, store_word = _storer(8), _storer(16), _storer(32), _storer(64)
 
 
-@intrinsic
-def load_f16(typingctx, address):
+@instruction("int64 -> float32")
+def load_f16(builder, address):
     """One float16, widened (exact)."""
-
-    def codegen(context, builder, signature, args):
-        value = builder.load(builder.inttoptr(args[0], _HALF.as_pointer()))
-        value.align = 1
-        return builder.fpext(value, _FLOAT)
-
-    return types.float32(types.int64), codegen
+    return builder.fpext(load_from(builder, address, ir.HalfType(), 1), F32)
 
 
-@intrinsic
-def load_byte_lanes(typingctx, address):
+@instruction("int64 -> f32x16")
+def load_byte_lanes(builder, address):
     """Sixteen consecutive unsigned bytes as float32 lanes."""
-
-    def codegen(context, builder, signature, args):
-        value = builder.load(builder.inttoptr(args[0], _V8.as_pointer()))
-        value.align = 1
-        return builder.sitofp(builder.zext(value, _VI32), _V32)
-
-    return f32x16(types.int64), codegen
+    value = load_from(builder, address, ir.VectorType(I8, LANES), 1)
+    return builder.sitofp(builder.zext(value, INTEGERS), FLOATS)
 
 
 @intrinsic(prefer_literal=True)

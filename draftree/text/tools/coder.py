@@ -10,6 +10,7 @@ from typing import Any
 
 from draftree.text.grammar import json_rule, quote
 from draftree.text.tools.dialect import Tool, ToolParser, WrittenCall, new_call_id
+from draftree.text.tools.hermes import HermesDialect
 from draftree.text.tools.parser import CallStyle, TagParser
 
 _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*)</function>\s*", re.DOTALL)
@@ -24,17 +25,8 @@ WS: /[ \t\r\n]+/
 _PARAMETER_END, _FUNCTION_END = "\n</parameter>\n", "</function>"
 
 
-class CoderDialect:
-    opening = "<tool_call>"
-    _closing = "</tool_call>"
-
-    def describe(self, tools: Sequence[Tool]) -> str:
-        lines = "\n".join(json.dumps(tool.definition, ensure_ascii=False) for tool in tools)
-        example = self.write_call("function-name", {"argument": "value"})
-        return (
-            f"You can call these functions:\n<tools>\n{lines}\n</tools>\n\n"
-            f"To call one or more of them, write for each call:\n{example}"
-        )
+class CoderDialect(HermesDialect):
+    """The same tags around another kind of call."""
 
     def write_call(self, name: str, arguments: Mapping[str, Any]) -> str:
         body = "".join(
@@ -42,9 +34,6 @@ class CoderDialect:
             for key, value in arguments.items()
         )
         return f"{self.opening}{_header(name)}{body}{_FUNCTION_END}\n{self._closing}"
-
-    def write_result(self, name: str, content: str) -> str:
-        return f"<tool_response>\n{content}\n</tool_response>"
 
     def write_rules(self, tools: Sequence[Tool], schemas: Sequence[Mapping[str, Any]]) -> str:
         pairs = enumerate(zip(tools, schemas, strict=True))

@@ -4,12 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.text.grammar import GrammarCompiler
 from draftree.text.tools.coder import CoderDialect
 from draftree.text.tools.dialect import read_tools
+from tests.examples import examples
 from tests.text.test_grammar import byte_tokenizer
 from tests.text.tools.example import TOOLS, all_cuts, read_reply
 
@@ -107,7 +108,7 @@ PIECES += ["<parameter=city>\n", "\n</parameter>\n", "</function>", "\n<function
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=10), st.booleans())
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_any_cut_gives_the_same(chunks: list[str], is_trusted: bool) -> None:
     reply = "".join(chunks)
     whole = read_reply(DIALECT, [reply], is_trusted=is_trusted)

@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.text.grammar import GrammarCompiler
 from draftree.text.tools.generic import GenericDialect
+from tests.examples import examples
 from tests.text.test_grammar import byte_tokenizer, walk
 from tests.text.tools.example import TOOLS, all_cuts, read_reply
 
@@ -107,7 +108,7 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=8), st.booleans())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_any_cut_gives_the_same(chunks: list[str], is_trusted: bool) -> None:
     reply = "".join(chunks)
     whole = read_reply(DIALECT, [reply], is_trusted=is_trusted)

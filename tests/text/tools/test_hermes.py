@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.text.grammar import GrammarCompiler
 from draftree.text.tools.hermes import HermesDialect
+from tests.examples import examples
 from tests.text.test_grammar import byte_tokenizer, walk
 from tests.text.tools.example import TOOLS, all_cuts, read_reply
 
@@ -106,7 +107,7 @@ PIECES += ['{"name": "get_weather", "arguments": ', '{"city": "P"}', "}\n", PARI
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=10), st.booleans())
-@settings(max_examples=500, deadline=None)
+@examples(500)
 def test_any_cut_gives_the_same(chunks: list[str], is_trusted: bool) -> None:
     reply = "".join(chunks)
     whole = read_reply(DIALECT, [reply], is_trusted=is_trusted)

@@ -1,11 +1,12 @@
 """Replies that are nothing but JSON calls, in a dialect that has tags and in one that has none."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.text.tools.generic import GenericDialect
 from draftree.text.tools.hermes import HermesDialect
+from tests.examples import examples
 from tests.text.tools.example import TOOLS, all_cuts, read_reply
 from tests.text.tools.oracle import may_become, read_whole
 
@@ -85,7 +86,7 @@ REPLIES = st.lists(st.sampled_from(PIECES + WHOLE), max_size=9).map("".join)
 
 
 @given(REPLIES)
-@settings(max_examples=500, deadline=None)
+@examples(500)
 def test_held_for_exactly_as_long_as_it_may_be_calls(reply: str) -> None:
     parser = GenericDialect().new_parser(TOOLS, is_trusted=False)
     shown = ""

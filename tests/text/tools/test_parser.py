@@ -1,11 +1,12 @@
 """Tags: nothing is held back for longer than it may become a call, and no call is lost."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.text.tools.coder import CoderDialect
 from draftree.text.tools.hermes import HermesDialect
+from tests.examples import examples
 from tests.text.tools.example import TOOLS, all_cuts, read_reply
 from tests.text.tools.oracle import may_become_body
 
@@ -68,7 +69,7 @@ PIECES += ['{"arguments": {}, "name": "', '{"name": "now", "arguments": {"a": "'
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
-@settings(max_examples=500, deadline=None)
+@examples(500)
 def test_held_for_exactly_as_long_as_it_may_be_a_call(body: str) -> None:
     parser = HERMES.new_parser(TOOLS, is_trusted=False)
     assert parser.push("<tool_call>") == []

@@ -4,11 +4,12 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.text.grammar import GrammarCompiler, json_rule
 from draftree.text.tools.schema import close_objects
+from tests.examples import examples
 from tests.text.test_grammar import byte_tokenizer
 
 COMPILER = GrammarCompiler(byte_tokenizer())
@@ -90,7 +91,7 @@ SCHEMAS = st.recursive(
 
 
 @given(st.dictionaries(KEYS, SCHEMAS, max_size=4))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_any_schema_can_be_closed(schema: dict[str, Any]) -> None:
     """Only ever by that one word, and twice is once."""
     closed = close_objects(schema)
