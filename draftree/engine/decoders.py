@@ -6,6 +6,7 @@ from draftree.config import EngineConfig
 from draftree.core import Request
 from draftree.decode.controller import DEVICE_SCHEDULE, HOST_SCHEDULE, ControllerPair
 from draftree.decode.decoder import Decoder, Round
+from draftree.decode.device_constrained import ConstrainedDeviceDecoder
 from draftree.decode.device_decoder import DeviceDecoder, DeviceRounds
 from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
 from draftree.decode.plain import PlainDecoder
@@ -22,6 +23,7 @@ class Decoders:
         self._rounds = parts.new_rounds(self._budget)
         self._host = ControllerPair.new(HOST_SCHEDULE)
         self._device = ControllerPair.new(DEVICE_SCHEDULE)
+        self._constrained = ControllerPair.new(DEVICE_SCHEDULE)
 
     def new(self, request: Request, watch: Callable[[Round], None] | None) -> Decoder:
         rounds = self._rounds
@@ -49,13 +51,24 @@ class Decoders:
     def _new_device_decoder(
         self, rounds: DeviceRounds, request: Request, watch: Callable[[Round], None] | None
     ) -> DeviceDecoder:
-        parts = self._parts
+        parts, is_sampled = self._parts, not request.sampling.is_greedy
         use_draft = parts.drafter is not None and self._budget > 0
         is_auto = self._config.budget == "auto"
+        controllers = self._device[is_sampled], self._constrained[is_sampled]
+        off_reason = None if use_draft else self._off_reason
+        if request.grammar is not None:
+            return ConstrainedDeviceDecoder(
+                *(parts.target, parts.drafter, rounds, request),
+                budget=self._budget,
+                use_draft=use_draft,
+                controllers=controllers if is_auto else None,
+                off_reason=off_reason,
+                watch=watch,
+            )
         return DeviceDecoder(
             *(parts.target, parts.drafter, rounds, request),
             use_draft=use_draft,
-            controller=self._device[not request.sampling.is_greedy] if is_auto else None,
-            off_reason=None if use_draft else self._off_reason,
+            controller=controllers[0] if is_auto else None,
+            off_reason=off_reason,
             watch=watch,
         )

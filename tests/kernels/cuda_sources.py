@@ -16,9 +16,11 @@ from draftree.kernels.cuda.linear import plan_linear
 from draftree.kernels.cuda.pack import repack_source
 from draftree.kernels.cuda.prefill import expand_source
 from draftree.kernels.cuda.prepare import RowOp, plan_row, prepare_source
+from draftree.kernels.cuda.process import process_source
 from draftree.kernels.cuda.rotary import rotary_source
 from draftree.kernels.cuda.rows import COPY_SOURCE
 from draftree.kernels.cuda.sampling import sampling_source
+from draftree.kernels.cuda.scores import score_source
 from draftree.kernels.cuda.tree import plan_source, tree_source
 from draftree.kernels.quant.formats import QuantType
 
@@ -69,4 +71,6 @@ def _round_sources() -> list[KernelSource]:
         *(plan_source(f"{name}_kernel") for name in plans),
         tree_source(),
         accept_source(),
+        process_source(),
+        score_source(),
     ]

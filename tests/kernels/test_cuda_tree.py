@@ -35,7 +35,7 @@ PER_NODE = ("tokens", "positions", "parents", "depths", "order", "rows")
 def request(
     gpu: Gpu, budget: int = 0, tokens_left: int = 1000, max_ctx: int = 10_000
 ) -> RequestParams:
-    params = RequestParams(gpu)
+    params = RequestParams(gpu, VOCAB)
     limits = {"tokens_left": tokens_left, "max_ctx": max_ctx, "budget": budget}
     params.start(SamplingArgs(temperature=0.0), 0, anchor=ANCHOR, **limits)
     return params
@@ -191,5 +191,5 @@ def test_after_the_end_passes_are_empty(any_gpu: Gpu) -> None:
 
 def test_nothing_runs_before_a_request(any_gpu: Gpu) -> None:
     step = CudaPassArgs(8, 8, any_gpu)
-    plan_plain(RequestParams(any_gpu), step, any_gpu)
+    plan_plain(RequestParams(any_gpu, VOCAB), step, any_gpu)
     assert step.control[NUM_TOKENS] == 0

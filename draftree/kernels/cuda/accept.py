@@ -76,15 +76,20 @@ def accept(
     step: CudaPassArgs,
     ring: RoundRing,
     gpu: Gpu,
+    *,
+    use_counts: bool = False,
+    masks: torch.Tensor | None = None,  # int32 [nodes, words]; see kernels/cuda/process.py
 ) -> None:
     """The path into step.path; anchor, tokens left and end into the params; a record into the ring.
 
-    A pass over nothing has an empty path and leaves no record.
+    A pass over nothing has an empty path and leaves no record. use_counts: what was written is
+    counted for the penalties.
     """
     load_kernel(accept_source(), gpu).launch(
         (1,),
         MAX_NODES,
         *(chosen, params.device, step.control, step.tokens, step.parents, step.depths),
-        *(step.path, ring.records, len(ring.records)),
+        *(step.path, params.stops, params.counts if use_counts else None),
+        *(masks, 0 if masks is None else masks.stride(0), ring.records, len(ring.records)),
         is_chained=True,
     )

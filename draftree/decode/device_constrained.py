@@ -1,0 +1,150 @@
+"""Decoding under a grammar where rounds run on the device.
+
+Where the grammar asks nothing, rounds are the free ones of device_decoder.py, up to the token that
+may change that. Elsewhere the host builds the trees, with what the grammar forces and without what
+it forbids, and says what may follow each node while the target's pass runs.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from draftree.core import DraftTree, Request, TokenMatcher
+from draftree.decode.controller import SpeculationController
+from draftree.decode.decoder import Emitted, Round
+from draftree.decode.device_decoder import DeviceDecoder, DeviceRounds
+from draftree.decode.tree import build_tree
+from draftree.drafts.drafter import Drafter, Proposal
+from draftree.models.target import Target
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class ConstrainedDeviceDecoder(DeviceDecoder):
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        rounds: DeviceRounds,
+        request: Request,
+        *,
+        budget: int,
+        use_draft: bool,
+        controllers: tuple[SpeculationController, SpeculationController] | None = None,
+        off_reason: str | None = None,
+        watch: Callable[[Round], None] | None = None,
+    ) -> None:
+        """controllers: say which rounds draft, of the free ones and of the others."""
+        assert request.grammar is not None, "there is a grammar to ask"
+        controllers = controllers if use_draft else None
+        super().__init__(
+            *(target, drafter, rounds, request),
+            use_draft=use_draft,
+            controller=controllers[0] if controllers is not None else None,
+            off_reason=off_reason,
+            watch=watch,
+        )
+        self._controllers = controllers or (None, None)
+        if controllers is not None:
+            controllers[1].begin_request()
+        self._matcher, self._budget = request.grammar.new_matcher(), budget
+        self._is_free = self._is_constrained = False
+        self._has_proposal: bool | None = None  # of the next round; None: nobody has said yet
+
+    def step(self, max_tokens: int) -> list[Emitted]:
+        if not self._is_begun:
+            self._begin()
+        if not self._is_free:
+            self._choose_stretch(max_tokens)
+        if self._is_free:
+            self._launch()
+            emitted = self._read()
+            if self._is_done:
+                self._drain()
+                self._is_free = False
+        else:
+            emitted = self._step_constrained(max_tokens)
+        for one in emitted:
+            self._matcher.advance(one.token)
+        if self._matcher.is_complete:
+            emitted[-1] = emitted[-1]._replace(is_last=True)
+        return emitted
+
+    def finish(self) -> None:
+        self._drain()
+        for controller in self._controllers:
+            if controller is not None:
+                controller.end_request()
+
+    def _drain(self) -> None:
+        while self._under_way:
+            self._read()
+
+    def _choose_stretch(self, max_tokens: int) -> None:
+        """Free rounds as soon as the grammar lets them, or constrained ones."""
+        span = self._matcher.find_free()
+        if span is not None:
+            self._is_free, self._is_constrained = True, False
+            self._controller = self._controllers[0]
+            if span.max_tokens is not None:
+                max_tokens = min(max_tokens, span.max_tokens)
+            self._begin_free(max_tokens, span.end_ids)
+        elif not self._is_constrained:
+            self._is_constrained, self._has_proposal = True, None
+            self._controller = self._controllers[1]
+            committed = self._target.state.committed
+            self._rounds.begin_stretch(max_tokens, committed, is_constrained=True)
+
+    def _step_constrained(self, max_tokens: int) -> list[Emitted]:
+        if self._has_proposal is None:
+            self._propose()
+        was_drafted = bool(self._has_proposal)
+        tree = self._build_tree(max_tokens)
+        rows = self._rounds.verify(tree, self._target.state.committed)
+        fill_masks(tree, self._matcher, rows)
+        self._rounds.accept()
+        self._under_way.append(was_drafted)
+        self._propose()
+        return self._read()
+
+    def _propose(self) -> None:
+        """The next round's draft runs while the last one's tokens are read."""
+        self._has_proposal = self._is_draft_next()
+        if self._has_proposal:
+            self._rounds.propose()
+
+    def _build_tree(self, max_tokens: int) -> DraftTree:
+        state, matcher = self._target.state, self._matcher
+        room = min(max_tokens - 1, state.max_ctx - state.committed - 1, self._budget)
+        forced = tuple(matcher.propose_forced())[: max(room, 0)]
+        block: Proposal | None = None
+        if self._has_proposal and room > 0:
+            block = self._rounds.read_proposal()
+            block = Proposal(block.tokens[:room], block.log_probs[:room])
+        return build_tree(
+            self._anchor, block, self._budget, forced=forced, count_valid=matcher.count_valid
+        ).tree
+
+
+def fill_masks(tree: DraftTree, matcher: TokenMatcher, rows: "np.ndarray") -> None:
+    """rows[i] = what may follow node i, for every node that can be reached: uint32 [num_nodes,
+    words + 1], see `DeviceRounds.verify`. The matcher stays at the root.
+    """
+    children: list[list[int]] = [[] for _ in tree.tokens]
+    for node in range(1, tree.num_nodes):
+        children[tree.parents[node]].append(node)
+    places = [(0, matcher)]
+    while places:
+        node, here = places.pop()
+        bits = rows[node, :-1]
+        rows[node, -1] = here.is_complete
+        if here.is_complete:
+            continue
+        if not here.fill_mask(bits):
+            bits[:] = 0xFFFFFFFF
+        nexts = [n for n in children[node] if bits[tree.tokens[n] // 32] >> tree.tokens[n] % 32 & 1]
+        for child in nexts:
+            is_kept = node == 0 or child != nexts[-1]
+            place = here.copy() if is_kept else here
+            place.advance(tree.tokens[child])
+            places.append((child, place))

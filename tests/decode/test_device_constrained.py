@@ -1,0 +1,111 @@
+"""Grammars on a GPU, real or emulated: what the host alone would write, token by token."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from draftree.core import DraftTree, FinishReason, Request, SamplingParams, TokenSource
+from draftree.decode.decoder import Round
+from draftree.decode.device_constrained import ConstrainedDeviceDecoder, fill_masks
+from draftree.kernels.cuda.compile import Gpu
+from tests.decode.device_oracle import HOT, PROMPT, check_kind, decode_on_host
+from tests.decode.rule import RuleGrammar, TriggerGrammar
+
+VOCAB = 256
+REPEATING = SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=-2.0, seed=5)
+KINDS = {
+    "greedy": {"sampling": SamplingParams()},
+    "hot": {"sampling": HOT},
+    "all": {"sampling": REPEATING, "logit_bias": ((7, 3.0), (9, 2.0)), "logprobs": 4},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_of_the_host(open_engine, any_gpu: Gpu, kind: str) -> None:
+    engine, count = open_engine(22), 100 if any_gpu.is_real else 12
+    vocab_size = engine.model_config.vocab_size
+    asked = Request(PROMPT, count, grammar=RuleGrammar(vocab_size, seed=1), **KINDS[kind])
+    assert check_kind(engine, asked, (8, 22) if any_gpu.is_real else (22,)) > 1.5
+    free = [one.token for one in decode_on_host(engine, replace(asked, grammar=None))]
+    assert not asked.grammar.follows(free)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 9])
+def test_a_complete_grammar_ends_the_reply(open_engine, length: int) -> None:
+    """Inside a path that was drafted right, or behind the tree."""
+    engine = open_engine(22)
+    grammar = RuleGrammar(engine.model_config.vocab_size, seed=3, length=length)
+    asked = Request(PROMPT, 30, HOT, grammar=grammar)
+    check_kind(engine, asked, (22,))
+    stream = engine.generate(asked)
+    tokens = [event.token for event in stream]
+    assert len(tokens) == length and stream.finish_reason is FinishReason.STOP
+    assert engine.target.state.tokens == [*PROMPT, *tokens[:-1]]
+
+
+@pytest.mark.parametrize("span", [None, 3])
+@pytest.mark.parametrize("length", [1, 4])
+def test_triggers_begin_constrained_stretches(
+    open_engine, any_gpu: Gpu, length: int, span: int | None
+) -> None:
+    """Free text that ends at a trigger, or that must be asked about again after a while."""
+    engine, count = open_engine(22), 100 if any_gpu.is_real else 14
+    free = [one.token for one in decode_on_host(engine, Request(PROMPT, count, HOT))]
+    rules = RuleGrammar(engine.model_config.vocab_size, seed=2, share=0.2)
+    grammar = TriggerGrammar(rules, frozenset(free[2:5]), length, span)
+    asked = Request(PROMPT, count, HOT, grammar=grammar)
+    assert [one.token for one in decode_on_host(engine, asked)] != free
+    assert check_kind(engine, asked, (22,)) > 1.2
+
+
+def test_free_text_asks_nothing(open_engine) -> None:
+    engine = open_engine(8)
+    free = [event.token for event in engine.generate(Request(PROMPT, 8, HOT))]
+    absent = next(token for token in range(VOCAB) if token not in free)
+    grammar = TriggerGrammar(RuleGrammar(VOCAB, seed=2), frozenset({absent}), 4)
+    asked = Request(PROMPT, 8, HOT, grammar=grammar)
+    decoder = engine._decoders.new(asked, None)
+    assert isinstance(decoder, ConstrainedDeviceDecoder)
+    engine.reset()
+    stream = engine.generate(asked)
+    rounds = []
+    stream.watch = rounds.append
+    assert [event.token for event in stream] == free
+    assert max(one.tree.num_nodes for one in rounds) > 1
+
+
+def test_what_a_grammar_forces_needs_no_draft(open_engine) -> None:
+    """Without a draft, forced tokens are the tree."""
+    engine = open_engine(8)
+    grammar = RuleGrammar(engine.model_config.vocab_size, seed=6, share=0.02)
+    engine._decoders._parts = replace(engine._decoders._parts, drafter=None)
+    engine._prefix._drafter = engine.drafter = None
+    rounds: list[Round] = []
+    engine.watch = rounds.append
+    asked = Request(PROMPT, 24, HOT, grammar=grammar)
+    stream = engine.generate(asked)
+    tokens = [event.token for event in stream]
+    assert grammar.follows(tokens)
+    accepted = [one.tree.sources[node] for one in rounds for node in one.path[1:]]
+    assert accepted.count(TokenSource.GRAMMAR) > 2 and len(rounds) < len(tokens)
+
+
+def test_masks_of_a_tree() -> None:
+    grammar = RuleGrammar(64, seed=7, share=0.5)
+    matcher = grammar.new_matcher()
+    matcher.advance(1)
+    first, second = np.flatnonzero(grammar.allowed[matcher._state])[:2].tolist()
+    wrong = int(np.flatnonzero(~grammar.allowed[matcher._state])[0])
+    tree = DraftTree((1, first, wrong, second, 5), (-1, 0, 0, 0, 2), (0, 1, 1, 1, 2))
+    rows = np.full((5, 3), 7, dtype=np.uint32)
+    fill_masks(tree, matcher, rows)
+    for node, path in ((0, ()), (1, (first,)), (3, (second,))):
+        oracle, expected = matcher.copy(), np.zeros(2, dtype=np.uint32)
+        for token in path:
+            oracle.advance(token)
+        assert oracle.fill_mask(expected)
+        assert rows[node].tolist() == [*expected.tolist(), 0]
+    assert (rows[[2, 4]] == 7).all()  # out of reach
