@@ -2,7 +2,8 @@
 
 Where the grammar asks nothing, rounds are the free ones of device_decoder.py, up to the token that
 may change that. Elsewhere the host builds the trees, with what the grammar forces and without what
-it forbids, and says what may follow each node while the target's pass runs.
+it forbids. Where only the largest score counts it then checks the device's free choices along the
+path; else it says what may follow each node while the target's pass runs.
 """
 
 from collections.abc import Callable
@@ -100,8 +101,11 @@ class ConstrainedDeviceDecoder(DeviceDecoder):
             self._propose()
         was_drafted = bool(self._has_proposal)
         tree = self._build_tree(max_tokens)
-        rows = self._rounds.verify(tree, self._target.state.committed)
-        fill_masks(tree, self._matcher, rows)
+        self._rounds.verify(tree, self._target.state.committed)
+        if self._rounds.needs_masks:
+            fill_masks(tree, self._matcher, self._rounds.masks)
+        else:
+            check_choices(tree, self._matcher, self._rounds)
         self._rounds.accept()
         self._under_way.append(was_drafted)
         self._propose()
@@ -127,8 +131,8 @@ class ConstrainedDeviceDecoder(DeviceDecoder):
 
 
 def fill_masks(tree: DraftTree, matcher: TokenMatcher, rows: "np.ndarray") -> None:
-    """rows[i] = what may follow node i, for every node that can be reached: uint32 [num_nodes,
-    words + 1], see `DeviceRounds.verify`. The matcher stays at the root.
+    """rows[i] = what may follow node i, for every node that can be reached; see
+    `DeviceRounds.masks`. The matcher stays at the root.
     """
     children: list[list[int]] = [[] for _ in tree.tokens]
     for node in range(1, tree.num_nodes):
@@ -148,3 +152,38 @@ def fill_masks(tree: DraftTree, matcher: TokenMatcher, rows: "np.ndarray") -> No
             place = here.copy() if is_kept else here
             place.advance(tree.tokens[child])
             places.append((child, place))
+
+
+def check_choices(tree: DraftTree, matcher: TokenMatcher, rounds: DeviceRounds) -> None:
+    """The accept walk over the device's free choices. The largest of all tokens is the largest of
+    the allowed ones too, if it is allowed; where it is not, and several are, the walk ends with
+    what the device chooses among those. The matcher stays at the root.
+    """
+    chosen, ends = rounds.read_choices()
+    place, node, is_end = matcher.copy(), 0, False
+    written: list[tuple[int, int]] = []
+    while True:
+        token = int(chosen[node])
+        if place.count_valid((token,)) == 0 and place.fill_mask(rounds.masks[node, :-1]):
+            only = _find_only(rounds.masks[node, :-1])
+            is_end = only is None
+            token = rounds.choose_again(node) if only is None else only
+        written.append((node, token))
+        place.advance(token)
+        child = tree.find_child(node, token)
+        if child is None:
+            break
+        if is_end or place.is_complete:
+            ends[child] = 1
+            break
+        node = child
+    for node, token in written:
+        chosen[node] = token
+
+
+def _find_only(bits: "np.ndarray") -> int | None:
+    """The token that is set, if there is just one."""
+    (words,) = bits.nonzero()
+    value = int(bits[words[0]]) if len(words) == 1 else 0
+    is_one = value.bit_count() == 1
+    return 32 * int(words[0]) + value.bit_length() - 1 if is_one else None

@@ -70,14 +70,34 @@ class DeviceRounds(Protocol):
         """Wait for that draft. It is overwritten by the next one."""
         ...
 
-    def verify(self, tree: DraftTree, committed: int) -> "np.ndarray":
-        """Queue the target's pass. Returns rows to fill, one for each node: a bit for each token
-        that may follow, and a last word that is 1 if the reply is complete with the node.
+    def verify(self, tree: DraftTree, committed: int) -> None:
+        """Queue the target's pass over it."""
+        ...
+
+    @property
+    def needs_masks(self) -> bool:
+        """Whether the host must say what may follow every node; else it checks the choices."""
+        ...
+
+    @property
+    def masks(self) -> "np.ndarray":
+        """Rows to fill, one for each node: a bit for each token that may follow it, and a last word
+        that is 1 if the reply is complete with the node. uint32 [nodes, words + 1].
         """
         ...
 
+    def read_choices(self) -> "tuple[np.ndarray, np.ndarray]":
+        """Wait for the pass: the token after each node, as if there were no grammar, and for each
+        node whether the path must not go on to it. The host changes both.
+        """
+        ...
+
+    def choose_again(self, node: int) -> int:
+        """What the node's row of the masks allows; the choices of the other nodes are lost."""
+        ...
+
     def accept(self) -> None:
-        """Queue the rest of the round, by the rows as they are now."""
+        """Queue the rest of the round, by the masks or choices as they are now."""
         ...
 
     def read(self) -> DeviceRecord | None:

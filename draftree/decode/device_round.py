@@ -2,28 +2,27 @@
 
 In: the recorded programs of a target and its draft. Nothing in a round waits for the host; it
 learns from a ring of records what each round brought. Where a grammar has to be asked, the round
-comes in three graphs, between which the host builds the tree and says what may follow its nodes.
+comes in three graphs, between which the host builds the tree and masks or checks the choices.
 Graphs are made at first use, by number of nodes and way of choosing.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Hashable
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from draftree.core import DraftTree, Request, TokenScores, TokenSource
+from draftree.core import DraftTree, Request, TokenScores
 from draftree.decode.decoder import Round
 from draftree.decode.device_decoder import DeviceRecord
+from draftree.decode.device_parts import DraftParts, draft_parts, read_tree, target_parts
 from draftree.drafts.drafter import Drafter, Proposal
 from draftree.kernels.cpu.sampling import SamplingArgs
-from draftree.kernels.cuda.accept import RoundRecord, RoundRing, accept
+from draftree.kernels.cuda.accept import RoundRing, accept
 from draftree.kernels.cuda.graph import LaunchGraph, Timestamp
-from draftree.kernels.cuda.ops import CudaOps
 from draftree.kernels.cuda.pass_args import PATH_LEN
 from draftree.kernels.cuda.process import TreeMasks, process
-from draftree.kernels.cuda.program import Program, bucket
+from draftree.kernels.cuda.program import bucket
 from draftree.kernels.cuda.request import MAX_TOP_K, End, RequestParams, needs_threshold
 from draftree.kernels.cuda.rows import gather_rows
 from draftree.kernels.cuda.sampling import (
@@ -41,7 +40,7 @@ from draftree.kernels.cuda.tree import (
     plan_context,
     plan_plain,
 )
-from draftree.kernels.ops import Ops, narrow
+from draftree.kernels.ops import Ops
 from draftree.models.target import Target
 
 if TYPE_CHECKING:
@@ -50,28 +49,6 @@ if TYPE_CHECKING:
 
 _NUM_RECORDS, _NUM_SCORED = 64, 4  # more than are ever under way
 _MAX_CANDIDATES = 16  # of a position
-
-
-@dataclass(frozen=True)
-class _TargetParts:
-    ops: CudaOps
-    body: Program
-    head: Program
-    commit: Program
-    logits: "torch.Tensor"  # float32 [max_nodes, vocab_size]
-    features: "torch.Tensor | None"  # float32 [max_tokens, width]
-
-
-@dataclass(frozen=True)
-class _DraftParts:
-    ops: CudaOps
-    context: Program
-    block: Program
-    head: Program
-    features: "torch.Tensor"  # what the context program reads, float32 [max_tokens, width]
-    logits: "torch.Tensor"
-    mask_token: int
-    block_len: int
 
 
 class _Way(NamedTuple):
@@ -93,8 +70,8 @@ class GpuRounds:
         draft_ops: Ops | None,
         budget: int,
     ) -> None:
-        self._target, self._budget = _target_parts(target, ops), budget
-        self._draft = _draft_parts(drafter, draft_ops) if drafter is not None else None
+        self._target, self._budget = target_parts(target, ops), budget
+        self._draft = draft_parts(drafter, draft_ops) if drafter is not None else None
         self._gpu, (max_rows, vocab_size) = self._target.ops.gpu, self._target.logits.shape
         self._params = RequestParams(self._gpu, vocab_size)
         self._ring, self._scores = (
@@ -110,13 +87,16 @@ class GpuRounds:
             self._read_candidates = new_candidates(block_len - 1, count, self._gpu, for_host=True)
             rows = max(max_rows, block_len)
             self._draft_workspace = new_sampling_workspace(rows, vocab_size, self._gpu)
+        self._checked = new_choices(max_rows, self._gpu, for_host=True)  # by the host
+        self._ends = new_choices(max_rows, self._gpu, for_host=True)
         self._masks: TreeMasks | None = None
         self._tree_sizes = sorted({bucket(1), bucket(budget + 1)})  # of passes the host sets up
         self._graphs: dict[Hashable, LaunchGraph] = {}
         self._under_way: deque[Timestamp] = deque()
         self._request, self._way, self._tree = Request((), 0), _Way(), DraftTree((), (), ())
         self._number, self._has_ended, self._is_constrained = 0, True, False
-        self._last = self._proposed = Timestamp(self._gpu)
+        self._has_filters = False
+        self._last = self._proposed = self._verified = Timestamp(self._gpu)
 
     @property
     def can_draft(self) -> bool:
@@ -139,6 +119,7 @@ class GpuRounds:
             self._draft.ops.step.set_idle(drafted)
         self._ring.clear()
         self._request, self._number = request, 0
+        self._has_filters = filters.temperature > 0 and filters[1:4] != (0, 1.0, 0.0)
         self._way = _Way(
             needs_threshold(filters, vocab_size),
             bool(request.logit_bias) or filters.has_penalties,
@@ -178,8 +159,8 @@ class GpuRounds:
             if self._draft is not None:
                 self._prepare(("propose", way.is_processed), self._propose_to_host)
             for size in sizes:
-                self._prepare(("verify", size), partial(self._verify, size))
-                self._prepare(("accept", size, way), partial(self._accept, size))
+                for name, launch in self._constrained_parts(size).items():
+                    self._prepare((name, size, way, self.needs_masks), launch)
         else:
             for use_draft in ways:
                 self._prepare((use_draft, way), partial(self._round, use_draft))
@@ -199,18 +180,38 @@ class GpuRounds:
         ids, log_probs = self._read_candidates
         return Proposal(ids.numpy(), log_probs.numpy())
 
-    def verify(self, tree: DraftTree, committed: int) -> "np.ndarray":
+    def verify(self, tree: DraftTree, committed: int) -> None:
         step, self._tree = self._target.ops.step, tree
         step.set_tree(tree.tokens, tree.parents, tree.depths, committed)
         step.set_rows(range(tree.num_nodes))
-        self._graphs["verify", self._tree_size].run()
+        self._run_part("verify")
+        self._verified = Timestamp(self._gpu)
+
+    @property
+    def needs_masks(self) -> bool:
+        return self._way.has_scores or self._has_filters
+
+    @property
+    def masks(self) -> "np.ndarray":
         assert self._masks is not None, "the stretch is constrained"
         return self._masks.rows
 
-    def accept(self) -> None:
+    def read_choices(self) -> "tuple[np.ndarray, np.ndarray]":
+        self._verified.wait_since(self._last)
+        self._ends.zero_()
+        return self._checked.numpy(), self._ends.numpy()
+
+    def choose_again(self, node: int) -> int:
         assert self._masks is not None, "the stretch is constrained"
         self._masks.upload(self._tree.num_nodes)
-        self._graphs["accept", self._tree_size, self._way].run()
+        self._run_part("choose")
+        Timestamp(self._gpu).wait_since(self._last)
+        return int(self._checked[node])
+
+    def accept(self) -> None:
+        if self.needs_masks and self._masks is not None:
+            self._masks.upload(self._tree.num_nodes)
+        self._run_part("accept")
         self._under_way.append(Timestamp(self._gpu))
 
     def read(self) -> DeviceRecord | None:
@@ -224,7 +225,7 @@ class GpuRounds:
         record = self._ring.read(self._number)
         assert record is not None, "a round left no record"
         self._has_ended = record.end is not End.RUNNING
-        tree = self._tree if self._is_constrained else _read_tree(record)
+        tree = self._tree if self._is_constrained else read_tree(record)
         finished = Round(tree, record.path, record.bonus)
         scores = self._read_scores(len(record.path)) if self._way.has_scores else ()
         return DeviceRecord(finished, self._has_ended, ms, scores)
@@ -233,10 +234,9 @@ class GpuRounds:
     def _num_scores(self) -> int:
         return min(max(self._request.logprobs or 0, 1), self._target.logits.shape[1])
 
-    @property
-    def _tree_size(self) -> int:
-        """Rows of the passes over the host's tree."""
-        return next(size for size in self._tree_sizes if size >= self._tree.num_nodes)
+    def _run_part(self, name: str) -> None:
+        size = next(size for size in self._tree_sizes if size >= self._tree.num_nodes)
+        self._graphs[name, size, self._way, self.needs_masks].run()
 
     def _read_scores(self, path_len: int) -> tuple[TokenScores, ...]:
         found = self._scores.read(self._number, path_len, self._num_scores)
@@ -260,13 +260,35 @@ class GpuRounds:
             plan_plain(params, step, gpu)
         size = bucket(self._budget + 1 if use_draft else 1)
         self._verify(size)
-        self._finish(size, None, is_tree=use_draft)
+        self._choose(size, self._chosen, use_bias=self._way.is_processed)
+        self._keep(size, self._chosen, is_tree=use_draft)
 
     def _propose_to_host(self) -> None:
         self._propose(self._read_candidates)
 
-    def _accept(self, size: int) -> None:
-        self._finish(size, self._masks, is_tree=True)
+    def _constrained_parts(self, size: int) -> dict[str, Callable[[], None]]:
+        """The parts of a round over the host's tree. With masks, the choice waits for them; else it
+        follows the pass, and is made again if the host asks for it.
+        """
+        masks, use_bias = self._masks, self._way.is_processed
+        assert masks is not None, "the stretch is constrained"
+        chosen, checked, ends = self._chosen, self._checked, self._ends[:, None]
+
+        def verify_and_choose() -> None:
+            self._verify(size)
+            self._choose(size, checked, use_bias=use_bias)
+
+        def choose_and_keep() -> None:
+            self._choose(size, chosen, use_bias=use_bias, masks=masks)
+            self._keep(size, chosen, is_tree=True, ends=masks.device)
+
+        if self.needs_masks:
+            return {"verify": partial(self._verify, size), "accept": choose_and_keep}
+        return {
+            "verify": verify_and_choose,
+            "choose": partial(self._choose, size, checked, use_bias=False, masks=masks),
+            "accept": partial(self._keep, size, checked, is_tree=True, ends=ends),
+        }
 
     def _propose(self, candidates: "tuple[torch.Tensor, torch.Tensor]") -> None:
         """The draft's block, and its candidates."""
@@ -285,29 +307,45 @@ class GpuRounds:
         self._target.body.launch(size)
         self._target.head.launch(size)
 
-    def _finish(self, size: int, masks: TreeMasks | None, *, is_tree: bool) -> None:
-        """What was verified becomes text: choose, accept, commit."""
-        target, gpu, params, way = self._target, self._gpu, self._params, self._way
-        step, workspace, logits = target.ops.step, self._workspace, target.logits[:size]
-        is_processed, use_threshold = way.is_processed, way.use_threshold
-        if is_processed or masks is not None:
-            use = {"use_bias": is_processed, "use_counts": is_processed}
-            process(logits, step, params, gpu, **use, masks=masks)
+    def _choose(
+        self,
+        size: int,
+        chosen: "torch.Tensor",
+        *,
+        use_bias: bool,
+        masks: TreeMasks | None = None,
+    ) -> None:
+        """The token after each node. use_bias: with penalties, too."""
+        gpu, params, step = self._gpu, self._params, self._target.ops.step
+        logits, way = self._target.logits[:size], self._way
+        if use_bias or masks is not None:
+            process(logits, step, params, gpu, use_bias=use_bias, use_counts=use_bias, masks=masks)
         choose(
-            *(logits, step, params, self._chosen[:size], workspace, gpu),
-            use_threshold=use_threshold,
+            *(logits, step, params, chosen[:size], self._workspace, gpu),
+            use_threshold=way.use_threshold,
         )
-        bits = None if masks is None else masks.device
-        accept(*(self._chosen, params, step, self._ring, gpu), use_counts=is_processed, masks=bits)
+
+    def _keep(
+        self,
+        size: int,
+        chosen: "torch.Tensor",
+        *,
+        is_tree: bool,
+        ends: "torch.Tensor | None" = None,
+    ) -> None:
+        """What was chosen becomes text: accept, commit."""
+        target, gpu, params, way = self._target, self._gpu, self._params, self._way
+        step = target.ops.step
+        accept(chosen, params, step, self._ring, gpu, use_counts=way.is_processed, ends=ends)
         if way.has_scores:
-            score(logits, step, params, self._scores, workspace, gpu)
+            score(target.logits[:size], step, params, self._scores, self._workspace, gpu)
         if is_tree:
             target.commit.launch(size)
         if self._draft is not None:
             self._extend_context(self._draft)
         advance(step, gpu)
 
-    def _extend_context(self, draft: _DraftParts) -> None:
+    def _extend_context(self, draft: DraftParts) -> None:
         """The draft reads the features of the accepted path."""
         gpu, step, draft_step = self._gpu, self._target.ops.step, draft.ops.step
         features = self._target.features
@@ -319,41 +357,3 @@ class GpuRounds:
         gather_rows(features, rows, draft.features[:size], gpu, live=live)
         draft.context.launch(size)
         advance(draft_step, gpu)
-
-
-def _target_parts(target: Target, ops: Ops) -> _TargetParts:
-    made = target.programs()
-    return _TargetParts(
-        ops=narrow(ops, CudaOps),
-        body=narrow(made.body, Program),
-        head=narrow(made.head, Program),
-        commit=narrow(made.commit, Program),
-        logits=made.logits,
-        features=made.features,
-    )
-
-
-def _draft_parts(drafter: Drafter, ops: Ops | None) -> _DraftParts:
-    made = drafter.programs()
-    return _DraftParts(
-        ops=narrow(ops, CudaOps),
-        context=narrow(made.context, Program),
-        block=narrow(made.block, Program),
-        head=narrow(made.head, Program),
-        features=made.features,
-        logits=made.logits,
-        mask_token=made.mask_token,
-        block_len=made.block_len,
-    )
-
-
-def _read_tree(record: RoundRecord) -> DraftTree:
-    """A tree starts with the chain of first choices, so a node on it is numbered by its depth."""
-    depths: list[int] = []
-    sources: list[TokenSource] = []
-    for node, parent in enumerate(record.parents):
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        is_chain = depths[node] == node
-        sources.append(TokenSource.CHAIN if is_chain else TokenSource.SIBLING)
-    sources[0] = TokenSource.BONUS
-    return DraftTree(record.tokens, record.parents, tuple(depths), tuple(sources))

@@ -9,7 +9,11 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.core import DraftTree, FinishReason, Request, SamplingParams, TokenSource
 from draftree.decode.decoder import Round
-from draftree.decode.device_constrained import ConstrainedDeviceDecoder, fill_masks
+from draftree.decode.device_constrained import (
+    ConstrainedDeviceDecoder,
+    check_choices,
+    fill_masks,
+)
 from draftree.kernels.cuda.compile import Gpu
 from tests.decode.device_oracle import HOT, PROMPT, check_kind, decode_on_host
 from tests.decode.rule import RuleGrammar, TriggerGrammar
@@ -19,6 +23,7 @@ REPEATING = SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=-2.0, se
 KINDS = {
     "greedy": {"sampling": SamplingParams()},
     "hot": {"sampling": HOT},
+    "filtered": {"sampling": SamplingParams(temperature=1.0, top_k=40, seed=2)},
     "all": {"sampling": REPEATING, "logit_bias": ((7, 3.0), (9, 2.0)), "logprobs": 4},
 }
 
@@ -31,6 +36,18 @@ def test_the_text_of_the_host(open_engine, any_gpu: Gpu, kind: str) -> None:
     assert check_kind(engine, asked, (8, 22) if any_gpu.is_real else (22,)) > 1.5
     free = [one.token for one in decode_on_host(engine, replace(asked, grammar=None))]
     assert not asked.grammar.follows(free)
+
+
+def test_kinds_take_turns_on_one_engine(open_engine) -> None:
+    """What one request leaves on the device is nothing to the next."""
+    engine, texts = open_engine(8), {}
+    grammar = RuleGrammar(engine.model_config.vocab_size, seed=1)
+    for name in (*KINDS, *KINDS):
+        asked = Request(PROMPT, 4, grammar=grammar, **KINDS[name])
+        found = [(event.token, event.scores) for event in engine.generate(asked)]
+        assert texts.setdefault(name, found) == found
+        wanted = [event.token for event in decode_on_host(engine, asked)]
+        assert [token for token, _ in found] == wanted, name
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 9])
@@ -91,6 +108,49 @@ def test_what_a_grammar_forces_needs_no_draft(open_engine) -> None:
     assert grammar.follows(tokens)
     accepted = [one.tree.sources[node] for one in rounds for node in one.path[1:]]
     assert accepted.count(TokenSource.GRAMMAR) > 2 and len(rounds) < len(tokens)
+
+
+class CheckedRounds:
+    """Choices that the host checks."""
+
+    def __init__(self, chosen: list[int]) -> None:
+        self.chosen, self.ends = np.array(chosen), np.zeros(len(chosen), dtype=np.int32)
+        self.masks = np.zeros((len(chosen), 3), dtype=np.uint32)
+        self.asked: list[int] = []
+
+    def read_choices(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.chosen, self.ends
+
+    def choose_again(self, node: int) -> int:
+        self.asked.append(node)
+        self.chosen[:] = -1
+        bits = np.unpackbits(self.masks[node, :-1].view(np.uint8), bitorder="little")
+        return int(bits.argmax())
+
+
+def test_choices_are_checked_along_the_path() -> None:
+    """A valid one stays, a single alternative needs no device, of several it chooses."""
+    grammar = RuleGrammar(64, seed=7, share=0.5)
+    path, state, tokens = [], 0, []
+    while not any(grammar.allowed[s].sum() > 1 for s in path[1:]) or len(path) < 4:
+        path.append(state)
+        tokens.append(int(np.flatnonzero(grammar.allowed[state])[-1]))
+        state = (5 * state + tokens[-1] + 1) % 16
+    tree = DraftTree.chain([1, *tokens])
+    chosen = [*tokens, 0]
+    forced = path.index(0)  # its state allows one token only
+    chosen[forced] = (tokens[forced] + 1) % 64
+    rounds = CheckedRounds(chosen)
+    check_choices(tree, grammar.new_matcher(), rounds)
+    assert rounds.asked in ([], [len(tokens)]) and rounds.chosen[:-1].tolist() == tokens
+    several = next(i for i, s in enumerate(path) if grammar.allowed[s].sum() > 1)
+    chosen[several] = int(np.flatnonzero(~grammar.allowed[path[several]])[0])
+    rounds = CheckedRounds(chosen)
+    check_choices(tree, grammar.new_matcher(), rounds)
+    first = int(np.flatnonzero(grammar.allowed[path[several]])[0])
+    assert rounds.asked == [several]
+    assert rounds.chosen[: several + 1].tolist() == [*tokens[:several], first]
+    assert rounds.ends.sum() == (first == tokens[several])
 
 
 def test_masks_of_a_tree() -> None:

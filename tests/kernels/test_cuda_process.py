@@ -144,7 +144,7 @@ def test_what_completes_a_grammar_ends_the_path(any_gpu: Gpu) -> None:
         params, step = start(any_gpu, (1.0, 0.0, 0.0)), step_of(any_gpu, tree)
         ring.clear()
         chosen = device_ints(any_gpu, [2, 3, 4, 5])
-        accept(chosen, params, step, ring, any_gpu, masks=masks.device)
+        accept(chosen, params, step, ring, any_gpu, ends=masks.device)
         if any_gpu.is_real:
             torch.cuda.synchronize()
         record = ring.read(1)

@@ -78,18 +78,18 @@ def accept(
     gpu: Gpu,
     *,
     use_counts: bool = False,
-    masks: torch.Tensor | None = None,  # int32 [nodes, words]; see kernels/cuda/process.py
+    ends: torch.Tensor | None = None,  # int32 [nodes, words]
 ) -> None:
     """The path into step.path; anchor, tokens left and end into the params; a record into the ring.
 
     A pass over nothing has an empty path and leaves no record. use_counts: what was written is
-    counted for the penalties.
+    counted for the penalties. ends: the path does not go on to a node whose last word is not 0.
     """
     load_kernel(accept_source(), gpu).launch(
         (1,),
         MAX_NODES,
         *(chosen, params.device, step.control, step.tokens, step.parents, step.depths),
         *(step.path, params.stops, params.counts if use_counts else None),
-        *(masks, 0 if masks is None else masks.stride(0), ring.records, len(ring.records)),
+        *(ends, 0 if ends is None else ends.stride(0), ring.records, len(ring.records)),
         is_chained=True,
     )

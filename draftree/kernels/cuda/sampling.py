@@ -54,9 +54,11 @@ def new_sampling_workspace(max_rows: int, vocab_size: int, gpu: Gpu) -> Sampling
     )
 
 
-def new_choices(max_rows: int, gpu: Gpu) -> torch.Tensor:
-    """int32 [max_rows]: what `choose` chose."""
-    return torch.zeros(max_rows, dtype=torch.int32, device=gpu.place)
+def new_choices(max_rows: int, gpu: Gpu, *, for_host: bool = False) -> torch.Tensor:
+    """int32 [max_rows]: what `choose` chose. for_host: in pinned memory."""
+    place = torch.device("cpu") if for_host else gpu.place
+    pinned = for_host and gpu.is_real
+    return torch.zeros(max_rows, dtype=torch.int32, device=place, pin_memory=pinned)
 
 
 def new_candidates(

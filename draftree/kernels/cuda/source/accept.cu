@@ -5,12 +5,12 @@ static_assert(MAX_NODES <= THREADS, "a thread has one node");
 
 DEV bool has_bit(const int* bits, int token) { return bits[token >> 5] >> (token & 31) & 1; }
 
-// One block. stops: a bit a token. counts, if there are: of tokens in the text, by token. masks, if there are: [MAX_NODES]
-// [mask_stride], whose last word says that nothing may follow the node. records: [num_records][RECORD_LEN], see
-// kernels/cuda/accept.py; they may lie in the host's memory.
+// One block. stops: a bit a token. counts, if there are: of tokens in the text, by token. ends, if there are: [nodes]
+// [end_stride], whose last word says that the path does not go on to the node. records: [num_records][RECORD_LEN], see
+// kernels/cuda/accept.py; they may lie in the host's memory, as chosen and ends.
 extern "C" __global__ void __launch_bounds__(THREADS)
     accept_kernel(const int* chosen, int* words, int* control, const int* tokens, const int* parents, const int* depths,
-                  int* path, const int* stops, int* counts, const int* masks, int mask_stride, int* records, int num_records) {
+                  int* path, const int* stops, int* counts, const int* ends, int end_stride, int* records, int num_records) {
   __shared__ int from[MAX_NODES], follows[MAX_NODES], on_path[MAX_NODES], path_len;
   let_later_grids_start();
   wait_for_earlier_grids();
@@ -25,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int depth = parent >= 0 ? depths[node] : 0;
   if (is_node) {
     from[node] = parent;
-    const bool is_end = has_bit(stops, token) || (masks && masks[(node + 1) * mask_stride - 1]);
+    const bool is_end = has_bit(stops, token) || (ends && ends[(node + 1) * end_stride - 1]);
     follows[node] = parent < 0 || (chosen[parent] == token && !is_end && depth < words[TOKENS_LEFT]);
   }
   __syncthreads();
