@@ -15,10 +15,13 @@ from draftree.decode.device_constrained import (
     fill_masks,
 )
 from draftree.kernels.cuda.compile import Gpu
+from draftree.text.constraint import CallTrigger, ReplyGrammar
+from draftree.text.grammar import FormatKind, ResponseFormat
 from tests.decode.device_oracle import HOT, PROMPT, check_kind, decode_on_host
 from tests.decode.rule import RuleGrammar, TriggerGrammar
+from tests.text.test_constraint import CALL, COMPILER, STOP, TOKENIZER, reasoning
 
-VOCAB = 256
+VOCAB = 512  # of the model; its text knows fewer tokens
 REPEATING = SamplingParams(temperature=1.0, top_p=0.9, presence_penalty=-2.0, seed=5)
 KINDS = {
     "greedy": {"sampling": SamplingParams()},
@@ -63,8 +66,7 @@ def test_a_complete_grammar_ends_the_reply(open_engine, length: int) -> None:
     assert engine.target.state.tokens == [*PROMPT, *tokens[:-1]]
 
 
-@pytest.mark.parametrize("span", [None, 3])
-@pytest.mark.parametrize("length", [1, 4])
+@pytest.mark.parametrize(("length", "span"), [(1, None), (4, 3)])
 def test_triggers_begin_constrained_stretches(
     open_engine, any_gpu: Gpu, length: int, span: int | None
 ) -> None:
@@ -108,6 +110,40 @@ def test_what_a_grammar_forces_needs_no_draft(open_engine) -> None:
     assert grammar.follows(tokens)
     accepted = [one.tree.sources[node] for one in rounds for node in one.path[1:]]
     assert accepted.count(TokenSource.GRAMMAR) > 2 and len(rounds) < len(tokens)
+
+
+WRITABLE = tuple((token, -100.0) for token in range(TOKENIZER.vocab_size, VOCAB))
+JSON = ResponseFormat(FormatKind.JSON_SCHEMA, {"type": "array", "items": {"enum": ["red", 1]}})
+REPLIES = {
+    "json": {"content": COMPILER.compile(JSON.write_rules("start"))},
+    "thoughts, then json": {
+        "content": COMPILER.compile(JSON.write_rules("start")),
+        "reasoning": reasoning(is_open=True, budget=3),
+    },
+    "calls in text": {
+        "reasoning": reasoning(is_open=True, budget=4),
+        "trigger": CallTrigger(CALL, COMPILER.compile('start: "(" /[a-c]{1,3}/ ")"'), False),
+    },
+}
+
+
+@pytest.mark.parametrize("sampling", ["hot", "filtered"])
+@pytest.mark.parametrize("reply", REPLIES)
+def test_grammars_of_text(open_engine, any_gpu: Gpu, reply: str, sampling: str) -> None:
+    engine, count = open_engine(22), 60 if any_gpu.is_real else 20
+    grammar = ReplyGrammar(TOKENIZER, **REPLIES[reply])
+    bias = (*WRITABLE, (CALL, 16.0 if sampling == "hot" else 6.0), (STOP, -9.0))
+    asked = Request(
+        PROMPT,
+        count,
+        logit_bias=bias,
+        stop_ids=TOKENIZER.stop_ids,
+        grammar=grammar,
+        **KINDS[sampling],
+    )
+    tokens = [one.token for one in decode_on_host(engine, asked)]
+    assert "trigger" not in REPLIES[reply] or CALL in tokens[5:-3]
+    check_kind(engine, asked, (22,))
 
 
 class CheckedRounds:
