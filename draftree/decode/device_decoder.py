@@ -32,8 +32,8 @@ class DeviceRecord:
 
 class DeviceRounds(Protocol):
     """Rounds of one sequence on a device. A request is decoded in stretches, mostly a single one:
-    free, with whole rounds in a row, or constrained, where the host builds the trees and masks
-    what its grammar forbids.
+    free, with whole rounds in a row, or one in which the host builds the trees, and checks or masks
+    the choices.
     """
 
     @staticmethod
@@ -51,7 +51,7 @@ class DeviceRounds(Protocol):
         committed: int,
         *,
         end_ids: Collection[int] = (),
-        is_constrained: bool = False,
+        has_trees: bool = False,
     ) -> None:
         """Go on for at most so many tokens, to a stop token or one of end_ids. Nothing is under
         way. committed: how many positions the target has read.
@@ -63,7 +63,7 @@ class DeviceRounds(Protocol):
         ...
 
     def propose(self) -> None:
-        """Queue the draft of a round of a constrained stretch."""
+        """Queue the draft of a round whose tree the host builds."""
         ...
 
     def read_proposal(self) -> Proposal:
@@ -76,7 +76,7 @@ class DeviceRounds(Protocol):
 
     @property
     def needs_masks(self) -> bool:
-        """Whether the host must say what may follow every node; else it checks the choices."""
+        """Whether the host must say what may follow each node; else it checks the choices."""
         ...
 
     @property

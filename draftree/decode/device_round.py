@@ -1,8 +1,8 @@
 """A whole round on a GPU as one CUDA graph: draft, tree, verify, accept, commit, in this order.
 
 In: the recorded programs of a target and its draft. Nothing in a round waits for the host; it
-learns from a ring of records what each round brought. Where a grammar has to be asked, the round
-comes in three graphs, between which the host builds the tree and masks or checks the choices.
+learns from a ring of records what each round brought. Where the host builds the tree, the round
+comes in three graphs, between which it does so, and masks or checks the choices for a grammar.
 Graphs are made at first use, by number of nodes and way of choosing.
 """
 
@@ -94,7 +94,7 @@ class GpuRounds:
         self._graphs: dict[Hashable, LaunchGraph] = {}
         self._under_way: deque[Timestamp] = deque()
         self._request, self._way, self._tree = Request((), 0), _Way(), DraftTree((), (), ())
-        self._number, self._has_ended, self._is_constrained = 0, True, False
+        self._number, self._has_ended, self._has_trees = 0, True, False
         self._has_filters = False
         self._last = self._proposed = self._verified = Timestamp(self._gpu)
 
@@ -143,23 +143,23 @@ class GpuRounds:
         committed: int,
         *,
         end_ids: Collection[int] = (),
-        is_constrained: bool = False,
+        has_trees: bool = False,
     ) -> None:
         """Go on, no further than to a stop token or one of end_ids. Nothing is under way."""
         assert not self._under_way, "rounds of the last stretch are still under way"
-        self._is_constrained = is_constrained
+        self._has_trees = has_trees
         self._params.stop()
         self._target.ops.step.set_idle(committed)
         ways = (False, True) if self.can_draft else (False,)
         way, sizes = self._way, self._tree_sizes
-        if is_constrained:
+        if has_trees:
             if self._masks is None:
                 rows, vocab_size = self._target.logits.shape
                 self._masks = TreeMasks(rows, vocab_size, self._gpu)
             if self._draft is not None:
                 self._prepare(("propose", way.is_processed), self._propose_to_host)
             for size in sizes:
-                for name, launch in self._constrained_parts(size).items():
+                for name, launch in self._tree_parts(size).items():
                     self._prepare((name, size, way, self.needs_masks), launch)
         else:
             for use_draft in ways:
@@ -184,25 +184,26 @@ class GpuRounds:
         step, self._tree = self._target.ops.step, tree
         step.set_tree(tree.tokens, tree.parents, tree.depths, committed)
         step.set_rows(range(tree.num_nodes))
+        self._ends.zero_()
         self._run_part("verify")
         self._verified = Timestamp(self._gpu)
 
     @property
     def needs_masks(self) -> bool:
-        return self._way.has_scores or self._has_filters
+        has_grammar = self._request.grammar is not None
+        return has_grammar and (self._way.has_scores or self._has_filters)
 
     @property
     def masks(self) -> "np.ndarray":
-        assert self._masks is not None, "the stretch is constrained"
+        assert self._masks is not None, "the host builds the trees"
         return self._masks.rows
 
     def read_choices(self) -> "tuple[np.ndarray, np.ndarray]":
         self._verified.wait_since(self._last)
-        self._ends.zero_()
         return self._checked.numpy(), self._ends.numpy()
 
     def choose_again(self, node: int) -> int:
-        assert self._masks is not None, "the stretch is constrained"
+        assert self._masks is not None, "the host builds the trees"
         self._masks.upload(self._tree.num_nodes)
         self._run_part("choose")
         Timestamp(self._gpu).wait_since(self._last)
@@ -225,7 +226,7 @@ class GpuRounds:
         record = self._ring.read(self._number)
         assert record is not None, "a round left no record"
         self._has_ended = record.end is not End.RUNNING
-        tree = self._tree if self._is_constrained else read_tree(record)
+        tree = self._tree if self._has_trees else read_tree(record)
         finished = Round(tree, record.path, record.bonus)
         scores = self._read_scores(len(record.path)) if self._way.has_scores else ()
         return DeviceRecord(finished, self._has_ended, ms, scores)
@@ -266,12 +267,12 @@ class GpuRounds:
     def _propose_to_host(self) -> None:
         self._propose(self._read_candidates)
 
-    def _constrained_parts(self, size: int) -> dict[str, Callable[[], None]]:
+    def _tree_parts(self, size: int) -> dict[str, Callable[[], None]]:
         """The parts of a round over the host's tree. With masks, the choice waits for them; else it
         follows the pass, and is made again if the host asks for it.
         """
         masks, use_bias = self._masks, self._way.is_processed
-        assert masks is not None, "the stretch is constrained"
+        assert masks is not None, "the host builds the trees"
         chosen, checked, ends = self._chosen, self._checked, self._ends[:, None]
 
         def verify_and_choose() -> None:

@@ -6,8 +6,8 @@ from draftree.config import EngineConfig
 from draftree.core import Request
 from draftree.decode.controller import DEVICE_SCHEDULE, HOST_SCHEDULE, ControllerPair
 from draftree.decode.decoder import Decoder, Round
-from draftree.decode.device_constrained import ConstrainedDeviceDecoder
 from draftree.decode.device_decoder import DeviceDecoder, DeviceRounds
+from draftree.decode.device_tree import DeviceTreeDecoder
 from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
 from draftree.decode.plain import PlainDecoder
 from draftree.decode.sampler import Sampler
@@ -23,11 +23,11 @@ class Decoders:
         self._rounds = parts.new_rounds(self._budget)
         self._host = ControllerPair.new(HOST_SCHEDULE)
         self._device = ControllerPair.new(DEVICE_SCHEDULE)
-        self._constrained = ControllerPair.new(DEVICE_SCHEDULE)
+        self._device_trees = ControllerPair.new(DEVICE_SCHEDULE)  # with trees of the host
 
     def new(self, request: Request, watch: Callable[[Round], None] | None) -> Decoder:
         rounds = self._rounds
-        if rounds is not None and rounds.can_serve(request) and self._config.ngram != "on":
+        if rounds is not None and rounds.can_serve(request):
             return self._new_device_decoder(rounds, request, watch)
         parts, is_auto = self._parts, self._config.budget == "auto"
         sampler = Sampler.for_request(request, parts.model_config.vocab_size)
@@ -54,13 +54,15 @@ class Decoders:
         parts, is_sampled = self._parts, not request.sampling.is_greedy
         use_draft = parts.drafter is not None and self._budget > 0
         is_auto = self._config.budget == "auto"
-        controllers = self._device[is_sampled], self._constrained[is_sampled]
-        off_reason = None if use_draft else self._off_reason
-        if request.grammar is not None:
-            return ConstrainedDeviceDecoder(
+        controllers = self._device[is_sampled], self._device_trees[is_sampled]
+        use_lookup = self._config.ngram == "on" and self._budget > 0
+        off_reason = None if use_draft or use_lookup else self._off_reason
+        if request.grammar is not None or use_lookup:
+            return DeviceTreeDecoder(
                 *(parts.target, parts.drafter, rounds, request),
                 budget=self._budget,
                 use_draft=use_draft,
+                use_lookup=use_lookup,
                 controllers=controllers if is_auto else None,
                 off_reason=off_reason,
                 watch=watch,

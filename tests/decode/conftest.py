@@ -24,8 +24,8 @@ def open_engine(any_gpu: "Gpu", monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(parts_module, "find_gpu", lambda device: gpu)
     monkeypatch.setattr(compile_module, "gpu", lambda index: any_gpu)
 
-    def open_one(budget: int | str, qtype: str = "F16") -> "TokenEngine":
-        config = EngineConfig(budget=budget, max_ctx=256, chunk=64)
+    def open_one(budget: int | str, qtype: str = "F16", ngram: str = "auto") -> "TokenEngine":
+        config = EngineConfig(budget=budget, max_ctx=256, chunk=64, ngram=ngram)
         return TokenEngine.open(tiny_path("qwen35-mtp"), config, draft=make_draft(qtype))
 
     return open_one

@@ -4,8 +4,8 @@ import numpy as np
 
 from draftree.core import Request, SamplingParams
 from draftree.decode.decoder import Emitted
-from draftree.decode.device_constrained import ConstrainedDeviceDecoder
 from draftree.decode.device_decoder import DeviceDecoder
+from draftree.decode.device_tree import DeviceTreeDecoder
 from draftree.decode.plain import PlainDecoder
 from draftree.decode.sampler import Sampler
 from draftree.engine.engine import TokenEngine
@@ -28,13 +28,13 @@ def is_over(emitted: list[Emitted], asked: Request) -> bool:
 def decode(engine: TokenEngine, rounds, asked: Request, *, use_draft: bool, budget: int = 0):
     """What follows the prompt, and tokens a round."""
     engine.reset()
-    prefill(engine.target, PROMPT[:-1], engine.plan.chunk)
+    prefill(engine.target, asked.prompt_ids[:-1], engine.plan.chunk)
     args = engine.target, None, rounds, asked
     if asked.grammar is None:
         decoder = DeviceDecoder(*args, use_draft=use_draft)
     else:
-        decoder = ConstrainedDeviceDecoder(*args, use_draft=use_draft, budget=budget)
-    decoder.start(PROMPT[-1])
+        decoder = DeviceTreeDecoder(*args, use_draft=use_draft, budget=budget)
+    decoder.start(asked.prompt_ids[-1])
     emitted: list[Emitted] = []
     while len(emitted) < asked.max_tokens and not is_over(emitted, asked):
         emitted += decoder.step(asked.max_tokens - len(emitted))
@@ -45,10 +45,10 @@ def decode(engine: TokenEngine, rounds, asked: Request, *, use_draft: bool, budg
 def decode_on_host(engine: TokenEngine, asked: Request) -> list[Emitted]:
     """Plain decoding, whose choices the host makes."""
     engine.reset()
-    prefill(engine.target, PROMPT[:-1], engine.plan.chunk)
+    prefill(engine.target, asked.prompt_ids[:-1], engine.plan.chunk)
     sampler = Sampler.for_request(asked, engine.model_config.vocab_size)
     decoder = PlainDecoder(engine.target, sampler)
-    decoder.start(PROMPT[-1])
+    decoder.start(asked.prompt_ids[-1])
     emitted: list[Emitted] = []
     while len(emitted) < asked.max_tokens and not is_over(emitted, asked):
         emitted += decoder.step(1)
@@ -78,7 +78,7 @@ def check_kind(engine: TokenEngine, asked: Request, budgets: tuple[int, ...]) ->
     plain, _ = decode(engine, engine.rounds_of(0), asked, use_draft=False)
     states.append(engine.target.state.snapshot())
     check_alike(plain, wanted, is_exact=False)
-    text = (*PROMPT, *(one.token for one in plain))
+    text = (*asked.prompt_ids, *(one.token for one in plain))
     for budget in budgets:
         rounds = ScriptedRounds(engine, budget, text, budget)
         found, length = decode(engine, rounds, asked, use_draft=True, budget=budget)

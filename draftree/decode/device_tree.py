@@ -1,9 +1,9 @@
-"""Decoding under a grammar where rounds run on the device.
+"""Decoding where rounds run on the device over trees that the host builds: under a grammar, with
+what it forces and without what it forbids, or with text that is looked up.
 
-Where the grammar asks nothing, rounds are the free ones of device_decoder.py, up to the token that
-may change that. Elsewhere the host builds the trees, with what the grammar forces and without what
-it forbids. Where only the largest score counts it then checks the device's free choices along the
-path; else it says what may follow each node while the target's pass runs.
+Where only the largest score counts, the host checks the device's free choices along the path; else
+it says what a grammar lets follow each node while the target's pass runs. Where a grammar asks
+nothing, rounds are the free ones of device_decoder.py, up to the token that may change that.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,14 @@ from draftree.decode.decoder import Emitted, Round
 from draftree.decode.device_decoder import DeviceDecoder, DeviceRounds
 from draftree.decode.tree import build_tree
 from draftree.drafts.drafter import Drafter, Proposal
+from draftree.drafts.lookup import LookupIndex
 from draftree.models.target import Target
 
 if TYPE_CHECKING:
     import numpy as np
 
 
-class ConstrainedDeviceDecoder(DeviceDecoder):
+class DeviceTreeDecoder(DeviceDecoder):
     def __init__(
         self,
         target: Target,
@@ -31,12 +32,12 @@ class ConstrainedDeviceDecoder(DeviceDecoder):
         *,
         budget: int,
         use_draft: bool,
+        use_lookup: bool = False,
         controllers: tuple[SpeculationController, SpeculationController] | None = None,
         off_reason: str | None = None,
         watch: Callable[[Round], None] | None = None,
     ) -> None:
         """controllers: say which rounds draft, of the free ones and of the others."""
-        assert request.grammar is not None, "there is a grammar to ask"
         controllers = controllers if use_draft else None
         super().__init__(
             *(target, drafter, rounds, request),
@@ -48,9 +49,16 @@ class ConstrainedDeviceDecoder(DeviceDecoder):
         self._controllers = controllers or (None, None)
         if controllers is not None:
             controllers[1].begin_request()
-        self._matcher, self._budget = request.grammar.new_matcher(), budget
-        self._is_free = self._is_constrained = False
+        grammar, self._budget = request.grammar, budget
+        self._matcher = grammar.new_matcher() if grammar is not None else None
+        self._lookup = LookupIndex() if use_lookup else None
+        self._is_free = self._has_trees = False
         self._has_proposal: bool | None = None  # of the next round; None: nobody has said yet
+
+    def start(self, anchor: int) -> None:
+        super().start(anchor)
+        if self._lookup is not None:
+            self._lookup.extend((*self._target.state.tokens, anchor))
 
     def step(self, max_tokens: int) -> list[Emitted]:
         if not self._is_begun:
@@ -64,11 +72,14 @@ class ConstrainedDeviceDecoder(DeviceDecoder):
                 self._drain()
                 self._is_free = False
         else:
-            emitted = self._step_constrained(max_tokens)
-        for one in emitted:
-            self._matcher.advance(one.token)
-        if self._matcher.is_complete:
-            emitted[-1] = emitted[-1]._replace(is_last=True)
+            emitted = self._step_with_tree(max_tokens)
+        if self._lookup is not None:
+            self._lookup.extend([one.token for one in emitted])
+        if self._matcher is not None:
+            for one in emitted:
+                self._matcher.advance(one.token)
+            if self._matcher.is_complete:
+                emitted[-1] = emitted[-1]._replace(is_last=True)
         return emitted
 
     def finish(self) -> None:
@@ -82,27 +93,31 @@ class ConstrainedDeviceDecoder(DeviceDecoder):
             self._read()
 
     def _choose_stretch(self, max_tokens: int) -> None:
-        """Free rounds as soon as the grammar lets them, or constrained ones."""
-        span = self._matcher.find_free()
+        """Free rounds as soon as the grammar lets them, unless text is to be looked up."""
+        span = None
+        if self._matcher is not None and self._lookup is None:
+            span = self._matcher.find_free()
         if span is not None:
-            self._is_free, self._is_constrained = True, False
+            self._is_free, self._has_trees = True, False
             self._controller = self._controllers[0]
             if span.max_tokens is not None:
                 max_tokens = min(max_tokens, span.max_tokens)
             self._begin_free(max_tokens, span.end_ids)
-        elif not self._is_constrained:
-            self._is_constrained, self._has_proposal = True, None
+        elif not self._has_trees:
+            self._has_trees, self._has_proposal = True, None
             self._controller = self._controllers[1]
             committed = self._target.state.committed
-            self._rounds.begin_stretch(max_tokens, committed, is_constrained=True)
+            self._rounds.begin_stretch(max_tokens, committed, has_trees=True)
 
-    def _step_constrained(self, max_tokens: int) -> list[Emitted]:
+    def _step_with_tree(self, max_tokens: int) -> list[Emitted]:
         if self._has_proposal is None:
             self._propose()
         was_drafted = bool(self._has_proposal)
         tree = self._build_tree(max_tokens)
         self._rounds.verify(tree, self._target.state.committed)
-        if self._rounds.needs_masks:
+        if self._matcher is None:
+            pass  # every choice stands
+        elif self._rounds.needs_masks:
             fill_masks(tree, self._matcher, self._rounds.masks)
         else:
             check_choices(tree, self._matcher, self._rounds)
@@ -120,13 +135,19 @@ class ConstrainedDeviceDecoder(DeviceDecoder):
     def _build_tree(self, max_tokens: int) -> DraftTree:
         state, matcher = self._target.state, self._matcher
         room = min(max_tokens - 1, state.max_ctx - state.committed - 1, self._budget)
-        forced = tuple(matcher.propose_forced())[: max(room, 0)]
+        forced = tuple(matcher.propose_forced())[: max(room, 0)] if matcher is not None else ()
+        lookup: tuple[int, ...] = ()
+        if self._lookup is not None and room > 0 and not forced:
+            lookup = self._lookup.propose_branch(room, has_draft=bool(self._has_proposal))
         block: Proposal | None = None
         if self._has_proposal and room > 0:
             block = self._rounds.read_proposal()
             block = Proposal(block.tokens[:room], block.log_probs[:room])
         return build_tree(
-            self._anchor, block, self._budget, forced=forced, count_valid=matcher.count_valid
+            *(self._anchor, block, self._budget),
+            lookup=lookup,
+            forced=forced,
+            count_valid=matcher.count_valid if matcher is not None else None,
         ).tree
 
 

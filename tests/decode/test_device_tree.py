@@ -1,4 +1,6 @@
-"""Grammars on a GPU, real or emulated: what the host alone would write, token by token."""
+"""Trees of the host, for grammars and lookup, in rounds of a GPU, real or emulated: what the host
+alone would write, token by token.
+"""
 
 from dataclasses import replace
 
@@ -9,8 +11,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.core import DraftTree, FinishReason, Request, SamplingParams, TokenSource
 from draftree.decode.decoder import Round
-from draftree.decode.device_constrained import (
-    ConstrainedDeviceDecoder,
+from draftree.decode.device_tree import (
+    DeviceTreeDecoder,
     check_choices,
     fill_masks,
 )
@@ -87,7 +89,7 @@ def test_free_text_asks_nothing(open_engine) -> None:
     grammar = TriggerGrammar(RuleGrammar(VOCAB, seed=2), frozenset({absent}), 4)
     asked = Request(PROMPT, 8, HOT, grammar=grammar)
     decoder = engine._decoders.new(asked, None)
-    assert isinstance(decoder, ConstrainedDeviceDecoder)
+    assert isinstance(decoder, DeviceTreeDecoder)
     engine.reset()
     stream = engine.generate(asked)
     rounds = []
@@ -110,6 +112,29 @@ def test_what_a_grammar_forces_needs_no_draft(open_engine) -> None:
     assert grammar.follows(tokens)
     accepted = [one.tree.sources[node] for one in rounds for node in one.path[1:]]
     assert accepted.count(TokenSource.GRAMMAR) > 2 and len(rounds) < len(tokens)
+
+
+LOOPING = SamplingParams(frequency_penalty=-10.0)  # soon one token is all that follows
+LOOKUPS = {
+    "plain": {"sampling": LOOPING},
+    "scores": {"sampling": replace(LOOPING, temperature=0.5, top_p=0.9), "logprobs": 2},
+    "grammar": {"sampling": LOOPING, "grammar": RuleGrammar(VOCAB, seed=4, share=0.97)},
+}
+
+
+@pytest.mark.parametrize("kind", LOOKUPS)
+def test_text_that_is_looked_up(open_engine, kind: str) -> None:
+    engine = open_engine(8, ngram="on")
+    asked = Request((5, 9, 7) * 4, 14, **LOOKUPS[kind])
+    rounds: list[Round] = []
+    engine.watch = rounds.append
+    events = list(engine.generate(asked))
+    wanted = decode_on_host(engine, asked)
+    assert [event.token for event in events] == [one.token for one in wanted]
+    assert all((event.scores is None) == ("logprobs" not in LOOKUPS[kind]) for event in events)
+    sources = [one.tree.sources[node] for one in rounds for node in one.path[1:]]
+    assert isinstance(engine._decoders.new(asked, None), DeviceTreeDecoder)
+    assert sources.count(TokenSource.NGRAM) >= 2
 
 
 WRITABLE = tuple((token, -100.0) for token in range(TOKENIZER.vocab_size, VOCAB))
