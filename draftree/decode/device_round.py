@@ -301,7 +301,7 @@ class GpuRounds:
         draft.head.launch(bucket(draft.block_len - 1))
         logits = draft.logits[: draft.block_len - 1]
         if self._way.is_processed:
-            process(logits, draft_step, params, gpu)
+            process(logits, draft_step, params, gpu, use_counts=True, has_nodes=False)
         rank(logits, step, draft_step, params, *candidates, self._draft_workspace, gpu)
 
     def _verify(self, size: int) -> None:

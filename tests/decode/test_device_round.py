@@ -147,6 +147,21 @@ def test_kinds_take_turns_on_one_engine(open_engine) -> None:
         assert all((scores is not None) == ("logprobs" in options) for _, scores in found)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logit_bias": ((7, 90.0),)},
+        {"sampling": SamplingParams(presence_penalty=-10.0, frequency_penalty=-10.0)},
+    ],
+    ids=["bias", "penalties"],
+)
+def test_a_draft_expects_what_the_request_wants(open_engine, options) -> None:
+    """Soon one token is all that follows, which the draft of random weights cannot know."""
+    stream = open_engine(8).generate(Request(PROMPT, 16, **options))
+    tokens = [event.token for event in stream]
+    assert len(set(tokens)) <= 4 and stream.usage.acceptance_length > 1.6
+
+
 def test_log_probabilities_without_alternatives(open_engine) -> None:
     events = list(open_engine(8).generate(replace(request(HOT, 3), logprobs=0)))
     assert all(e.scores is not None and e.scores.top == () for e in events)

@@ -109,12 +109,12 @@ def test_a_new_request_begins_without_counts_and_bias(any_gpu: Gpu) -> None:
     assert params.counts.nonzero().flatten().tolist() == [2]
 
 
-def test_a_draft_has_the_bias_alone(any_gpu: Gpu) -> None:
+def test_a_draft_sees_what_is_written_so_far(any_gpu: Gpu) -> None:
     params, logits = start(any_gpu, PENALTIES, logit_bias=BIAS), made_logits(4, VOCAB)
     rows, step = on(any_gpu, logits), step_of(any_gpu, DraftTree.chain([1, 2, 3]))
-    process(rows, step, params, any_gpu)
-    expected = np.stack([*map(biased, logits[:3]), logits[3]])  # the last row is not live
-    assert np.array_equal(rows.cpu().numpy(), expected)
+    process(rows, step, params, any_gpu, use_counts=True, has_nodes=False)
+    live = [penalized(biased(row), [], PENALTIES) for row in logits[:3]]
+    assert np.array_equal(rows.cpu().numpy(), np.stack([*live, logits[3]]))  # the last is not live
 
 
 def test_masks_forbid_tokens(any_gpu: Gpu) -> None:

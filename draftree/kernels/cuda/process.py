@@ -44,10 +44,11 @@ def process(
     *,
     use_bias: bool = True,
     use_counts: bool = False,
+    has_nodes: bool = True,
     masks: TreeMasks | None = None,
 ) -> None:
     """The live rows of step as the request wants them. use_counts: with penalties, which need
-    use_bias; a draft's rows belong to no nodes, and have bias alone.
+    use_bias. has_nodes: a draft's rows belong to no nodes, and see what is written so far.
     """
     num_rows, vocab_size = logits.shape
     bits = None if masks is None else masks.device
@@ -56,7 +57,8 @@ def process(
         _THREADS,
         *(logits, step.control, params.device, params.bias if use_bias else None),
         *(params.counts if use_counts else None, bits),
-        *(step.rows, step.tokens, step.depths, step.ancestors, step.max_nodes),
+        *(step.rows, step.tokens, step.depths if has_nodes else None),
+        *(step.ancestors, step.max_nodes),
         *(0 if bits is None else bits.stride(0), logits.stride(0), vocab_size),
         is_chained=True,
     )

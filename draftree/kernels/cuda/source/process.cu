@@ -11,8 +11,8 @@ DEV float penalized(float value, int seen, const int* words) {
   return __fsub_rn(value, less);
 }
 
-// Blocks [slices, rows]; what is not wanted is null. Row i is that of node rows[i], which sees what was counted and the
-// tokens on its way from the root. bias, counts: by token, 0 where there is nothing to do, as long as all slices together.
+// Blocks [slices, rows]; what is not wanted is null. Row i is that of node rows[i], which sees what was counted and, if
+// there are depths, the tokens on its way from the root. bias, counts: by token, 0 where there is nothing to do, as long as all slices together.
 // masks: [nodes][mask_stride], a bit a token.
 extern "C" __global__ void __launch_bounds__(THREADS)
     process_kernel(float* logits, const int* control, const int* words, const float* bias, const int* counts, const int* masks,
@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   wait_for_earlier_grids();
   if (blockIdx.y >= control[NUM_ROWS]) return;
   const int first = blockIdx.x * SLICE, last = min(first + SLICE, vocab), thread = threadIdx.x;
-  const int node = counts || masks ? rows[blockIdx.y] : 0, depth = counts ? depths[node] : 0;
+  const int node = rows[blockIdx.y], depth = counts && depths ? depths[node] : 0;
   float* row = logits + static_cast<u64>(blockIdx.y) * stride;
   if (thread < depth) way[thread] = tokens[ancestors[node * max_nodes + thread + 1]];
   __syncthreads();
