@@ -150,19 +150,18 @@ class GpuRounds:
         self._has_trees = has_trees
         self._params.stop()
         self._target.ops.step.set_idle(committed)
-        ways = (False, True) if self.can_draft else (False,)
-        way, sizes = self._way, self._tree_sizes
+        way = self._way
         if has_trees:
             if self._masks is None:
                 rows, vocab_size = self._target.logits.shape
                 self._masks = TreeMasks(rows, vocab_size, self._gpu)
             if self._draft is not None:
                 self._prepare(("propose", way.is_processed), self._propose_to_host)
-            for size in sizes:
+            for size in self._tree_sizes:
                 for name, launch in self._tree_parts(size).items():
                     self._prepare((name, size, way, self.needs_masks), launch)
         else:
-            for use_draft in ways:
+            for use_draft in (False, True) if self.can_draft else (False,):
                 self._prepare((use_draft, way), partial(self._round, use_draft))
         self._params.resume(max_tokens, {*self._request.stop_ids, *end_ids})
         self._has_ended, self._last = False, Timestamp(self._gpu)

@@ -56,8 +56,10 @@ class Decoders:
         is_auto = self._config.budget == "auto"
         controllers = self._device[is_sampled], self._device_trees[is_sampled]
         use_lookup = self._config.ngram == "on" and self._budget > 0
-        off_reason = None if use_draft or use_lookup else self._off_reason
-        if request.grammar is not None or use_lookup:
+        has_trees = request.grammar is not None or use_lookup  # with what is forced or looked up
+        is_off = self._budget == 0 or not (use_draft or has_trees)
+        off_reason = self._off_reason if is_off else None
+        if has_trees:
             return DeviceTreeDecoder(
                 *(parts.target, parts.drafter, rounds, request),
                 budget=self._budget,

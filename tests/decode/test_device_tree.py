@@ -109,7 +109,7 @@ def test_what_a_grammar_forces_needs_no_draft(open_engine) -> None:
     asked = Request(PROMPT, 24, HOT, grammar=grammar)
     stream = engine.generate(asked)
     tokens = [event.token for event in stream]
-    assert grammar.follows(tokens)
+    assert grammar.follows(tokens) and stream.usage.rounds.off_reason is None
     accepted = [one.tree.sources[node] for one in rounds for node in one.path[1:]]
     assert accepted.count(TokenSource.GRAMMAR) > 2 and len(rounds) < len(tokens)
 
