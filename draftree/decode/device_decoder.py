@@ -6,7 +6,7 @@ With an automatic budget, rounds without a draft take over where drafting does n
 """
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -41,8 +41,10 @@ class DeviceRounds(Protocol):
         """Whether the device can make all of the request's choices."""
         ...
 
-    def begin(self, request: Request, anchor: int, drafted: int) -> None:
-        """drafted: how many positions the draft has read."""
+    def begin(self, request: Request, anchor: int, drafted: int, text: Sequence[int] = ()) -> None:
+        """drafted: how many positions the draft has read. text: the tokens up to the anchor, if the
+        trees of free stretches are to have what is looked up in them.
+        """
         ...
 
     def begin_stretch(
@@ -114,14 +116,18 @@ class DeviceDecoder:
         request: Request,
         *,
         use_draft: bool,
+        use_lookup: bool = False,
         controller: SpeculationController | None = None,
         off_reason: str | None = None,
         watch: Callable[[Round], None] | None = None,
     ) -> None:
-        """controller: says which rounds draft; without one all do, if use_draft."""
+        """controller: says which rounds draft; without one all do, if use_draft. use_lookup: those
+        that do also look their text up.
+        """
         self.stats = RoundStats(off_reason=off_reason)
         self._target, self._drafter, self._rounds = target, drafter, rounds
         self._request, self._watch = request, watch
+        self._use_lookup = use_lookup
         self._use_draft, self._controller = use_draft, controller if use_draft else None
         if self._controller is not None:
             self._controller.begin_request()
@@ -150,7 +156,8 @@ class DeviceDecoder:
 
     def _begin(self) -> None:
         drafted = self._drafter.flush_context() if self._drafter is not None else 0
-        self._rounds.begin(self._request, self._anchor, drafted)
+        text = (*self._target.state.tokens, self._anchor) if self._use_lookup else ()
+        self._rounds.begin(self._request, self._anchor, drafted, text)
         self._is_begun = True
 
     def _begin_free(self, max_tokens: int, end_ids: Collection[int] = ()) -> None:

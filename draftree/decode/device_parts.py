@@ -66,12 +66,13 @@ def draft_parts(drafter: Drafter, ops: Ops | None) -> DraftParts:
 
 
 def read_tree(record: RoundRecord) -> DraftTree:
-    """A tree starts with the chain of first choices, so a node on it is numbered by its depth."""
+    """With what each node's depth says of its source."""
     depths: list[int] = []
     sources: list[TokenSource] = []
     for node, parent in enumerate(record.parents):
         depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        is_chain = depths[node] == node
+        is_chain = depths[node] - record.num_shared == node - record.num_looked
         sources.append(TokenSource.CHAIN if is_chain else TokenSource.SIBLING)
+    sources[1 : 1 + record.num_looked] = [TokenSource.NGRAM] * record.num_looked
     sources[0] = TokenSource.BONUS
     return DraftTree(record.tokens, record.parents, tuple(depths), tuple(sources))

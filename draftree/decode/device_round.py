@@ -7,7 +7,7 @@ Graphs are made at first use, by number of nodes and way of choosing.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,6 +20,7 @@ from draftree.drafts.drafter import Drafter, Proposal
 from draftree.kernels.cpu.sampling import SamplingArgs
 from draftree.kernels.cuda.accept import RoundRing, accept
 from draftree.kernels.cuda.graph import LaunchGraph, Timestamp
+from draftree.kernels.cuda.lookup import DeviceText, find_match
 from draftree.kernels.cuda.pass_args import PATH_LEN
 from draftree.kernels.cuda.process import TreeMasks, process
 from draftree.kernels.cuda.program import bucket
@@ -57,6 +58,7 @@ class _Way(NamedTuple):
     use_threshold: bool = False
     is_processed: bool = False  # there is a bias or a penalty
     has_scores: bool = False
+    use_lookup: bool = False
 
 
 class GpuRounds:
@@ -85,6 +87,7 @@ class GpuRounds:
             block_len = self._draft.block_len
             self._candidates = new_candidates(block_len - 1, count, self._gpu)
             self._read_candidates = new_candidates(block_len - 1, count, self._gpu, for_host=True)
+            self._text = DeviceText(self._target.ops.max_ctx, self._gpu)
             rows = max(max_rows, block_len)
             self._draft_workspace = new_sampling_workspace(rows, vocab_size, self._gpu)
         self._checked = new_choices(max_rows, self._gpu, for_host=True)  # by the host
@@ -107,7 +110,7 @@ class GpuRounds:
         """Whether the device can make all of the request's choices."""
         return request.logprobs is None or request.logprobs <= MAX_TOP_K
 
-    def begin(self, request: Request, anchor: int, drafted: int) -> None:
+    def begin(self, request: Request, anchor: int, drafted: int, text: Sequence[int] = ()) -> None:
         """What is launched from now on is this request's, as soon as a stretch of it begins."""
         assert not self._under_way, "rounds of the last request are still under way"
         sampling, vocab_size = request.sampling, self._target.logits.shape[1]
@@ -124,7 +127,10 @@ class GpuRounds:
             needs_threshold(filters, vocab_size),
             bool(request.logit_bias) or filters.has_penalties,
             request.logprobs is not None,
+            self._draft is not None and len(text) > 0,
         )
+        if self._way.use_lookup:
+            self._text.start(text)
         self._params.start(
             filters,
             sampling.seed,
@@ -254,8 +260,11 @@ class GpuRounds:
     def _round(self, use_draft: bool) -> None:
         gpu, params, step = self._gpu, self._params, self._target.ops.step
         if use_draft:
+            text = self._text if self._way.use_lookup else None
             self._propose(self._candidates)
-            build_tree(*self._candidates, params, step, gpu)
+            if text is not None:
+                find_match(text, step, params, gpu)
+            build_tree(*self._candidates, params, step, gpu, text)
         else:
             plan_plain(params, step, gpu)
         size = bucket(self._budget + 1 if use_draft else 1)
@@ -336,7 +345,13 @@ class GpuRounds:
         """What was chosen becomes text: accept, commit."""
         target, gpu, params, way = self._target, self._gpu, self._params, self._way
         step = target.ops.step
-        accept(chosen, params, step, self._ring, gpu, use_counts=way.is_processed, ends=ends)
+        text = self._text if way.use_lookup else None
+        accept(
+            *(chosen, params, step, self._ring, gpu),
+            use_counts=way.is_processed,
+            ends=ends,
+            text=text,
+        )
         if way.has_scores:
             score(target.logits[:size], step, params, self._scores, self._workspace, gpu)
         if is_tree:

@@ -33,15 +33,19 @@ class DeviceTreeDecoder(DeviceDecoder):
         budget: int,
         use_draft: bool,
         use_lookup: bool = False,
+        use_index: bool = False,
         controllers: tuple[SpeculationController, SpeculationController] | None = None,
         off_reason: str | None = None,
         watch: Callable[[Round], None] | None = None,
     ) -> None:
-        """controllers: say which rounds draft, of the free ones and of the others."""
+        """controllers: say which rounds draft, of the free ones and of the others. use_lookup: in
+        free rounds; use_index: the host looks up, and there are no free rounds.
+        """
         controllers = controllers if use_draft else None
         super().__init__(
             *(target, drafter, rounds, request),
             use_draft=use_draft,
+            use_lookup=use_lookup,
             controller=controllers[0] if controllers is not None else None,
             off_reason=off_reason,
             watch=watch,
@@ -51,7 +55,7 @@ class DeviceTreeDecoder(DeviceDecoder):
             controllers[1].begin_request()
         grammar, self._budget = request.grammar, budget
         self._matcher = grammar.new_matcher() if grammar is not None else None
-        self._lookup = LookupIndex() if use_lookup else None
+        self._lookup = LookupIndex() if use_index else None
         self._is_free = self._has_trees = False
         self._has_proposal: bool | None = None  # of the next round; None: nobody has said yet
 

@@ -55,16 +55,19 @@ class Decoders:
         use_draft = parts.drafter is not None and self._budget > 0
         is_auto = self._config.budget == "auto"
         controllers = self._device[is_sampled], self._device_trees[is_sampled]
-        use_lookup = self._config.ngram == "on" and self._budget > 0
-        has_trees = request.grammar is not None or use_lookup  # with what is forced or looked up
-        is_off = self._budget == 0 or not (use_draft or has_trees)
+        # The device looks up what joins a draft's tree; the rest is the host's.
+        is_on, has_grammar = self._config.ngram == "on", request.grammar is not None
+        use_lookup = use_draft and (is_on or (self._config.ngram == "auto" and is_auto))
+        use_index = is_on and self._budget > 0 and (has_grammar or not use_draft)
+        is_off = self._budget == 0 or not (use_draft or has_grammar or use_index)
         off_reason = self._off_reason if is_off else None
-        if has_trees:
+        if has_grammar or use_index:
             return DeviceTreeDecoder(
                 *(parts.target, parts.drafter, rounds, request),
                 budget=self._budget,
                 use_draft=use_draft,
                 use_lookup=use_lookup,
+                use_index=use_index,
                 controllers=controllers if is_auto else None,
                 off_reason=off_reason,
                 watch=watch,
@@ -72,6 +75,7 @@ class Decoders:
         return DeviceDecoder(
             *(parts.target, parts.drafter, rounds, request),
             use_draft=use_draft,
+            use_lookup=use_lookup,
             controller=controllers[0] if is_auto else None,
             off_reason=off_reason,
             watch=watch,

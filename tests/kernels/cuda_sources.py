@@ -13,6 +13,7 @@ from draftree.kernels.cuda.gated_delta_prefill import chunk_source, plan_pass
 from draftree.kernels.cuda.kv_cache import COMMIT_SOURCE
 from draftree.kernels.cuda.layout import unit_format
 from draftree.kernels.cuda.linear import plan_linear
+from draftree.kernels.cuda.lookup import lookup_source
 from draftree.kernels.cuda.pack import repack_source
 from draftree.kernels.cuda.prefill import expand_source
 from draftree.kernels.cuda.prepare import RowOp, plan_row, prepare_source
@@ -71,6 +72,7 @@ def _round_sources() -> list[KernelSource]:
         *(plan_source(f"{name}_kernel") for name in plans),
         tree_source(),
         accept_source(),
+        lookup_source(),
         process_source(),
         score_source(),
     ]

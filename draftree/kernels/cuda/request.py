@@ -40,6 +40,8 @@ class Param(IntEnum):
     REPETITION = 15  # penalties, float32
     PRESENCE = 16
     FREQUENCY = 17
+    NUM_LOOKED = 18  # of the tree's first nodes besides the root, those that were looked up
+    NUM_SHARED = 19  # of those, the draft's first choices too
 
 
 class End(IntEnum):

@@ -6,11 +6,12 @@ static_assert(MAX_NODES <= THREADS, "a thread has one node");
 DEV bool has_bit(const int* bits, int token) { return bits[token >> 5] >> (token & 31) & 1; }
 
 // One block. stops: a bit a token. counts, if there are: of tokens in the text, by token. ends, if there are: [nodes]
-// [end_stride], whose last word says that the path does not go on to the node. records: [num_records][RECORD_LEN], see
+// [end_stride], whose last word says that the path does not go on to the node. text, if there is: by position. records: [num_records][RECORD_LEN], see
 // kernels/cuda/accept.py; they may lie in the host's memory, as chosen and ends.
 extern "C" __global__ void __launch_bounds__(THREADS)
     accept_kernel(const int* chosen, int* words, int* control, const int* tokens, const int* parents, const int* depths,
-                  int* path, const int* stops, int* counts, const int* ends, int end_stride, int* records, int num_records) {
+                  int* path, const int* stops, int* counts, const int* ends, int end_stride, int* text, int* records,
+                  int num_records) {
   __shared__ int from[MAX_NODES], follows[MAX_NODES], on_path[MAX_NODES], path_len;
   let_later_grids_start();
   wait_for_earlier_grids();
@@ -41,6 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     int* count = counts + (node ? tokens[on_path[node]] : bonus);
     atomicAdd(count, 1), atomicOr(count, SEEN);
   }
+  if (text && node < length) text[control[COMMITTED] + node + 1] = node + 1 < length ? tokens[on_path[node + 1]] : bonus;
   if (node < length) path[node] = record[HEADER_LEN + 2 * MAX_NODES + node] = on_path[node];
   if (is_node) record[HEADER_LEN + node] = token, record[HEADER_LEN + MAX_NODES + node] = parent;
   __threadfence_system();
@@ -49,6 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   control[PATH_LEN] = length;
   words[ANCHOR] = bonus, words[TOKENS_LEFT] = left, words[ENDED] = ended, words[NUM_ROUNDS] = number;
   record[1] = num_nodes, record[2] = length, record[3] = bonus, record[4] = ended;
+  record[5] = min(words[NUM_LOOKED], num_nodes - 1), record[6] = words[NUM_SHARED];
   __threadfence_system();
   *static_cast<volatile int*>(record) = number;  // last: the host takes it as a sign that the rest is there
 }
