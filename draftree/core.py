@@ -70,8 +70,26 @@ class SamplingParams:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class FreeSpan:
+    """Text that a grammar asks nothing of, and does not end: so many tokens, or up to one of these,
+    which is the last.
+    """
+
+    end_ids: frozenset[int] = frozenset()
+    max_tokens: int | None = None
+
+
 class TokenMatcher(Protocol):
-    """Where one reply stands in its grammar. Advanced only over tokens that are kept."""
+    """Where one reply stands in its grammar."""
+
+    def copy(self) -> "TokenMatcher":
+        """The same place, from which to go on apart."""
+        ...
+
+    def find_free(self) -> FreeSpan | None:
+        """Where every token may follow, for how long at least it need not be asked."""
+        ...
 
     @property
     def is_complete(self) -> bool:

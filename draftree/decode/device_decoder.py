@@ -6,15 +6,18 @@ With an automatic budget, rounds without a draft take over where drafting does n
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from draftree.core import Request, RoundStats, TokenSource
+from draftree.core import DraftTree, Request, RoundStats, TokenScores, TokenSource
 from draftree.decode.controller import SpeculationController
 from draftree.decode.decoder import Emitted, Round
-from draftree.drafts.drafter import Drafter
+from draftree.drafts.drafter import Drafter, Proposal
 from draftree.models.target import Target
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +27,79 @@ class DeviceRecord:
     round: Round
     is_last: bool
     ms: float
+    scores: tuple[TokenScores, ...] = ()  # of every token of the round, bonus last, if wanted
 
 
 class DeviceRounds(Protocol):
-    """Rounds of one sequence on a device."""
+    """Rounds of one sequence on a device. A request is decoded in stretches, mostly a single one:
+    free, with whole rounds in a row, or one in which the host builds the trees, and checks or masks
+    the choices.
+    """
 
     @staticmethod
     def can_serve(request: Request) -> bool:
         """Whether the device can make all of the request's choices."""
         ...
 
-    def begin(
-        self, request: Request, anchor: int, max_tokens: int, committed: int, drafted: int
+    def begin(self, request: Request, anchor: int, drafted: int, text: Sequence[int] = ()) -> None:
+        """drafted: how many positions the draft has read. text: the tokens up to the anchor, if the
+        trees of free stretches are to have what is looked up in them.
+        """
+        ...
+
+    def begin_stretch(
+        self,
+        max_tokens: int,
+        committed: int,
+        *,
+        end_ids: Collection[int] = (),
+        has_trees: bool = False,
     ) -> None:
-        """committed, drafted: how many positions target and draft have read."""
+        """Go on for at most so many tokens, to a stop token or one of end_ids. Nothing is under
+        way. committed: how many positions the target has read.
+        """
         ...
 
     def launch(self, *, use_draft: bool) -> None:
-        """Queue a round behind those under way."""
+        """Queue a round of a free stretch behind those under way."""
+        ...
+
+    def propose(self) -> None:
+        """Queue the draft of a round whose tree the host builds."""
+        ...
+
+    def read_proposal(self) -> Proposal:
+        """Wait for that draft. It is overwritten by the next one."""
+        ...
+
+    def verify(self, tree: DraftTree, committed: int) -> None:
+        """Queue the target's pass over it."""
+        ...
+
+    @property
+    def needs_masks(self) -> bool:
+        """Whether the host must say what may follow each node; else it checks the choices."""
+        ...
+
+    @property
+    def masks(self) -> "np.ndarray":
+        """Rows to fill, one for each node: a bit for each token that may follow it, and a last word
+        that is 1 if the reply is complete with the node. uint32 [nodes, words + 1].
+        """
+        ...
+
+    def read_choices(self) -> "tuple[np.ndarray, np.ndarray]":
+        """Wait for the pass: the token after each node, as if there were no grammar, and for each
+        node whether the path must not go on to it. The host changes both.
+        """
+        ...
+
+    def choose_again(self, node: int) -> int:
+        """What the node's row of the masks allows; the choices of the other nodes are lost."""
+        ...
+
+    def accept(self) -> None:
+        """Queue the rest of the round, by the masks or choices as they are now."""
         ...
 
     def read(self) -> DeviceRecord | None:
@@ -58,14 +116,18 @@ class DeviceDecoder:
         request: Request,
         *,
         use_draft: bool,
+        use_lookup: bool = False,
         controller: SpeculationController | None = None,
         off_reason: str | None = None,
         watch: Callable[[Round], None] | None = None,
     ) -> None:
-        """controller: says which rounds draft; without one all do, if use_draft."""
+        """controller: says which rounds draft; without one all do, if use_draft. use_lookup: those
+        that do also look their text up.
+        """
         self.stats = RoundStats(off_reason=off_reason)
         self._target, self._drafter, self._rounds = target, drafter, rounds
         self._request, self._watch = request, watch
+        self._use_lookup = use_lookup
         self._use_draft, self._controller = use_draft, controller if use_draft else None
         if self._controller is not None:
             self._controller.begin_request()
@@ -80,7 +142,8 @@ class DeviceDecoder:
     def step(self, max_tokens: int) -> list[Emitted]:
         """The tokens of the oldest round; the next one runs meanwhile."""
         if not self._is_begun:
-            self._begin(max_tokens)
+            self._begin()
+            self._begin_free(max_tokens)
         self._launch()
         return self._read()
 
@@ -91,20 +154,27 @@ class DeviceDecoder:
         if self._controller is not None:
             self._controller.end_request()
 
-    def _begin(self, max_tokens: int) -> None:
+    def _begin(self) -> None:
         drafted = self._drafter.flush_context() if self._drafter is not None else 0
-        committed = self._target.state.committed
-        self._rounds.begin(self._request, self._anchor, max_tokens, committed, drafted)
+        text = (*self._target.state.tokens, self._anchor) if self._use_lookup else ()
+        self._rounds.begin(self._request, self._anchor, drafted, text)
         self._is_begun = True
+
+    def _begin_free(self, max_tokens: int, end_ids: Collection[int] = ()) -> None:
+        self._rounds.begin_stretch(max_tokens, self._target.state.committed, end_ids=end_ids)
+        self._is_done = False
         self._launch()
 
     def _launch(self) -> None:
         if not self._is_done:
-            use_draft, controller = self._use_draft, self._controller
-            if controller is not None:
-                use_draft = controller.is_draft_next(self._target.state.committed)
+            use_draft = self._is_draft_next()
             self._rounds.launch(use_draft=use_draft)
             self._under_way.append(use_draft)
+
+    def _is_draft_next(self) -> bool:
+        if self._controller is None:
+            return self._use_draft
+        return self._controller.is_draft_next(self._target.state.committed)
 
     def _read(self) -> list[Emitted]:
         was_drafted = self._under_way.popleft()
@@ -125,7 +195,11 @@ class DeviceDecoder:
             self._watch(record.round)
         emitted = [Emitted(tree.tokens[node], tree.sources[node]) for node in path[1:]]
         last = TokenSource.BONUS if tree.num_nodes > 1 else TokenSource.PLAIN
-        return [*emitted, Emitted(bonus, last)]
+        emitted.append(Emitted(bonus, last))
+        if record.scores:
+            pairs = zip(emitted, record.scores, strict=True)
+            emitted = [token._replace(scores=scores) for token, scores in pairs]
+        return emitted
 
     def _observe(self, was_drafted: bool, num_tokens: int, ms: float) -> None:
         if self._controller is None or ms <= 0.0:  # a device without a clock

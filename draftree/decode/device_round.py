@@ -1,25 +1,30 @@
 """A whole round on a GPU as one CUDA graph: draft, tree, verify, accept, commit, in this order.
 
 In: the recorded programs of a target and its draft. Nothing in a round waits for the host; it
-learns from a ring of records what each round brought. Graphs are made at first use, by number of
-nodes and way of choosing.
+learns from a ring of records what each round brought. Where the host builds the tree, the round
+comes in three graphs, between which it does so, and masks or checks the choices for a grammar.
+Graphs are made at first use, by number of nodes and way of choosing.
 """
 
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Hashable, Sequence
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
 
-from draftree.core import DraftTree, Request, TokenSource
+from draftree.core import DraftTree, Request, TokenScores
 from draftree.decode.decoder import Round
 from draftree.decode.device_decoder import DeviceRecord
-from draftree.drafts.drafter import Drafter
+from draftree.decode.device_parts import DraftParts, draft_parts, read_tree, target_parts
+from draftree.drafts.drafter import Drafter, Proposal
 from draftree.kernels.cpu.sampling import SamplingArgs
-from draftree.kernels.cuda.accept import RoundRecord, RoundRing, accept
+from draftree.kernels.cuda.accept import RoundRing, accept
 from draftree.kernels.cuda.graph import LaunchGraph, Timestamp
-from draftree.kernels.cuda.ops import CudaOps
+from draftree.kernels.cuda.lookup import DeviceText, find_match
 from draftree.kernels.cuda.pass_args import PATH_LEN
-from draftree.kernels.cuda.program import Program, bucket
-from draftree.kernels.cuda.request import MAX_STOPS, End, RequestParams, needs_threshold
+from draftree.kernels.cuda.process import TreeMasks, process
+from draftree.kernels.cuda.program import bucket
+from draftree.kernels.cuda.request import MAX_TOP_K, End, RequestParams, needs_threshold
 from draftree.kernels.cuda.rows import gather_rows
 from draftree.kernels.cuda.sampling import (
     choose,
@@ -28,6 +33,7 @@ from draftree.kernels.cuda.sampling import (
     new_sampling_workspace,
     rank,
 )
+from draftree.kernels.cuda.scores import ScoreRing, score
 from draftree.kernels.cuda.tree import (
     advance,
     build_tree,
@@ -35,36 +41,24 @@ from draftree.kernels.cuda.tree import (
     plan_context,
     plan_plain,
 )
-from draftree.kernels.ops import Ops, narrow
+from draftree.kernels.ops import Ops
 from draftree.models.target import Target
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
-_NUM_RECORDS = 64  # more than are ever under way
+_NUM_RECORDS, _NUM_SCORED = 64, 4  # more than are ever under way
 _MAX_CANDIDATES = 16  # of a position
 
 
-@dataclass(frozen=True)
-class _TargetParts:
-    ops: CudaOps
-    body: Program
-    head: Program
-    commit: Program
-    logits: "torch.Tensor"  # float32 [max_nodes, vocab_size]
-    features: "torch.Tensor | None"  # float32 [max_tokens, width]
+class _Way(NamedTuple):
+    """How a request chooses, as far as it takes other kernels."""
 
-
-@dataclass(frozen=True)
-class _DraftParts:
-    ops: CudaOps
-    context: Program
-    block: Program
-    head: Program
-    features: "torch.Tensor"  # what the context program reads, float32 [max_tokens, width]
-    logits: "torch.Tensor"
-    mask_token: int
-    block_len: int
+    use_threshold: bool = False
+    is_processed: bool = False  # there is a bias or a penalty
+    has_scores: bool = False
+    use_lookup: bool = False
 
 
 class GpuRounds:
@@ -78,22 +72,34 @@ class GpuRounds:
         draft_ops: Ops | None,
         budget: int,
     ) -> None:
-        self._target, self._budget = _target_parts(target, ops), budget
-        self._draft = _draft_parts(drafter, draft_ops) if drafter is not None else None
+        self._target, self._budget = target_parts(target, ops), budget
+        self._draft = draft_parts(drafter, draft_ops) if drafter is not None else None
         self._gpu, (max_rows, vocab_size) = self._target.ops.gpu, self._target.logits.shape
-        self._params, self._ring = RequestParams(self._gpu), RoundRing(_NUM_RECORDS, self._gpu)
+        self._params = RequestParams(self._gpu, vocab_size)
+        self._ring, self._scores = (
+            RoundRing(_NUM_RECORDS, self._gpu),
+            ScoreRing(_NUM_SCORED, self._gpu),
+        )
         self._workspace = new_sampling_workspace(max_rows, vocab_size, self._gpu)
         self._chosen = new_choices(max_rows, self._gpu)
         if self._draft is not None:
             count = min(max(budget, 1), _MAX_CANDIDATES, vocab_size)
             block_len = self._draft.block_len
             self._candidates = new_candidates(block_len - 1, count, self._gpu)
+            self._read_candidates = new_candidates(block_len - 1, count, self._gpu, for_host=True)
+            self._text = DeviceText(self._target.ops.max_ctx, self._gpu)
             rows = max(max_rows, block_len)
             self._draft_workspace = new_sampling_workspace(rows, vocab_size, self._gpu)
-        self._graphs: dict[tuple[bool, bool], LaunchGraph] = {}
-        self._under_way: deque[tuple[int, Timestamp]] = deque()
-        self._number, self._has_ended, self._use_threshold = 0, True, False
-        self._last = Timestamp(self._gpu)
+        self._checked = new_choices(max_rows, self._gpu, for_host=True)  # by the host
+        self._ends = new_choices(max_rows, self._gpu, for_host=True)
+        self._masks: TreeMasks | None = None
+        self._tree_sizes = sorted({bucket(1), bucket(budget + 1)})  # of passes the host sets up
+        self._graphs: dict[Hashable, LaunchGraph] = {}
+        self._under_way: deque[Timestamp] = deque()
+        self._request, self._way, self._tree = Request((), 0), _Way(), DraftTree((), (), ())
+        self._number, self._has_ended, self._has_trees = 0, True, False
+        self._has_filters = False
+        self._last = self._proposed = self._verified = Timestamp(self._gpu)
 
     @property
     def can_draft(self) -> bool:
@@ -102,86 +108,199 @@ class GpuRounds:
     @staticmethod
     def can_serve(request: Request) -> bool:
         """Whether the device can make all of the request's choices."""
-        return not (
-            request.sampling.has_penalties
-            or request.logit_bias
-            or request.logprobs is not None
-            or request.grammar is not None
-            or len(request.stop_ids) > MAX_STOPS
-        )
+        return request.logprobs is None or request.logprobs <= MAX_TOP_K
 
-    def begin(
-        self, request: Request, anchor: int, max_tokens: int, committed: int, drafted: int
-    ) -> None:
-        """Rounds launched from now on are this request's."""
+    def begin(self, request: Request, anchor: int, drafted: int, text: Sequence[int] = ()) -> None:
+        """What is launched from now on is this request's, as soon as a stretch of it begins."""
         assert not self._under_way, "rounds of the last request are still under way"
         sampling, vocab_size = request.sampling, self._target.logits.shape[1]
-        filters = SamplingArgs(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        self._target.ops.step.set_idle(committed)
+        filters = SamplingArgs(
+            *(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
+            *(sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty),
+        )
         if self._draft is not None:
             self._draft.ops.step.set_idle(drafted)
         self._ring.clear()
-        self._use_threshold = needs_threshold(filters, vocab_size)
-        for use_draft in (False, True) if self.can_draft else (False,):
-            self._prepare(use_draft)
+        self._request, self._number = request, 0
+        self._has_filters = filters.temperature > 0 and filters[1:4] != (0, 1.0, 0.0)
+        self._way = _Way(
+            needs_threshold(filters, vocab_size),
+            bool(request.logit_bias) or filters.has_penalties,
+            request.logprobs is not None,
+            self._draft is not None and len(text) > 0,
+        )
+        if self._way.use_lookup:
+            self._text.start(text)
         self._params.start(
             filters,
             sampling.seed,
             anchor=anchor,
-            tokens_left=max_tokens,
+            tokens_left=0,
             max_ctx=self._target.ops.max_ctx,
             budget=self._budget,
-            stop_ids=request.stop_ids,
+            logit_bias=request.logit_bias,
+            prompt_ids=request.prompt_ids,
+            num_scores=self._num_scores,
         )
-        self._number, self._has_ended = 0, False
-        self._last = Timestamp(self._gpu)
+
+    def begin_stretch(
+        self,
+        max_tokens: int,
+        committed: int,
+        *,
+        end_ids: Collection[int] = (),
+        has_trees: bool = False,
+    ) -> None:
+        """Go on, no further than to a stop token or one of end_ids. Nothing is under way."""
+        assert not self._under_way, "rounds of the last stretch are still under way"
+        self._has_trees = has_trees
+        self._params.stop()
+        self._target.ops.step.set_idle(committed)
+        way = self._way
+        if has_trees:
+            if self._masks is None:
+                rows, vocab_size = self._target.logits.shape
+                self._masks = TreeMasks(rows, vocab_size, self._gpu)
+            if self._draft is not None:
+                self._prepare(("propose", way.is_processed), self._propose_to_host)
+            for size in self._tree_sizes:
+                for name, launch in self._tree_parts(size).items():
+                    self._prepare((name, size, way, self.needs_masks), launch)
+        else:
+            for use_draft in (False, True) if self.can_draft else (False,):
+                self._prepare((use_draft, way), partial(self._round, use_draft))
+        self._params.resume(max_tokens, {*self._request.stop_ids, *end_ids})
+        self._has_ended, self._last = False, Timestamp(self._gpu)
 
     def launch(self, *, use_draft: bool) -> None:
-        self._graphs[use_draft, self._use_threshold].run()
-        self._number += 1
-        self._under_way.append((self._number, Timestamp(self._gpu)))
+        self._graphs[use_draft, self._way].run()
+        self._under_way.append(Timestamp(self._gpu))
+
+    def propose(self) -> None:
+        self._graphs["propose", self._way.is_processed].run()
+        self._proposed = Timestamp(self._gpu)
+
+    def read_proposal(self) -> Proposal:
+        self._proposed.wait_since(self._last)
+        ids, log_probs = self._read_candidates
+        return Proposal(ids.numpy(), log_probs.numpy())
+
+    def verify(self, tree: DraftTree, committed: int) -> None:
+        step, self._tree = self._target.ops.step, tree
+        step.set_tree(tree.tokens, tree.parents, tree.depths, committed)
+        step.set_rows(range(tree.num_nodes))
+        self._ends.zero_()
+        self._run_part("verify")
+        self._verified = Timestamp(self._gpu)
+
+    @property
+    def needs_masks(self) -> bool:
+        has_grammar = self._request.grammar is not None
+        return has_grammar and (self._way.has_scores or self._has_filters)
+
+    @property
+    def masks(self) -> "np.ndarray":
+        assert self._masks is not None, "the host builds the trees"
+        return self._masks.rows
+
+    def read_choices(self) -> "tuple[np.ndarray, np.ndarray]":
+        self._verified.wait_since(self._last)
+        return self._checked.numpy(), self._ends.numpy()
+
+    def choose_again(self, node: int) -> int:
+        assert self._masks is not None, "the host builds the trees"
+        self._masks.upload(self._tree.num_nodes)
+        self._run_part("choose")
+        Timestamp(self._gpu).wait_since(self._last)
+        return int(self._checked[node])
+
+    def accept(self) -> None:
+        if self.needs_masks and self._masks is not None:
+            self._masks.upload(self._tree.num_nodes)
+        self._run_part("accept")
+        self._under_way.append(Timestamp(self._gpu))
 
     def read(self) -> DeviceRecord | None:
         """The oldest round under way; None if the request had ended."""
-        number, end = self._under_way.popleft()
+        end = self._under_way.popleft()
         ms = end.wait_since(self._last)
         self._last = end
         if self._has_ended:
             return None
-        record = self._ring.read(number)
+        self._number += 1
+        record = self._ring.read(self._number)
         assert record is not None, "a round left no record"
         self._has_ended = record.end is not End.RUNNING
-        finished = Round(_read_tree(record), record.path, record.bonus)
-        return DeviceRecord(finished, self._has_ended, ms)
+        tree = self._tree if self._has_trees else read_tree(record)
+        finished = Round(tree, record.path, record.bonus)
+        scores = self._read_scores(len(record.path)) if self._way.has_scores else ()
+        return DeviceRecord(finished, self._has_ended, ms, scores)
 
-    def _prepare(self, use_draft: bool) -> None:
-        """The graph of a kind of round."""
-        key = use_draft, self._use_threshold
+    @property
+    def _num_scores(self) -> int:
+        return min(max(self._request.logprobs or 0, 1), self._target.logits.shape[1])
+
+    def _run_part(self, name: str) -> None:
+        size = next(size for size in self._tree_sizes if size >= self._tree.num_nodes)
+        self._graphs[name, size, self._way, self.needs_masks].run()
+
+    def _read_scores(self, path_len: int) -> tuple[TokenScores, ...]:
+        found = self._scores.read(self._number, path_len, self._num_scores)
+        wanted = self._request.logprobs
+        return tuple(
+            TokenScores(own, tuple((t, value) for t, value in top if value > -inf)[:wanted])
+            for own, top in found
+        )
+
+    def _prepare(self, key: Hashable, launch: Callable[[], None]) -> None:
+        """The graph of a kind of round, or part of one; nothing is live now."""
         if key not in self._graphs:
-            self._params.stop()
-            self._graphs[key] = LaunchGraph(lambda: self._round(*key), self._gpu)
+            self._graphs[key] = LaunchGraph(launch, self._gpu)
 
-    def _round(self, use_draft: bool, use_threshold: bool) -> None:
-        target, gpu, params = self._target, self._gpu, self._params
-        step = target.ops.step
+    def _round(self, use_draft: bool) -> None:
+        gpu, params, step = self._gpu, self._params, self._target.ops.step
         if use_draft:
-            self._propose()
+            text = self._text if self._way.use_lookup else None
+            self._propose(self._candidates)
+            if text is not None:
+                find_match(text, step, params, gpu)
+            build_tree(*self._candidates, params, step, gpu, text)
         else:
             plan_plain(params, step, gpu)
         size = bucket(self._budget + 1 if use_draft else 1)
-        target.body.launch(size)
-        target.head.launch(size)
-        logits, chosen = target.logits[:size], self._chosen[:size]
-        choose(logits, step, params, chosen, self._workspace, gpu, use_threshold=use_threshold)
-        accept(self._chosen, params, step, self._ring, gpu)
-        if use_draft:
-            target.commit.launch(size)
-        if self._draft is not None:
-            self._extend_context(self._draft)
-        advance(step, gpu)
+        self._verify(size)
+        self._choose(size, self._chosen, use_bias=self._way.is_processed)
+        self._keep(size, self._chosen, is_tree=use_draft)
 
-    def _propose(self) -> None:
-        """The draft's block, its candidates, and the tree of the best of them."""
+    def _propose_to_host(self) -> None:
+        self._propose(self._read_candidates)
+
+    def _tree_parts(self, size: int) -> dict[str, Callable[[], None]]:
+        """The parts of a round over the host's tree. With masks, the choice waits for them; else it
+        follows the pass, and is made again if the host asks for it.
+        """
+        masks, use_bias = self._masks, self._way.is_processed
+        assert masks is not None, "the host builds the trees"
+        chosen, checked, ends = self._chosen, self._checked, self._ends[:, None]
+
+        def verify_and_choose() -> None:
+            self._verify(size)
+            self._choose(size, checked, use_bias=use_bias)
+
+        def choose_and_keep() -> None:
+            self._choose(size, chosen, use_bias=use_bias, masks=masks)
+            self._keep(size, chosen, is_tree=True, ends=masks.device)
+
+        if self.needs_masks:
+            return {"verify": partial(self._verify, size), "accept": choose_and_keep}
+        return {
+            "verify": verify_and_choose,
+            "choose": partial(self._choose, size, checked, use_bias=False, masks=masks),
+            "accept": partial(self._keep, size, checked, is_tree=True, ends=ends),
+        }
+
+    def _propose(self, candidates: "tuple[torch.Tensor, torch.Tensor]") -> None:
+        """The draft's block, and its candidates."""
         draft, gpu, params, step = self._draft, self._gpu, self._params, self._target.ops.step
         assert draft is not None, "a round drafts only where there is a draft"
         draft_step = draft.ops.step
@@ -189,10 +308,59 @@ class GpuRounds:
         draft.block.launch(bucket(draft.block_len))
         draft.head.launch(bucket(draft.block_len - 1))
         logits = draft.logits[: draft.block_len - 1]
-        rank(logits, step, draft_step, params, *self._candidates, self._draft_workspace, gpu)
-        build_tree(*self._candidates, params, step, gpu)
+        if self._way.is_processed:
+            process(logits, draft_step, params, gpu, use_counts=True, has_nodes=False)
+        rank(logits, step, draft_step, params, *candidates, self._draft_workspace, gpu)
 
-    def _extend_context(self, draft: _DraftParts) -> None:
+    def _verify(self, size: int) -> None:
+        self._target.body.launch(size)
+        self._target.head.launch(size)
+
+    def _choose(
+        self,
+        size: int,
+        chosen: "torch.Tensor",
+        *,
+        use_bias: bool,
+        masks: TreeMasks | None = None,
+    ) -> None:
+        """The token after each node. use_bias: with penalties, too."""
+        gpu, params, step = self._gpu, self._params, self._target.ops.step
+        logits, way = self._target.logits[:size], self._way
+        if use_bias or masks is not None:
+            process(logits, step, params, gpu, use_bias=use_bias, use_counts=use_bias, masks=masks)
+        choose(
+            *(logits, step, params, chosen[:size], self._workspace, gpu),
+            use_threshold=way.use_threshold,
+        )
+
+    def _keep(
+        self,
+        size: int,
+        chosen: "torch.Tensor",
+        *,
+        is_tree: bool,
+        ends: "torch.Tensor | None" = None,
+    ) -> None:
+        """What was chosen becomes text: accept, commit."""
+        target, gpu, params, way = self._target, self._gpu, self._params, self._way
+        step = target.ops.step
+        text = self._text if way.use_lookup else None
+        accept(
+            *(chosen, params, step, self._ring, gpu),
+            use_counts=way.is_processed,
+            ends=ends,
+            text=text,
+        )
+        if way.has_scores:
+            score(target.logits[:size], step, params, self._scores, self._workspace, gpu)
+        if is_tree:
+            target.commit.launch(size)
+        if self._draft is not None:
+            self._extend_context(self._draft)
+        advance(step, gpu)
+
+    def _extend_context(self, draft: DraftParts) -> None:
         """The draft reads the features of the accepted path."""
         gpu, step, draft_step = self._gpu, self._target.ops.step, draft.ops.step
         features = self._target.features
@@ -204,41 +372,3 @@ class GpuRounds:
         gather_rows(features, rows, draft.features[:size], gpu, live=live)
         draft.context.launch(size)
         advance(draft_step, gpu)
-
-
-def _target_parts(target: Target, ops: Ops) -> _TargetParts:
-    made = target.programs()
-    return _TargetParts(
-        ops=narrow(ops, CudaOps),
-        body=narrow(made.body, Program),
-        head=narrow(made.head, Program),
-        commit=narrow(made.commit, Program),
-        logits=made.logits,
-        features=made.features,
-    )
-
-
-def _draft_parts(drafter: Drafter, ops: Ops | None) -> _DraftParts:
-    made = drafter.programs()
-    return _DraftParts(
-        ops=narrow(ops, CudaOps),
-        context=narrow(made.context, Program),
-        block=narrow(made.block, Program),
-        head=narrow(made.head, Program),
-        features=made.features,
-        logits=made.logits,
-        mask_token=made.mask_token,
-        block_len=made.block_len,
-    )
-
-
-def _read_tree(record: RoundRecord) -> DraftTree:
-    """A tree starts with the chain of first choices, so a node on it is numbered by its depth."""
-    depths: list[int] = []
-    sources: list[TokenSource] = []
-    for node, parent in enumerate(record.parents):
-        depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        is_chain = depths[node] == node
-        sources.append(TokenSource.CHAIN if is_chain else TokenSource.SIBLING)
-    sources[0] = TokenSource.BONUS
-    return DraftTree(record.tokens, record.parents, tuple(depths), tuple(sources))

@@ -20,9 +20,6 @@ from draftree.drafts.drafter import Proposal, Proposer
 from draftree.drafts.lookup import LookupIndex
 from draftree.models.target import ForwardOutput, Target
 
-_LOOKUP_LEN = 10
-_LONG_MATCH = 4  # a match this long joins a draft's tree
-
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
@@ -133,9 +130,8 @@ class SpeculativeDecoder:
             room, budget, num_candidates = self._controller.limit(room, budget)
         lookup: tuple[int, ...] = ()
         if options.use_lookup and not forced:
-            lookup, match_len = self._lookup.propose(min(_LOOKUP_LEN, room))
-            if self._drafter is not None and match_len < _LONG_MATCH:
-                lookup = ()
+            has_draft = self._drafter is not None
+            lookup = self._lookup.propose_branch(room, has_draft=has_draft)
         if options.is_auto and not is_plain:
             self._controller.begin_draft()
         block: Proposal | None = None

@@ -7,6 +7,7 @@ nothing of models.
 from collections.abc import Iterable
 
 _MIN_MATCH, _MAX_MATCH = 3, 6
+_BRANCH_LEN, _LONG_MATCH = 10, 4
 
 
 class LookupIndex:
@@ -38,3 +39,8 @@ class LookupIndex:
             if start is not None:
                 return tuple(self._tokens[start : start + max_tokens]), length
         return (), 0
+
+    def propose_branch(self, room: int, *, has_draft: bool) -> tuple[int, ...]:
+        """What joins a tree of so many positions: beside a draft, only after a long match."""
+        tokens, match_len = self.propose(min(_BRANCH_LEN, room))
+        return () if has_draft and match_len < _LONG_MATCH else tokens

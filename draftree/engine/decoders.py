@@ -7,6 +7,7 @@ from draftree.core import Request
 from draftree.decode.controller import DEVICE_SCHEDULE, HOST_SCHEDULE, ControllerPair
 from draftree.decode.decoder import Decoder, Round
 from draftree.decode.device_decoder import DeviceDecoder, DeviceRounds
+from draftree.decode.device_tree import DeviceTreeDecoder
 from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
 from draftree.decode.plain import PlainDecoder
 from draftree.decode.sampler import Sampler
@@ -22,10 +23,11 @@ class Decoders:
         self._rounds = parts.new_rounds(self._budget)
         self._host = ControllerPair.new(HOST_SCHEDULE)
         self._device = ControllerPair.new(DEVICE_SCHEDULE)
+        self._device_trees = ControllerPair.new(DEVICE_SCHEDULE)  # with trees of the host
 
     def new(self, request: Request, watch: Callable[[Round], None] | None) -> Decoder:
         rounds = self._rounds
-        if rounds is not None and rounds.can_serve(request) and self._config.ngram != "on":
+        if rounds is not None and rounds.can_serve(request):
             return self._new_device_decoder(rounds, request, watch)
         parts, is_auto = self._parts, self._config.budget == "auto"
         sampler = Sampler.for_request(request, parts.model_config.vocab_size)
@@ -49,13 +51,32 @@ class Decoders:
     def _new_device_decoder(
         self, rounds: DeviceRounds, request: Request, watch: Callable[[Round], None] | None
     ) -> DeviceDecoder:
-        parts = self._parts
+        parts, is_sampled = self._parts, not request.sampling.is_greedy
         use_draft = parts.drafter is not None and self._budget > 0
         is_auto = self._config.budget == "auto"
+        controllers = self._device[is_sampled], self._device_trees[is_sampled]
+        # The device looks up what joins a draft's tree; the rest is the host's.
+        is_on, has_grammar = self._config.ngram == "on", request.grammar is not None
+        use_lookup = use_draft and (is_on or (self._config.ngram == "auto" and is_auto))
+        use_index = is_on and self._budget > 0 and (has_grammar or not use_draft)
+        is_off = self._budget == 0 or not (use_draft or has_grammar or use_index)
+        off_reason = self._off_reason if is_off else None
+        if has_grammar or use_index:
+            return DeviceTreeDecoder(
+                *(parts.target, parts.drafter, rounds, request),
+                budget=self._budget,
+                use_draft=use_draft,
+                use_lookup=use_lookup,
+                use_index=use_index,
+                controllers=controllers if is_auto else None,
+                off_reason=off_reason,
+                watch=watch,
+            )
         return DeviceDecoder(
             *(parts.target, parts.drafter, rounds, request),
             use_draft=use_draft,
-            controller=self._device[not request.sampling.is_greedy] if is_auto else None,
-            off_reason=None if use_draft else self._off_reason,
+            use_lookup=use_lookup,
+            controller=controllers[0] if is_auto else None,
+            off_reason=off_reason,
             watch=watch,
         )

@@ -5,12 +5,13 @@ engine. Where nothing is asked of a part, its tokens are free and cost next to n
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from enum import Enum, auto
 
 import numpy as np
 
-from draftree.core import TokenMatcher
+from draftree.core import FreeSpan, TokenMatcher
 from draftree.text.grammar import Cursor
 from draftree.text.tokenizer import Tokenizer
 
@@ -80,6 +81,22 @@ class ReplyMatcher:
             self._phase = _Phase.OPENING
             if grammar.reasoning.is_open:
                 self._think()
+
+    def copy(self) -> "ReplyMatcher":
+        other = copy(self)  # what is changed in place is the cursor alone
+        if self._cursor is not None:
+            other._cursor = self._cursor.copy()
+        return other
+
+    def find_free(self) -> FreeSpan | None:
+        if self._cursor is not None or self._phase in (_Phase.CLOSING, _Phase.END):
+            return None
+        reasoning, trigger = self._grammar.reasoning, self._grammar.trigger
+        end_ids = frozenset((trigger.token,) if trigger is not None else ())
+        if self._phase is _Phase.CONTENT or reasoning is None or reasoning.budget is None:
+            return FreeSpan(end_ids)
+        has_opened = self._phase is _Phase.REASONING  # else the tag is a token at least
+        return FreeSpan(end_ids, reasoning.budget - self._num_thought + (not has_opened))
 
     @property
     def is_complete(self) -> bool:

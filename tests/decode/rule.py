@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from draftree.core import TokenMatcher
+from draftree.core import FreeSpan, TokenMatcher
 
 
 class RuleGrammar:
@@ -47,6 +47,14 @@ class RuleMatcher:
     def is_complete(self) -> bool:
         return self._count == self._grammar.length
 
+    def copy(self) -> "RuleMatcher":
+        other = RuleMatcher(self._grammar)
+        other._state, other._count = self._state, self._count
+        return other
+
+    def find_free(self) -> FreeSpan | None:
+        return None
+
     def fill_mask(self, bits: np.ndarray) -> bool:
         allowed = self._grammar.allowed[self._state]
         packed = np.zeros(len(bits) * 4, dtype=np.uint8)
@@ -77,3 +85,59 @@ class RuleMatcher:
     @staticmethod
     def _next(state: int, token: int) -> int:
         return (5 * state + token + 1) % 16
+
+
+class TriggerGrammar:
+    """Free text in which some tokens switch a RuleGrammar on, until so many tokens are written."""
+
+    def __init__(
+        self, rules: RuleGrammar, triggers: frozenset[int], length: int, span: int | None = None
+    ) -> None:
+        self.rules, self.triggers, self.length, self.span = rules, triggers, length, span
+
+    def new_matcher(self) -> TokenMatcher:
+        return TriggerMatcher(self)
+
+
+class TriggerMatcher:
+    is_complete = False
+
+    def __init__(self, grammar: TriggerGrammar) -> None:
+        self._grammar = grammar
+        self._inner: RuleMatcher | None = None
+        self._left = 0
+        self.num_asked = 0
+
+    def copy(self) -> "TriggerMatcher":
+        other = TriggerMatcher(self._grammar)
+        other._inner = self._inner.copy() if self._inner is not None else None
+        other._left = self._left
+        return other
+
+    def find_free(self) -> FreeSpan | None:
+        grammar = self._grammar
+        return FreeSpan(grammar.triggers, grammar.span) if self._inner is None else None
+
+    def fill_mask(self, bits: np.ndarray) -> bool:
+        self.num_asked += 1
+        return self._inner is not None and self._inner.fill_mask(bits)
+
+    def count_valid(self, tokens: Sequence[int]) -> int:
+        if self._inner is None:
+            return len(tokens)
+        return min(
+            self._inner.count_valid(tokens[: self._left]) + len(tokens[self._left :]), len(tokens)
+        )
+
+    def propose_forced(self) -> list[int]:
+        return self._inner.propose_forced()[: self._left] if self._inner is not None else []
+
+    def advance(self, token: int) -> None:
+        if self._inner is None:
+            if token in self._grammar.triggers:
+                self._inner, self._left = RuleMatcher(self._grammar.rules), self._grammar.length
+            return
+        self._inner.advance(token)
+        self._left -= 1
+        if self._left == 0:
+            self._inner = None

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from draftree.decode.device_round import GpuRounds
+from draftree.drafts.drafter import Proposal
 from draftree.engine.engine import TokenEngine
 from draftree.kernels.cuda.pass_args import COMMITTED
-from draftree.kernels.cuda.tree import build_tree
 
 NUM_POSITIONS, NUM_CANDIDATES = 15, 6
 _RANKS = (0, 0, 0, 0, 0, 1, 2, 3)  # of the true token; the last: it is not among the candidates
@@ -21,6 +21,7 @@ class ScriptedRounds(GpuRounds):
 
     def __init__(self, engine: TokenEngine, budget: int, text: Sequence[int], seed: int) -> None:
         super().__init__(engine.target, engine._parts.ops, None, None, budget)
+        self._state = engine.target.state
         place, rng = self._gpu.place, np.random.default_rng(seed)
         padded = [*text, *[0] * (NUM_POSITIONS + 1)]
         self._text = torch.tensor(padded, device=place)
@@ -33,17 +34,26 @@ class ScriptedRounds(GpuRounds):
         self._offsets = torch.tensor(offsets, device=place)
         self._depths = torch.arange(1, NUM_POSITIONS + 1, device=place)
         shape = (NUM_POSITIONS, NUM_CANDIDATES)
-        self._ids = torch.zeros(shape, dtype=torch.int32, device=place)
+        ids = torch.zeros(shape, dtype=torch.int32, device=place)
         falling = -0.3 - 0.7 * torch.arange(NUM_CANDIDATES, device=place)
-        self._log_probs = falling.expand(shape).contiguous()
+        self._candidates = ids, falling.expand(shape).contiguous()
 
     @property
     def can_draft(self) -> bool:
         return True
 
-    def _propose(self) -> None:
+    def _propose(self, candidates: tuple[torch.Tensor, torch.Tensor]) -> None:
         step, vocab_size = self._target.ops.step, self._target.logits.shape[1]
         at = (step.control[COMMITTED] + self._depths).clamp(max=len(self._text) - 1)
         ids = (self._text[at][:, None] + self._offsets[self._ranks[at]]) % vocab_size
-        self._ids.copy_(ids)
-        build_tree(self._ids, self._log_probs, self._params, step, self._gpu)
+        candidates[0].copy_(ids)
+
+    def propose(self) -> None:
+        """The host knows the text by itself."""
+
+    def read_proposal(self) -> Proposal:
+        vocab_size = self._target.logits.shape[1]
+        depths = self._depths.cpu()
+        at = (self._state.committed + depths).clamp(max=len(self._text) - 1)
+        ids = self._text.cpu()[at][:, None] + self._offsets.cpu()[self._ranks.cpu()[at]]
+        return Proposal((ids % vocab_size).numpy(), self._candidates[1].cpu().numpy())

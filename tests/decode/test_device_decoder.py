@@ -28,6 +28,9 @@ class Rounds:
     def begin(self, *args: Any) -> None:
         assert not self._under_way
 
+    def begin_stretch(self, *args: Any, **options: Any) -> None:
+        assert not self._under_way
+
     def launch(self, *, use_draft: bool) -> None:
         self.kinds.append(use_draft)
         self._under_way.append(use_draft)

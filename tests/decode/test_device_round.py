@@ -11,46 +11,29 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.bench.synthetic import write_pair
-from draftree.config import EngineConfig, GpuInfo
+from draftree.config import EngineConfig
 from draftree.core import FinishReason, Request, SamplingParams
 from draftree.decode.decoder import Round
 from draftree.decode.device_decoder import DeviceDecoder
-from draftree.engine import parts as parts_module
 from draftree.engine.engine import TokenEngine
-from draftree.kernels.cuda import compile as compile_module
 from draftree.kernels.cuda.compile import Gpu
-from draftree.prefill.chunked import prefill
-from draftree.state.sequence import Snapshot
+from tests.decode.device_oracle import (
+    HOT,
+    PROMPT,
+    check_kind,
+    decode,
+    emitted_tokens,
+    equal_parts,
+    request,
+)
 from tests.decode.scripted import ScriptedRounds
-from tests.made import make_draft
-from tests.tiny import tiny_path
 
-PROMPT = (5, 9, 200, 31, 7, 77)
-HOT = SamplingParams(temperature=3.0, seed=4)  # the noise decides, and any draft knows the noise
 SAMPLINGS = {
     "greedy": SamplingParams(),
     "warm": SamplingParams(temperature=0.8, seed=3),
     "filtered": SamplingParams(temperature=1.0, top_p=0.9, min_p=0.01, seed=3),
     "hot": HOT,
 }
-
-
-@pytest.fixture
-def open_engine(any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch):
-    """TokenEngine on that GPU, with the tiny hybrid model and its draft of random weights."""
-    gpu = GpuInfo(0, "a GPU", 2**36)
-    monkeypatch.setattr(parts_module, "find_gpu", lambda device: gpu)
-    monkeypatch.setattr(compile_module, "gpu", lambda index: any_gpu)
-
-    def open_one(budget: int | str, qtype: str = "F16") -> TokenEngine:
-        config = EngineConfig(budget=budget, max_ctx=256, chunk=64)
-        return TokenEngine.open(tiny_path("qwen35-mtp"), config, draft=make_draft(qtype))
-
-    return open_one
-
-
-def request(sampling: SamplingParams, count: int, prompt: tuple[int, ...] = PROMPT) -> Request:
-    return Request(prompt, count, sampling)
 
 
 def test_drafting_changes_no_text(open_engine, any_gpu: Gpu) -> None:
@@ -94,39 +77,18 @@ def test_prompts_of_a_middling_length(open_engine) -> None:
     assert texts[0] == texts[1] and equal_parts(*states)
 
 
-def decode(engine: TokenEngine, rounds, sampling: SamplingParams, count: int, *, use_draft: bool):
-    """Tokens after the prompt, and tokens a round."""
-    engine.reset()
-    prefill(engine.target, PROMPT[:-1], engine.plan.chunk)
-    decoder = DeviceDecoder(
-        *(engine.target, None, rounds, request(sampling, count)),
-        use_draft=use_draft,
-    )
-    decoder.start(PROMPT[-1])
-    tokens: list[int] = []
-    while len(tokens) < count:
-        tokens += [emitted.token for emitted in decoder.step(count - len(tokens))]
-    decoder.finish()
-    return tokens, count / decoder.stats.num_rounds
-
-
-def equal_parts(a: Snapshot, b: Snapshot) -> bool:
-    pairs = [
-        (x, y) for p, q in zip(a.parts, b.parts, strict=True) for x, y in zip(p, q, strict=True)
-    ]
-    return a.tokens == b.tokens and all(np.array_equal(x, y) for x, y in pairs) and len(pairs) > 0
-
-
 def check_oracle(engine: TokenEngine, budgets: tuple[int, ...], count: int) -> float:
     """Deep paths change nothing either; the mean number of tokens a round."""
     lengths = []
     for name, sampling in SAMPLINGS.items():
-        plain, _ = decode(engine, engine.rounds_of(0), sampling, count, use_draft=False)
+        asked = request(sampling, count)
+        plain, _ = decode(engine, engine.rounds_of(0), asked, use_draft=False)
         state = engine.target.state.snapshot()
+        text = (*PROMPT, *(one.token for one in plain))
         for budget in budgets:
-            rounds = ScriptedRounds(engine, budget, (*PROMPT, *plain), budget)
-            tokens, length = decode(engine, rounds, sampling, count, use_draft=True)
-            assert tokens == plain, (name, budget)
+            rounds = ScriptedRounds(engine, budget, text, budget)
+            emitted, length = decode(engine, rounds, asked, use_draft=True)
+            assert emitted_tokens(emitted) == emitted_tokens(plain), (name, budget)
             assert equal_parts(engine.target.state.snapshot(), state), "the states differ"
             lengths.append(length)
     return sum(lengths) / len(lengths)
@@ -149,12 +111,60 @@ def test_the_flagship_shapes(real_gpu: Gpu) -> None:
     assert check_oracle(engine, (8, 22, 40), 224) > 3.0
 
 
-def test_what_only_the_host_can_do_gives_the_same_text(open_engine) -> None:
-    """Log-probabilities take the way through the host, whose noise is the same."""
-    engine = open_engine(8)
-    device = [e.token for e in engine.generate(request(HOT, 6))]
-    host = engine.generate(replace(request(HOT, 6), logprobs=1))
-    assert [e.token for e in host] == device
+# Penalties that make tokens come back, so that a tree's own text counts.
+REPEATING = SamplingParams(
+    repetition_penalty=1.2, presence_penalty=-3.0, frequency_penalty=0.9, seed=5
+)
+KINDS = {
+    "penalties": {"sampling": REPEATING},
+    "hot penalties": {"sampling": replace(REPEATING, temperature=1.5)},
+    "bias": {"sampling": HOT, "logit_bias": ((3, 2.0), (17, 1.5))},
+    "scores": {"sampling": SAMPLINGS["warm"], "logprobs": 3},
+    "all": {
+        "sampling": replace(REPEATING, temperature=1.0, top_p=0.9, min_p=0.01),
+        "logit_bias": ((7, 3.0), (200, -50.0)),
+        "logprobs": 20,
+        "stop_ids": frozenset(range(210, 250)),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_request(open_engine, any_gpu: Gpu, kind: str) -> None:
+    asked = Request(PROMPT, 100 if any_gpu.is_real else 12, **KINDS[kind])
+    assert check_kind(open_engine(22), asked, (8, 22) if any_gpu.is_real else (22,)) > 1.5
+
+
+def test_kinds_take_turns_on_one_engine(open_engine) -> None:
+    """What one request leaves on the device is nothing to the next."""
+    engine, texts = open_engine(8), {}
+    for name in (*KINDS, None, *KINDS, None):
+        options = KINDS[name] if name is not None else {"sampling": HOT}
+        events = list(engine.generate(Request(PROMPT, 4, **options)))
+        assert isinstance(engine._decoders.new(Request(PROMPT, 4, **options), None), DeviceDecoder)
+        found = [(event.token, event.scores) for event in events]
+        assert texts.setdefault(name, found) == found
+        assert all((scores is not None) == ("logprobs" in options) for _, scores in found)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"logit_bias": ((7, 90.0),)},
+        {"sampling": SamplingParams(presence_penalty=-10.0, frequency_penalty=-10.0)},
+    ],
+    ids=["bias", "penalties"],
+)
+def test_a_draft_expects_what_the_request_wants(open_engine, options) -> None:
+    """Soon one token is all that follows, which the draft of random weights cannot know."""
+    stream = open_engine(8).generate(Request(PROMPT, 16, **options))
+    tokens = [event.token for event in stream]
+    assert len(set(tokens)) <= 4 and stream.usage.acceptance_length > 1.6
+
+
+def test_log_probabilities_without_alternatives(open_engine) -> None:
+    events = list(open_engine(8).generate(replace(request(HOT, 3), logprobs=0)))
+    assert all(e.scores is not None and e.scores.top == () for e in events)
 
 
 def test_a_stream_left_early_does_no_harm(open_engine) -> None:

@@ -14,12 +14,15 @@ from draftree.kernels.cuda.gated_delta_prefill import chunk_source, plan_pass
 from draftree.kernels.cuda.kv_cache import COMMIT_SOURCE, KvShape
 from draftree.kernels.cuda.layout import unit_format
 from draftree.kernels.cuda.linear import plan_linear
+from draftree.kernels.cuda.lookup import lookup_source
 from draftree.kernels.cuda.pack import repack_source
 from draftree.kernels.cuda.prefill import expand_source
 from draftree.kernels.cuda.prepare import RowOp, plan_row, prepare_source
+from draftree.kernels.cuda.process import process_source
 from draftree.kernels.cuda.rotary import rotary_source
 from draftree.kernels.cuda.rows import COPY_SOURCE
 from draftree.kernels.cuda.sampling import sampling_source
+from draftree.kernels.cuda.scores import score_source
 from draftree.kernels.cuda.tree import plan_source, tree_source
 from draftree.kernels.quant.formats import QuantType
 from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS
@@ -74,4 +77,7 @@ def _round_sources() -> list[KernelSource]:
         *(plan_source(f"{name}_kernel") for name in plans),
         tree_source(),
         accept_source(),
+        lookup_source(),
+        process_source(),
+        score_source(),
     ]

@@ -52,7 +52,7 @@ def made_choices(rng: np.random.Generator, tree: DraftTree) -> list[int]:
 
 
 def start(gpu: Gpu, tokens_left: int, stop_ids: frozenset[int] = frozenset()) -> RequestParams:
-    device_params = RequestParams(gpu)
+    device_params = RequestParams(gpu, VOCAB)
     limits = {"tokens_left": tokens_left, "max_ctx": 1000}
     device_params.start(SamplingArgs(temperature=0.0), 0, anchor=3, **limits, stop_ids=stop_ids)
     return device_params
@@ -170,7 +170,7 @@ def test_rounds_write_the_text_of_plain_decoding(any_gpu: Gpu, temperature: floa
     text, sampler = [3], Sampler(params, 40)
     while len(text) <= 60 and text[-1] != 17:
         text.append(sampler.choose(table[text[-1]], 20 + len(text)))
-    device_params = RequestParams(any_gpu)
+    device_params = RequestParams(any_gpu, 40)
     limits = {"tokens_left": 60, "max_ctx": 1000, "budget": 9, "stop_ids": {17}}
     device_params.start(SamplingArgs(temperature=temperature), params.seed, anchor=3, **limits)
     step, draft_step = (CudaPassArgs(16, 16, any_gpu) for _ in range(2))

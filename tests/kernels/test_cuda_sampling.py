@@ -14,11 +14,7 @@ from draftree.decode.sampler import Sampler  # noqa: E402
 from draftree.kernels.cpu.sampling import SamplingArgs, gumbel  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.pass_args import CudaPassArgs  # noqa: E402
-from draftree.kernels.cuda.request import (  # noqa: E402
-    MAX_STOPS,
-    RequestParams,
-    needs_threshold,
-)
+from draftree.kernels.cuda.request import RequestParams, needs_threshold  # noqa: E402
 from draftree.kernels.cuda.sampling import (  # noqa: E402
     SamplingWorkspace,
     choose,
@@ -57,7 +53,7 @@ def tree_step(gpu: Gpu, num_rows: int) -> CudaPassArgs:
 
 
 def device_params_for(gpu: Gpu, params: SamplingParams) -> RequestParams:
-    device_params = RequestParams(gpu)
+    device_params = RequestParams(gpu, VOCAB)
     device_params.start(filters_of(params), params.seed, anchor=1, tokens_left=10, max_ctx=999)
     return device_params
 
@@ -312,12 +308,7 @@ def test_a_large_vocabulary(any_gpu: Gpu) -> None:
 
 
 def test_what_cannot_be_done_is_refused(any_gpu: Gpu) -> None:
-    device_params = RequestParams(any_gpu)
-    limits = {"anchor": 0, "tokens_left": 1, "max_ctx": 9}
-    with pytest.raises(ValueError, match="penalties"):
-        device_params.start(SamplingArgs(presence_penalty=1.0), 0, **limits)
-    with pytest.raises(ValueError, match="stop tokens"):
-        device_params.start(SamplingArgs(), 0, **limits, stop_ids=range(MAX_STOPS + 1))
+    device_params = RequestParams(any_gpu, VOCAB)
     with pytest.raises(ValueError, match="too large"):
         new_sampling_workspace(1, 64 * 8192 + 1, any_gpu)
     step, workspace = CudaPassArgs(4, 4, any_gpu), new_sampling_workspace(2, 100, any_gpu)

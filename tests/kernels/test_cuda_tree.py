@@ -9,8 +9,10 @@ from draftree.core import TokenSource  # noqa: E402
 from draftree.decode.tree import RankedTree  # noqa: E402
 from draftree.decode.tree import build_tree as build_on_host  # noqa: E402
 from draftree.drafts.drafter import Proposal  # noqa: E402
+from draftree.drafts.lookup import LookupIndex  # noqa: E402
 from draftree.kernels.cpu.sampling import SamplingArgs  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
+from draftree.kernels.cuda.lookup import DeviceText, find_match  # noqa: E402
 from draftree.kernels.cuda.pass_args import (  # noqa: E402
     COMMITTED,
     FIRST,
@@ -20,7 +22,7 @@ from draftree.kernels.cuda.pass_args import (  # noqa: E402
     PATH_LEN,
     CudaPassArgs,
 )
-from draftree.kernels.cuda.request import RequestParams  # noqa: E402
+from draftree.kernels.cuda.request import Param, RequestParams  # noqa: E402
 from draftree.kernels.cuda.tree import (  # noqa: E402
     advance,
     build_tree,
@@ -36,7 +38,7 @@ PER_NODE = ("tokens", "positions", "parents", "depths", "order", "rows")
 def request(
     gpu: Gpu, budget: int = 0, tokens_left: int = 1000, max_ctx: int = 10_000
 ) -> RequestParams:
-    params = RequestParams(gpu)
+    params = RequestParams(gpu, VOCAB)
     limits = {"tokens_left": tokens_left, "max_ctx": max_ctx, "budget": budget}
     params.start(SamplingArgs(temperature=0.0), 0, anchor=ANCHOR, **limits)
     return params
@@ -60,12 +62,13 @@ def build_on(
     params: RequestParams,
     committed: int = 0,
     step: CudaPassArgs | None = None,
+    text: DeviceText | None = None,
 ) -> CudaPassArgs:
     step = step or CudaPassArgs(64, 64, gpu)
     step.set_idle(committed)
     ids = torch.tensor(block.tokens, dtype=torch.int32, device=gpu.place)
     log_probs = torch.tensor(block.log_probs, device=gpu.place)
-    build_tree(ids, log_probs, params, step, gpu)
+    build_tree(ids, log_probs, params, step, gpu, text)
     return step
 
 
@@ -81,8 +84,6 @@ def same_tree(gpu: Gpu, step: CudaPassArgs, ranked: RankedTree, committed: int) 
         assert ours[: tree.num_nodes].tolist() == theirs[: tree.num_nodes].tolist(), name
     for node, depth in enumerate(tree.depths):
         assert torch.equal(step.ancestors[node, : depth + 1], wanted.ancestors[node, : depth + 1])
-    for node in range(1, tree.num_nodes):  # what RoundRecord says of sources
-        assert (tree.sources[node] is TokenSource.CHAIN) == (tree.depths[node] == node)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
@@ -97,6 +98,58 @@ def test_trees_are_those_of_the_host(any_gpu: Gpu, steps: int) -> None:
         build_on(any_gpu, block, params, committed, step)
         room = Proposal(block.tokens[:budget], block.log_probs[:budget])
         same_tree(any_gpu, step, build_on_host(ANCHOR, room, budget), committed)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_trees_with_looked_up_text(any_gpu: Gpu, steps: int) -> None:
+    """It shares nodes with the chain, or with lower choices, or none."""
+    rng, num_shared = np.random.default_rng(steps), 0
+    step, text = CudaPassArgs(64, 64, any_gpu), DeviceText(999, any_gpu)
+    for case in range(150):
+        budget = case % 63 + 1
+        num_positions, num_candidates = rng.integers(1, 20), rng.integers(1, 9)
+        block = made_block(rng, num_positions, num_candidates, steps)
+        length = int(rng.integers(1, 15))
+        looked = rng.integers(0, VOCAB, length)
+        for depth in range(min(length, int(rng.integers(0, 12)), num_positions)):
+            looked[depth] = block.tokens[
+                depth, int(rng.integers(num_candidates)) if case % 2 else 0
+            ]
+        params, committed = request(any_gpu, budget), int(rng.integers(50, 500))
+        text.start([1] * (committed + 1 - length) + looked.tolist())
+        text.match[0] = 4 << 32 | (committed + 1 - length)
+        build_on(any_gpu, block, params, committed, step, text)
+        room = Proposal(block.tokens[:budget], block.log_probs[:budget])
+        ranked = build_on_host(ANCHOR, room, budget, lookup=looked.tolist()[: min(10, budget)])
+        same_tree(any_gpu, step, ranked, committed)
+        num_looked = ranked.tree.sources.count(TokenSource.NGRAM)
+        assert params.device[Param.NUM_LOOKED] == num_looked and text.match[0] == 0
+        num_shared += ranked.tree.parents[num_looked + 1 :].count(num_looked) > 0
+    assert num_shared > 10
+
+
+@pytest.mark.parametrize("num_kinds", [2, 5, 40])
+def test_matches_are_those_of_the_index(any_gpu: Gpu, num_kinds: int) -> None:
+    rng, text, step = (
+        np.random.default_rng(3),
+        DeviceText(5000, any_gpu),
+        CudaPassArgs(8, 8, any_gpu),
+    )
+    params, found = request(any_gpu), 0
+    for length in (1, 3, 4, 5, 9, 30, 500, 4000):
+        tokens = rng.integers(0, num_kinds, length).tolist()
+        text.start(tokens)
+        text.match.zero_()
+        step.set_idle(length - 1)
+        find_match(text, step, params, any_gpu)
+        index = LookupIndex()
+        index.extend(tokens)
+        looked, match_len = index.propose(10)
+        match, start = divmod(int(text.match[0]), 2**32)
+        assert match == (match_len if match_len >= 4 else 0)
+        assert match == 0 or tuple(tokens[start : start + 10]) == looked
+        found += match > 0
+    assert found > 1 or num_kinds == 40
 
 
 def test_a_block_as_large_as_can_be(any_gpu: Gpu) -> None:
@@ -205,5 +258,5 @@ def test_after_the_end_passes_are_empty(any_gpu: Gpu) -> None:
 
 def test_nothing_runs_before_a_request(any_gpu: Gpu) -> None:
     step = CudaPassArgs(8, 8, any_gpu)
-    plan_plain(RequestParams(any_gpu), step, any_gpu)
+    plan_plain(RequestParams(any_gpu, VOCAB), step, any_gpu)
     assert step.control[NUM_TOKENS] == 0

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from draftree.core import FreeSpan
 from draftree.text.constraint import CallTrigger, Reasoning, ReplyGrammar, ReplyMatcher
 from draftree.text.grammar import GrammarCompiler
 from draftree.text.tokenizer import Tokenizer
@@ -157,3 +158,30 @@ def test_matchers_are_independent() -> None:
     assert isinstance(first, ReplyMatcher)
     first.advance(97)
     assert first.propose_forced() == [98] and second.propose_forced() == [97, 98]
+
+
+def test_free_text_says_for_how_long() -> None:
+    """Until the token that begins a call, or until reasoning may be over its budget."""
+    call = CallTrigger(CALL, compile_rules('start: "ab"'), is_single=False)
+    walk = Walk(ReplyGrammar(TOKENIZER, reasoning=reasoning(budget=3), trigger=call))
+    ends = frozenset({CALL})
+    assert walk.matcher.find_free() == FreeSpan(ends, 4)  # the tag, and three tokens
+    assert walk.say(THINK).matcher.find_free() == FreeSpan(ends, 3)
+    assert walk.say("x").matcher.find_free() == FreeSpan(ends, 2)
+    assert walk.say("yz").matcher.find_free() is None  # the closing tag must follow
+    for token in list(walk.matcher.propose_forced()):
+        walk.say(token)
+    assert walk.matcher.find_free() == FreeSpan(ends)
+    assert walk.say(CALL).matcher.find_free() is None
+    assert walk.say("ab").matcher.find_free() == FreeSpan(ends)
+    assert Walk(ReplyGrammar(TOKENIZER)).matcher.find_free() == FreeSpan()
+    content = ReplyGrammar(TOKENIZER, reasoning=reasoning(), content=compile_rules('start: "ab"'))
+    assert Walk(content).say(THINK).matcher.find_free() is None  # it must not end here
+
+
+def test_copies_go_on_apart() -> None:
+    walk = Walk(ReplyGrammar(TOKENIZER, content=compile_rules('start: "ab" | "ac"'))).say("a")
+    other = walk.matcher.copy()
+    other.advance(TOKENIZER.encode("b")[0])
+    assert other.is_complete and not walk.matcher.is_complete
+    assert walk.say("c").matcher.is_complete

@@ -10,19 +10,20 @@ import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
+from draftree.kernels.cuda.lookup import DeviceText
 from draftree.kernels.cuda.pass_args import CudaPassArgs
 from draftree.kernels.cuda.request import PARAM_MACROS, End, RequestParams
 from draftree.kernels.cuda.tree import MAX_NODES
 
-_HEADER_LEN = 8  # number, num_nodes, path_len, bonus, end; then tokens, parents, path
+_HEADER_LEN = 8  # see RoundRing.read; then tokens, parents, path
 _RECORD_LEN = _HEADER_LEN + 3 * MAX_NODES
 _MACROS = (("MAX_NODES", MAX_NODES), ("HEADER_LEN", _HEADER_LEN), ("RECORD_LEN", _RECORD_LEN))
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """One finished round. A node of the path whose number is its depth is the draft's first choice
-    at every depth so far; another one is a sibling of such a node or below one.
+    """One finished round. Its first nodes besides the root were looked up; the draft's first
+    choices share some of those, and go on with the nodes that follow.
     """
 
     number: int  # from 1
@@ -31,6 +32,8 @@ class RoundRecord:
     path: tuple[int, ...]
     bonus: int
     end: End
+    num_looked: int = 0
+    num_shared: int = 0
 
     @property
     def emitted(self) -> tuple[int, ...]:
@@ -54,7 +57,7 @@ class RoundRing:
         params = self._params[(number - 1) % len(self._params)]
         if params[0] != number:
             return None
-        _, num_nodes, path_len, bonus, end = params[:5].tolist()
+        _, num_nodes, path_len, bonus, end, num_looked, num_shared = params[:7].tolist()
         tokens, parents, path = params[_HEADER_LEN:].reshape(3, MAX_NODES).tolist()
         return RoundRecord(
             number,
@@ -63,6 +66,7 @@ class RoundRing:
             tuple(path[:path_len]),
             bonus,
             End(end),
+            *(num_looked, num_shared),
         )
 
 
@@ -76,15 +80,23 @@ def accept(
     step: CudaPassArgs,
     ring: RoundRing,
     gpu: Gpu,
+    *,
+    use_counts: bool = False,
+    ends: torch.Tensor | None = None,  # int32 [nodes, words]
+    text: DeviceText | None = None,
 ) -> None:
     """The path into step.path; anchor, tokens left and end into the params; a record into the ring.
 
-    A pass over nothing has an empty path and leaves no record.
+    A pass over nothing has an empty path and leaves no record. use_counts: what was written is
+    counted for the penalties. ends: the path does not go on to a node whose last word is not 0.
+    text: what was written is appended to it.
     """
     load_kernel(accept_source(), gpu).launch(
         (1,),
         MAX_NODES,
         *(chosen, params.device, step.control, step.tokens, step.parents, step.depths),
-        *(step.path, ring.records, len(ring.records)),
+        *(step.path, params.stops, params.counts if use_counts else None),
+        *(ends, 0 if ends is None else ends.stride(0), None if text is None else text.tokens),
+        *(ring.records, len(ring.records)),
         is_chained=True,
     )

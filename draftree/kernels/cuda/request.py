@@ -1,12 +1,12 @@
 """A request as params in device memory: how tokens are chosen, how far to go, where it stands.
 
 The host writes all of it when a request starts; the kernels of each round read it and keep the
-anchor, the tokens left, the number of rounds and the end of the request up to date. Penalties are
-not among the params.
+anchor, the tokens left, the number of rounds, the end of the request and the counts of its tokens
+up to date.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import IntEnum
 
 import numpy as np
@@ -16,9 +16,10 @@ from draftree.kernels.cpu.sampling import SamplingArgs
 from draftree.kernels.cuda import pass_args
 from draftree.kernels.cuda.compile import Gpu
 
-MAX_STOPS = 16
 MAX_TOP_K = 64  # more than this takes the longer way through a threshold
-_LENGTH = 32
+SEEN = 1 << 30  # a token that is in the text; the bits below count it in the reply
+SLICE = 8192  # logits that a block works on
+_LENGTH = 20
 
 
 class Param(IntEnum):
@@ -31,19 +32,23 @@ class Param(IntEnum):
     TOP_K = 7
     BUDGET = 8  # nodes of a tree besides the root
     MAX_CTX = 9
-    NUM_STOPS = 10
+    NUM_SCORES = 10  # tokens of a position whose log-probabilities are wanted
     ANCHOR = 11
     TOKENS_LEFT = 12
     ENDED = 13  # an End
     NUM_ROUNDS = 14
-    STOPS = 16
+    REPETITION = 15  # penalties, float32
+    PRESENCE = 16
+    FREQUENCY = 17
+    NUM_LOOKED = 18  # of the tree's first nodes besides the root, those that were looked up
+    NUM_SHARED = 19  # of those, the draft's first choices too
 
 
 class End(IntEnum):
     """Whether a request goes on, and why not."""
 
     RUNNING = 0
-    STOP = 1  # the last token is a stop token
+    STOP = 1  # the last token is a stop token, or one that ends a stretch of free text
     LENGTH = 2  # no tokens left
     IDLE = 3  # nothing was asked for yet, or the host called it off
 
@@ -55,15 +60,22 @@ PARAM_MACROS = (
     *((word.name, word.value) for word in Param),
     *((f"ENDED_BY_{end.name}", end.value) for end in End),
     ("MAX_TOP_K", MAX_TOP_K),
+    ("SEEN", SEEN),
 )
 
 
 class RequestParams:
     """The params of the one request at a time that a device works on."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu, vocab_size: int) -> None:
         self.device = torch.zeros(_LENGTH, dtype=torch.int32, device=gpu.place)
         self._host = torch.zeros(_LENGTH, dtype=torch.int32, pin_memory=gpu.is_real)
+        num_tokens = -(-vocab_size // SLICE) * SLICE
+        self.bias = torch.zeros(num_tokens, device=gpu.place)  # float32, by token
+        self.counts = torch.zeros(num_tokens, dtype=torch.int32, device=gpu.place)  # see SEEN
+        self.stops = torch.zeros(num_tokens // 32, dtype=torch.int32, device=gpu.place)  # bits
+        self._stop_ids: frozenset[int] = frozenset()
+        self._logit_bias: tuple[tuple[int, float], ...] = ()
         self.stop()
 
     def start(
@@ -76,29 +88,60 @@ class RequestParams:
         max_ctx: int,
         budget: int = 0,
         stop_ids: Collection[int] = (),
+        logit_bias: Sequence[tuple[int, float]] = (),
+        prompt_ids: Sequence[int] = (),
+        num_scores: int = 0,
     ) -> None:
         """Every kernel launched from now on works on this request."""
+        self._set_stops(stop_ids)
+        self._set_bias(tuple(logit_bias))
         if filters.has_penalties:
-            raise ValueError("penalties cannot be counted on the device")
-        if len(stop_ids) > MAX_STOPS:
-            raise ValueError(f"{len(stop_ids)} stop tokens, at most {MAX_STOPS} are possible")
+            self.counts.zero_()
+            self.counts[torch.tensor(sorted(set(prompt_ids)), dtype=torch.int64)] = SEEN
         params = self._host.numpy()
         params[:] = 0
         params.view(np.uint64)[Param.SEED // 2] = seed
-        doubles, log_min_p = params.view(np.float64), -math.inf
+        doubles, floats, log_min_p = params.view(np.float64), params.view(np.float32), -math.inf
         if filters.min_p > 0.0:
             log_min_p = math.log(filters.min_p)
         doubles[Param.TOP_P // 2], doubles[Param.LOG_MIN_P // 2] = filters.top_p, log_min_p
-        params.view(np.float32)[Param.TEMPERATURE] = filters.temperature
+        floats[Param.TEMPERATURE] = filters.temperature
+        floats[Param.REPETITION] = filters.repetition_penalty
+        floats[Param.PRESENCE] = filters.presence_penalty
+        floats[Param.FREQUENCY] = filters.frequency_penalty
         params[Param.TOP_K], params[Param.BUDGET] = filters.top_k, budget
-        params[Param.MAX_CTX], params[Param.NUM_STOPS] = max_ctx, len(stop_ids)
+        params[Param.MAX_CTX], params[Param.NUM_SCORES] = max_ctx, num_scores
         params[Param.ANCHOR], params[Param.TOKENS_LEFT] = anchor, tokens_left
-        params[Param.STOPS : Param.STOPS + len(stop_ids)] = sorted(stop_ids)
         self.device.copy_(self._host)  # waits: the host's copy may be changed at once
+
+    def resume(self, tokens_left: int, stop_ids: Collection[int]) -> None:
+        """The request goes on, also where it had ended, with a new end."""
+        self._set_stops(stop_ids)
+        words = self._host[Param.TOKENS_LEFT : Param.ENDED + 1]
+        words[0], words[1] = tokens_left, int(End.RUNNING)
+        self.device[Param.TOKENS_LEFT : Param.ENDED + 1].copy_(words)
 
     def stop(self) -> None:
         """Rounds that are launched after this have no effect."""
         self.device[Param.ENDED : Param.ENDED + 1] = int(End.IDLE)
+
+    def _set_stops(self, stop_ids: Collection[int]) -> None:
+        """Ids that are not in the vocabulary are never chosen."""
+        wanted = frozenset(stop_ids)
+        if wanted != self._stop_ids:
+            bits = np.zeros(len(self.bias), dtype=bool)
+            bits[[token for token in wanted if 0 <= token < len(bits)]] = True
+            words = np.packbits(bits, bitorder="little").view(np.int32)
+            self.stops.copy_(torch.from_numpy(words))
+            self._stop_ids = wanted
+
+    def _set_bias(self, logit_bias: tuple[tuple[int, float], ...]) -> None:
+        if logit_bias != self._logit_bias:
+            values = np.zeros(len(self.bias), dtype=np.float32)
+            for token, value in logit_bias:
+                values[token] = value
+            self.bias.copy_(torch.from_numpy(values))
+            self._logit_bias = logit_bias
 
 
 def needs_threshold(filters: SamplingArgs, vocab_size: int) -> bool:

@@ -1,8 +1,8 @@
 """The token that follows each row of logits, and a draft's best candidates, all on the device.
 
 The choice is that of kernels/cpu/sampling.py: the same noise by (seed, position, token), the same
-filters, ties to the lower token. How tokens are chosen is read from the request's params. No
-penalties.
+filters, ties to the lower token. How tokens are chosen is read from the request's params. Bias,
+penalties and grammars have changed the logits before (process.py).
 """
 
 from dataclasses import dataclass
@@ -11,14 +11,13 @@ import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.pass_args import CudaPassArgs
-from draftree.kernels.cuda.request import MAX_TOP_K, PARAM_MACROS, RequestParams
+from draftree.kernels.cuda.request import MAX_TOP_K, PARAM_MACROS, SLICE, RequestParams
 
 MAX_CANDIDATES = MAX_TOP_K
-_THREADS = 256
-_SLICE = 8192  # logits a block
+THREADS = 256
 _MAX_SLICES = 64
 _NUM_BINS, _MEMBERS = 1024, 4096
-_FILES = ("bits", "request", "noise", "select", "slice")
+FILES = ("bits", "request", "noise", "select", "slice")
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class SamplingWorkspace:
 
 
 def new_sampling_workspace(max_rows: int, vocab_size: int, gpu: Gpu) -> SamplingWorkspace:
-    num_slices, place = -(-vocab_size // _SLICE), gpu.place
+    num_slices, place = -(-vocab_size // SLICE), gpu.place
     if num_slices > _MAX_SLICES:
         raise ValueError(f"a vocabulary of {vocab_size} is too large to choose from")
     long = {"dtype": torch.int64, "device": place}
@@ -55,23 +54,30 @@ def new_sampling_workspace(max_rows: int, vocab_size: int, gpu: Gpu) -> Sampling
     )
 
 
-def new_choices(max_rows: int, gpu: Gpu) -> torch.Tensor:
-    """int32 [max_rows]: what `choose` chose."""
-    return torch.zeros(max_rows, dtype=torch.int32, device=gpu.place)
+def new_choices(max_rows: int, gpu: Gpu, *, for_host: bool = False) -> torch.Tensor:
+    """int32 [max_rows]: what `choose` chose. for_host: in pinned memory."""
+    place = torch.device("cpu") if for_host else gpu.place
+    pinned = for_host and gpu.is_real
+    return torch.zeros(max_rows, dtype=torch.int32, device=place, pin_memory=pinned)
 
 
 def new_candidates(
-    num_positions: int, num_candidates: int, gpu: Gpu
+    num_positions: int, num_candidates: int, gpu: Gpu, *, for_host: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """int32 and float32 [num_positions, num_candidates]: what `rank` found, and its scores."""
+    """int32 and float32 [num_positions, num_candidates]: what `rank` found, and its scores.
+
+    for_host: in pinned memory, into which kernels write too.
+    """
     shape = (num_positions, num_candidates)
-    ids = torch.zeros(shape, dtype=torch.int32, device=gpu.place)
-    return ids, torch.zeros(shape, device=gpu.place)
+    place = torch.device("cpu") if for_host else gpu.place
+    is_pinned = for_host and gpu.is_real
+    ids = torch.zeros(shape, dtype=torch.int32, device=place, pin_memory=is_pinned)
+    return ids, torch.zeros(shape, device=place, pin_memory=is_pinned)
 
 
 def sampling_source(name: str) -> KernelSource:
     file = {"choose_kernel": "choose", "rank_kernel": "rank"}.get(name, "threshold")
-    return KernelSource(name, (*_FILES, file), PARAM_MACROS)
+    return KernelSource(name, (*FILES, file), PARAM_MACROS)
 
 
 def choose(
@@ -88,14 +94,14 @@ def choose(
 
     use_threshold: with filters for which `needs_threshold` holds; for others it only takes longer.
     """
-    _check(logits, workspace)
+    check_logits(logits, workspace)
     num_rows, vocab_size = logits.shape
     grid, sizes = (workspace.num_slices, num_rows), (logits.stride(0), vocab_size)
     if use_threshold:
         _find_thresholds(logits, step, params, workspace, gpu)
     load_kernel(sampling_source("choose_kernel"), gpu).launch(
         grid,
-        _THREADS,
+        THREADS,
         *(logits, step.control, step.rows, step.positions, params.device),
         workspace.thresholds if use_threshold else None,
         *(workspace.slices, workspace.arrived, chosen, *sizes),
@@ -113,15 +119,15 @@ def _find_thresholds(
     w, sizes = workspace, (logits.stride(0), logits.shape[1])
     grid, shared = (w.num_slices, logits.shape[0]), (logits, step.control, params.device)
     load_kernel(sampling_source("peak_kernel"), gpu).launch(
-        grid, _THREADS, *shared, w.peaks, *sizes, is_chained=True
+        grid, THREADS, *shared, w.peaks, *sizes, is_chained=True
     )
     for is_mass in (0, 1):  # top_k, then top_p of what it leaves
         load_kernel(sampling_source("bin_kernel"), gpu).launch(
-            grid, _THREADS, *shared, w.peaks, w.thresholds, w.bins, *sizes, is_mass, is_chained=True
+            grid, THREADS, *shared, w.peaks, w.thresholds, w.bins, *sizes, is_mass, is_chained=True
         )
         load_kernel(sampling_source("threshold_kernel"), gpu).launch(
             grid,
-            _THREADS,
+            THREADS,
             *(*shared, w.peaks, w.thresholds, w.bins, w.members, w.num_members, w.arrived),
             *(*sizes, is_mass),
             is_chained=True,
@@ -142,7 +148,7 @@ def rank(
 
     Positions of the noise are the target's, from `step`; how many rows are live says the draft's.
     """
-    _check(logits, workspace)
+    check_logits(logits, workspace)
     num_rows, vocab_size = logits.shape
     count = ids.shape[1]
     if not 1 <= count <= min(MAX_CANDIDATES, vocab_size):
@@ -151,7 +157,7 @@ def rank(
         raise ValueError("candidates must be contiguous and of one shape")
     load_kernel(sampling_source("rank_kernel"), gpu).launch(
         (workspace.num_slices, num_rows),
-        _THREADS,
+        THREADS,
         *(logits, draft_step.control, step.control, params.device),
         *(workspace.slices, workspace.weights, workspace.arrived, ids, log_probs),
         *(logits.stride(0), vocab_size, count),
@@ -159,9 +165,9 @@ def rank(
     )
 
 
-def _check(logits: torch.Tensor, workspace: SamplingWorkspace) -> None:
+def check_logits(logits: torch.Tensor, workspace: SamplingWorkspace) -> None:
     if logits.dtype != torch.float32 or logits.stride(1) != 1 or logits.stride(0) % 4:
         raise ValueError("rows of logits must be float32 and start at multiples of 16 bytes")
     fits = logits.shape[0] <= len(workspace.arrived)
-    if not fits or -(-logits.shape[1] // _SLICE) != workspace.num_slices:
+    if not fits or -(-logits.shape[1] // SLICE) != workspace.num_slices:
         raise ValueError(f"the workspace is not for logits {tuple(logits.shape)}")

@@ -7,13 +7,19 @@ request's params. Once the request has ended, every pass is one over nothing. On
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
+from draftree.kernels.cuda.lookup import MAX_LOOKED, DeviceText
 from draftree.kernels.cuda.pass_args import CudaPassArgs
 from draftree.kernels.cuda.request import PARAM_MACROS, RequestParams
 
 MAX_NODES = 64
 MAX_CANDIDATES = 64
 _THREADS = 64
-_MACROS = (*PARAM_MACROS, ("MAX_NODES", MAX_NODES), ("MAX_CANDIDATES", MAX_CANDIDATES))
+_MACROS = (
+    *PARAM_MACROS,
+    ("MAX_NODES", MAX_NODES),
+    ("MAX_CANDIDATES", MAX_CANDIDATES),
+    ("MAX_LOOKED", MAX_LOOKED),
+)
 
 
 def tree_source() -> KernelSource:
@@ -30,8 +36,11 @@ def build_tree(
     params: RequestParams,
     step: CudaPassArgs,
     gpu: Gpu,
+    text: DeviceText | None = None,
 ) -> None:
-    """The tree of decode/tree.py, without lookup, as deep as the request still may go."""
+    """The tree of decode/tree.py, as deep as the request still may go. text: what `find_match` has
+    found in it is the first branch.
+    """
     num_positions, num_candidates = ids.shape
     if num_positions >= MAX_NODES or num_candidates > MAX_CANDIDATES or step.max_nodes > MAX_NODES:
         raise ValueError(f"a block of {tuple(ids.shape)} is too large for a tree on the device")
@@ -40,7 +49,9 @@ def build_tree(
     load_kernel(tree_source(), gpu).launch(
         (1,),
         _THREADS,
-        *(ids, log_probs, params.device, step.control, step.tokens, step.positions),
+        *(ids, log_probs, params.device),
+        *((None, None) if text is None else (text.match, text.tokens)),
+        *(step.control, step.tokens, step.positions),
         *(step.parents, step.depths, step.order, step.rows, step.ancestors),
         *(num_positions, num_candidates, step.max_nodes),
         is_chained=True,

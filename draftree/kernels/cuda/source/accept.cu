@@ -3,16 +3,15 @@
 constexpr int THREADS = 64;
 static_assert(MAX_NODES <= THREADS, "a thread has one node");
 
-DEV bool is_stop(const int* words, int token) {
-  for (int i = 0; i < words[NUM_STOPS]; i++)
-    if (words[STOPS + i] == token) return true;
-  return false;
-}
+DEV bool has_bit(const int* bits, int token) { return bits[token >> 5] >> (token & 31) & 1; }
 
-// One block. records: [num_records][RECORD_LEN], see kernels/cuda/accept.py; they may lie in the host's memory.
+// One block. stops: a bit a token. counts, if there are: of tokens in the text, by token. ends, if there are: [nodes]
+// [end_stride], whose last word says that the path does not go on to the node. text, if there is: by position. records: [num_records][RECORD_LEN], see
+// kernels/cuda/accept.py; they may lie in the host's memory, as chosen and ends.
 extern "C" __global__ void __launch_bounds__(THREADS)
     accept_kernel(const int* chosen, int* words, int* control, const int* tokens, const int* parents, const int* depths,
-                  int* path, int* records, int num_records) {
+                  int* path, const int* stops, int* counts, const int* ends, int end_stride, int* text, int* records,
+                  int num_records) {
   __shared__ int from[MAX_NODES], follows[MAX_NODES], on_path[MAX_NODES], path_len;
   let_later_grids_start();
   wait_for_earlier_grids();
@@ -27,7 +26,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int depth = parent >= 0 ? depths[node] : 0;
   if (is_node) {
     from[node] = parent;
-    follows[node] = parent < 0 || (chosen[parent] == token && !is_stop(words, token) && depth < words[TOKENS_LEFT]);
+    const bool is_end = has_bit(stops, token) || (ends && ends[(node + 1) * end_stride - 1]);
+    follows[node] = parent < 0 || (chosen[parent] == token && !is_end && depth < words[TOKENS_LEFT]);
   }
   __syncthreads();
   bool is_accepted = is_node;
@@ -36,8 +36,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   __syncthreads();
   const int length = path_len, bonus = chosen[on_path[length - 1]];
   const int number = words[NUM_ROUNDS] + 1, left = words[TOKENS_LEFT] - length;
-  const int ended = is_stop(words, bonus) ? ENDED_BY_STOP : left <= 0 ? ENDED_BY_LENGTH : ENDED_BY_RUNNING;
+  const int ended = has_bit(stops, bonus) ? ENDED_BY_STOP : left <= 0 ? ENDED_BY_LENGTH : ENDED_BY_RUNNING;
   int* record = records + (number - 1) % num_records * RECORD_LEN;
+  if (counts && node < length) {  // the root has been counted before
+    int* count = counts + (node ? tokens[on_path[node]] : bonus);
+    atomicAdd(count, 1), atomicOr(count, SEEN);
+  }
+  if (text && node < length) text[control[COMMITTED] + node + 1] = node + 1 < length ? tokens[on_path[node + 1]] : bonus;
   if (node < length) path[node] = record[HEADER_LEN + 2 * MAX_NODES + node] = on_path[node];
   if (is_node) record[HEADER_LEN + node] = token, record[HEADER_LEN + MAX_NODES + node] = parent;
   __threadfence_system();
@@ -46,6 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   control[PATH_LEN] = length;
   words[ANCHOR] = bonus, words[TOKENS_LEFT] = left, words[ENDED] = ended, words[NUM_ROUNDS] = number;
   record[1] = num_nodes, record[2] = length, record[3] = bonus, record[4] = ended;
+  record[5] = min(words[NUM_LOOKED], num_nodes - 1), record[6] = words[NUM_SHARED];
   __threadfence_system();
   *static_cast<volatile int*>(record) = number;  // last: the host takes it as a sign that the rest is there
 }

@@ -1,24 +1,5 @@
 // The best candidates of each row of a draft's logits, with log-probabilities.
 
-// Adds up e^(value - top) of a slice, for the last block to normalise with.
-DEV void weigh_slice(const float* v, float top, float2* weights, float* parts) {
-  float sum = 0.0f;
-  if (top > minus_infinity())
-    for (int i = 0; i < VALUES; i++) sum += expf(v[slot(i)] - top);
-  sum = block_sum(sum, parts);
-  if (threadIdx.x == 0) weights[blockIdx.y * gridDim.x + blockIdx.x] = make_float2(top, sum);
-}
-
-// The logarithm of the sum of e^value over a row.
-DEV double log_total(const float2* weights, float top, double* parts) {
-  double term = 0.0;
-  if (threadIdx.x < gridDim.x) {
-    const float2 slice = __ldcg(weights + blockIdx.y * gridDim.x + threadIdx.x);
-    if (slice.y > 0.0f) term = slice.y * exp(static_cast<double>(slice.x) - top);
-  }
-  return top + log(block_sum(term, parts));
-}
-
 // Blocks [slices, rows]. Row i stands for the position i + 1 after the root of `target`; control counts the rows.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rank_kernel(const float* logits, const int* control, const int* target, const int* words, u64* slices, float2* weights,

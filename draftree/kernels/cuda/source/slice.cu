@@ -104,3 +104,22 @@ DEV bool merge_slices(u64* slices, int* arrived, int count, Best* best) {
   sort_listed(list_best(keys, (total + THREADS - 1) / THREADS, count, 0.0f, best), count, best);
   return true;
 }
+
+// Adds up e^(value - top) of a slice, for the last block to normalise with.
+DEV void weigh_slice(const float* v, float top, float2* weights, float* parts) {
+  float sum = 0.0f;
+  if (top > minus_infinity())
+    for (int i = 0; i < VALUES; i++) sum += expf(v[slot(i)] - top);
+  sum = block_sum(sum, parts);
+  if (threadIdx.x == 0) weights[blockIdx.y * gridDim.x + blockIdx.x] = make_float2(top, sum);
+}
+
+// The logarithm of the sum of e^value over a row.
+DEV double log_total(const float2* weights, float top, double* parts) {
+  double term = 0.0;
+  if (threadIdx.x < gridDim.x) {
+    const float2 slice = __ldcg(weights + blockIdx.y * gridDim.x + threadIdx.x);
+    if (slice.y > 0.0f) term = slice.y * exp(static_cast<double>(slice.x) - top);
+  }
+  return top + log(block_sum(term, parts));
+}

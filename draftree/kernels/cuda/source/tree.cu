@@ -1,5 +1,5 @@
-// The draft tree of decode/tree.py, node for node: the first choices as a chain, then always the most probable node that
-// is not there yet. One warp grows it; costs are sums in the same order and precision as on the host.
+// The draft tree of decode/tree.py, node for node: what was looked up, the first choices as a chain, then always the most
+// probable node that is not there yet. One warp grows it; costs are sums in the same order and precision as on the host.
 constexpr int THREADS = 64;  // a thread a node when the arrays are written
 static_assert(MAX_NODES <= THREADS, "a thread has one node");
 
@@ -9,10 +9,15 @@ struct Growth {
   int parents[MAX_NODES], depths[MAX_NODES], ranks[MAX_NODES];
   int sizes[MAX_NODES], before[MAX_NODES];
   int num_nodes;
+  // What was looked up: node i is token i - 1 of it. The chain shares its first nodes, and ends at chain_depth.
+  int looked[MAX_LOOKED], num_looked, num_shared, chain_depth;
   // Candidates for the next node, at most one more than nodes have been taken: where and which, and costs of the paths.
   int places[MAX_NODES], depth[MAX_NODES], rank[MAX_NODES];
   double costs[MAX_NODES], place_costs[MAX_NODES];
 };
+
+// The chain's node at a depth.
+DEV int chain_node(const Growth& g, int depth) { return depth <= g.num_shared ? depth : g.num_looked + depth - g.num_shared; }
 
 // Smaller costs are smaller words; all ones stands for no candidate.
 DEV u64 ordered_cost(double cost) {
@@ -52,10 +57,26 @@ DEV int least_slot(const Growth& g, u64 low, u64 high) {
   return slot;
 }
 
-// By one warp, with the chain of first choices in place.
-DEV void grow(Growth& g, int num_chain, int num_positions, int num_candidates, int stride, int budget) {
+// The first nodes: what was looked up, and the chain. By all threads.
+DEV void begin_growth(Growth& g, const int* ids, int num_positions, int stride, int budget) {
+  if (threadIdx.x == 0) {
+    int shared = 0;
+    while (shared < min(g.num_looked, num_positions) && g.looked[shared] == ids[shared * stride]) shared++;
+    const int num_chain = max(0, min(num_positions - shared, budget - g.num_looked));
+    g.num_shared = shared, g.chain_depth = shared + num_chain, g.num_nodes = g.num_looked + num_chain + 1;
+  }
+  __syncthreads();
+  const int node = threadIdx.x, beyond = node - g.num_looked;
+  if (node >= MAX_NODES) return;
+  g.parents[node] = beyond == 1 ? g.num_shared : node - 1;
+  g.depths[node] = beyond > 0 ? g.num_shared + beyond : node;
+  g.ranks[node] = 0;
+}
+
+// By one warp, with the first nodes in place.
+DEV void grow(Growth& g, const int* ids, int num_positions, int num_candidates, int stride, int budget) {
   const int lane = threadIdx.x;
-  int num_nodes = num_chain + 1, num_slots = 1;
+  int num_nodes = g.num_nodes, num_slots = 1;
   u64 low = ~0ull, high = ~0ull;
   if (lane == 0) {
     g.places[0] = g.depth[0] = g.rank[0] = 0;
@@ -68,15 +89,16 @@ DEV void grow(Growth& g, int num_chain, int num_positions, int num_candidates, i
     if (slot < 0) break;
     const int place = g.places[slot], depth = g.depth[slot], rank = g.rank[slot];
     const double cost = g.costs[slot], place_cost = g.place_costs[slot];
-    // Below a chain's node the first choice is the chain's next.
-    const bool is_known = rank == 0 && place == depth && depth < num_chain;
-    const int node = is_known ? depth + 1 : num_nodes++;
+    // Below a chain's node the first choice is the chain's next; a looked-up node is numbered by its depth.
+    const bool is_chain = rank == 0 && depth < g.chain_depth && place == chain_node(g, depth);
+    const bool is_looked = depth < g.num_looked && place == depth && ids[depth * stride + rank] == g.looked[depth];
+    const int node = is_chain ? chain_node(g, depth + 1) : is_looked ? depth + 1 : num_nodes++;
     const bool has_sibling = rank + 1 < num_candidates, has_child = depth + 1 < num_positions;
     const double beside = has_sibling ? __dadd_rn(place_cost, -static_cast<double>(g.log_probs[depth * stride + rank + 1])) : 0.0;
     const double below = has_child ? __dadd_rn(cost, -static_cast<double>(g.log_probs[(depth + 1) * stride])) : 0.0;
     __syncwarp();
     if (lane == 0) {
-      if (!is_known) g.parents[node] = place, g.depths[node] = depth + 1, g.ranks[node] = rank;
+      g.parents[node] = place, g.depths[node] = depth + 1, g.ranks[node] = rank;
       g.rank[slot] = rank + 1, g.costs[slot] = beside;  // the sibling takes the slot over
       if (has_child) {
         g.places[num_slots] = node, g.depth[num_slots] = depth + 1, g.rank[num_slots] = 0;
@@ -114,9 +136,10 @@ DEV int find_place(Growth& g, int node) {
   return place;
 }
 
-// One block. The step becomes a speculative pass over the tree, or over nothing when the request has ended.
+// One block. The step becomes a speculative pass over the tree, or over nothing when the request has ended. match, text:
+// where what follows was found, see lookup.cu, or null.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    tree_kernel(const int* ids, const float* log_probs, const int* words, int* control, int* tokens, int* positions,
+    tree_kernel(const int* ids, const float* log_probs, int* words, u64* match, const int* text, int* control, int* tokens, int* positions,
                 int* parents, int* depths, int* order, int* rows, int* ancestors, int block_positions, int num_candidates,
                 int max_nodes) {
   __shared__ Growth g;
@@ -126,22 +149,27 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const bool is_live = is_running(words);
   const int budget = min(words[BUDGET], max_nodes - 1);
   const int room = min(min(words[TOKENS_LEFT] - 1, words[MAX_CTX] - committed - 1), budget);
-  const int num_positions = max(0, min(room, block_positions)), num_chain = min(num_positions, budget);
+  const int num_positions = max(0, min(room, block_positions)), from = match ? static_cast<u32>(*match) : 0;
+  const int num_looked = from ? max(0, min(min(committed + 1 - from, room), MAX_LOOKED)) : 0;
+  if (node < num_looked) g.looked[node] = text[from + node];
+  if (node == 0) g.num_looked = words[NUM_LOOKED] = num_looked;
   for (int i = node; i < num_positions * num_candidates; i += THREADS) g.log_probs[i] = log_probs[i];
-  if (node < MAX_NODES) g.parents[node] = node - 1, g.depths[node] = node, g.ranks[node] = 0;
-  if (node == 0) g.num_nodes = num_chain + 1;
+  __syncthreads();
+  if (node == 0 && match) *match = 0;
+  begin_growth(g, ids, num_positions, num_candidates, budget);
   __syncthreads();
   if (node < 32 && num_positions > 0 && is_live)
-    grow(g, num_chain, num_positions, min(budget, num_candidates), num_candidates, budget);
+    grow(g, ids, num_positions, min(budget, num_candidates), num_candidates, budget);
   __syncthreads();
   const int place = find_place(g, node), num_nodes = is_live ? g.num_nodes : 0;
   if (node == 0) {
     control[NUM_TOKENS] = control[NUM_ROWS] = num_nodes;
-    control[IS_TREE] = 1, control[PATH_LEN] = 0;
+    control[IS_TREE] = 1, control[PATH_LEN] = 0, words[NUM_SHARED] = g.num_shared;
   }
   if (node >= num_nodes) return;
   const int depth = g.depths[node];
-  tokens[node] = node ? ids[(depth - 1) * num_candidates + g.ranks[node]] : words[ANCHOR];
+  const int token = node > num_looked ? ids[(depth - 1) * num_candidates + g.ranks[node]] : node ? g.looked[node - 1] : words[ANCHOR];
+  tokens[node] = token;
   positions[node] = committed + depth;
   parents[node] = g.parents[node], depths[node] = depth;
   order[place] = node, rows[node] = node;

@@ -1,0 +1,78 @@
+"""What rounds on a GPU are made of: the recorded programs of a target and its draft, and trees as
+their records tell them.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from draftree.core import DraftTree, TokenSource
+from draftree.drafts.drafter import Drafter
+from draftree.kernels.cuda.accept import RoundRecord
+from draftree.kernels.cuda.ops import CudaOps
+from draftree.kernels.cuda.program import Program
+from draftree.kernels.ops import Ops, narrow
+from draftree.models.target import Target
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class TargetParts:
+    ops: CudaOps
+    body: Program
+    head: Program
+    commit: Program
+    logits: "torch.Tensor"  # float32 [max_nodes, vocab_size]
+    features: "torch.Tensor | None"  # float32 [max_tokens, width]
+
+
+@dataclass(frozen=True)
+class DraftParts:
+    ops: CudaOps
+    context: Program
+    block: Program
+    head: Program
+    features: "torch.Tensor"  # what the context program reads, float32 [max_tokens, width]
+    logits: "torch.Tensor"
+    mask_token: int
+    block_len: int
+
+
+def target_parts(target: Target, ops: Ops) -> TargetParts:
+    made = target.programs()
+    return TargetParts(
+        ops=narrow(ops, CudaOps),
+        body=narrow(made.body, Program),
+        head=narrow(made.head, Program),
+        commit=narrow(made.commit, Program),
+        logits=made.logits,
+        features=made.features,
+    )
+
+
+def draft_parts(drafter: Drafter, ops: Ops | None) -> DraftParts:
+    made = drafter.programs()
+    return DraftParts(
+        ops=narrow(ops, CudaOps),
+        context=narrow(made.context, Program),
+        block=narrow(made.block, Program),
+        head=narrow(made.head, Program),
+        features=made.features,
+        logits=made.logits,
+        mask_token=made.mask_token,
+        block_len=made.block_len,
+    )
+
+
+def read_tree(record: RoundRecord) -> DraftTree:
+    """With what each node's depth says of its source."""
+    depths: list[int] = []
+    sources: list[TokenSource] = []
+    for node, parent in enumerate(record.parents):
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        is_chain = depths[node] - record.num_shared == node - record.num_looked
+        sources.append(TokenSource.CHAIN if is_chain else TokenSource.SIBLING)
+    sources[1 : 1 + record.num_looked] = [TokenSource.NGRAM] * record.num_looked
+    sources[0] = TokenSource.BONUS
+    return DraftTree(record.tokens, record.parents, tuple(depths), tuple(sources))

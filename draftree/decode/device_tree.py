@@ -1,0 +1,214 @@
+"""Decoding where rounds run on the device over trees that the host builds: under a grammar, with
+what it forces and without what it forbids, or with text that is looked up.
+
+Where only the largest score counts, the host checks the device's free choices along the path; else
+it says what a grammar lets follow each node while the target's pass runs. Where a grammar asks
+nothing, rounds are the free ones of device_decoder.py, up to the token that may change that.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from draftree.core import DraftTree, Request, TokenMatcher
+from draftree.decode.controller import SpeculationController
+from draftree.decode.decoder import Emitted, Round
+from draftree.decode.device_decoder import DeviceDecoder, DeviceRounds
+from draftree.decode.tree import build_tree
+from draftree.drafts.drafter import Drafter, Proposal
+from draftree.drafts.lookup import LookupIndex
+from draftree.models.target import Target
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class DeviceTreeDecoder(DeviceDecoder):
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        rounds: DeviceRounds,
+        request: Request,
+        *,
+        budget: int,
+        use_draft: bool,
+        use_lookup: bool = False,
+        use_index: bool = False,
+        controllers: tuple[SpeculationController, SpeculationController] | None = None,
+        off_reason: str | None = None,
+        watch: Callable[[Round], None] | None = None,
+    ) -> None:
+        """controllers: say which rounds draft, of the free ones and of the others. use_lookup: in
+        free rounds; use_index: the host looks up, and there are no free rounds.
+        """
+        controllers = controllers if use_draft else None
+        super().__init__(
+            *(target, drafter, rounds, request),
+            use_draft=use_draft,
+            use_lookup=use_lookup,
+            controller=controllers[0] if controllers is not None else None,
+            off_reason=off_reason,
+            watch=watch,
+        )
+        self._controllers = controllers or (None, None)
+        if controllers is not None:
+            controllers[1].begin_request()
+        grammar, self._budget = request.grammar, budget
+        self._matcher = grammar.new_matcher() if grammar is not None else None
+        self._lookup = LookupIndex() if use_index else None
+        self._is_free = self._has_trees = False
+        self._has_proposal: bool | None = None  # of the next round; None: nobody has said yet
+
+    def start(self, anchor: int) -> None:
+        super().start(anchor)
+        if self._lookup is not None:
+            self._lookup.extend((*self._target.state.tokens, anchor))
+
+    def step(self, max_tokens: int) -> list[Emitted]:
+        if not self._is_begun:
+            self._begin()
+        if not self._is_free:
+            self._choose_stretch(max_tokens)
+        if self._is_free:
+            self._launch()
+            emitted = self._read()
+            if self._is_done:
+                self._drain()
+                self._is_free = False
+        else:
+            emitted = self._step_with_tree(max_tokens)
+        if self._lookup is not None:
+            self._lookup.extend([one.token for one in emitted])
+        if self._matcher is not None:
+            for one in emitted:
+                self._matcher.advance(one.token)
+            if self._matcher.is_complete:
+                emitted[-1] = emitted[-1]._replace(is_last=True)
+        return emitted
+
+    def finish(self) -> None:
+        self._drain()
+        for controller in self._controllers:
+            if controller is not None:
+                controller.end_request()
+
+    def _drain(self) -> None:
+        while self._under_way:
+            self._read()
+
+    def _choose_stretch(self, max_tokens: int) -> None:
+        """Free rounds as soon as the grammar lets them, unless text is to be looked up."""
+        span = None
+        if self._matcher is not None and self._lookup is None:
+            span = self._matcher.find_free()
+        if span is not None:
+            self._is_free, self._has_trees = True, False
+            self._controller = self._controllers[0]
+            if span.max_tokens is not None:
+                max_tokens = min(max_tokens, span.max_tokens)
+            self._begin_free(max_tokens, span.end_ids)
+        elif not self._has_trees:
+            self._has_trees, self._has_proposal = True, None
+            self._controller = self._controllers[1]
+            committed = self._target.state.committed
+            self._rounds.begin_stretch(max_tokens, committed, has_trees=True)
+
+    def _step_with_tree(self, max_tokens: int) -> list[Emitted]:
+        if self._has_proposal is None:
+            self._propose()
+        was_drafted = bool(self._has_proposal)
+        tree = self._build_tree(max_tokens)
+        self._rounds.verify(tree, self._target.state.committed)
+        if self._matcher is None:
+            pass  # every choice stands
+        elif self._rounds.needs_masks:
+            fill_masks(tree, self._matcher, self._rounds.masks)
+        else:
+            check_choices(tree, self._matcher, self._rounds)
+        self._rounds.accept()
+        self._under_way.append(was_drafted)
+        self._propose()
+        return self._read()
+
+    def _propose(self) -> None:
+        """The next round's draft runs while the last one's tokens are read."""
+        self._has_proposal = self._is_draft_next()
+        if self._has_proposal:
+            self._rounds.propose()
+
+    def _build_tree(self, max_tokens: int) -> DraftTree:
+        state, matcher = self._target.state, self._matcher
+        room = min(max_tokens - 1, state.max_ctx - state.committed - 1, self._budget)
+        forced = tuple(matcher.propose_forced())[: max(room, 0)] if matcher is not None else ()
+        lookup: tuple[int, ...] = ()
+        if self._lookup is not None and room > 0 and not forced:
+            lookup = self._lookup.propose_branch(room, has_draft=bool(self._has_proposal))
+        block: Proposal | None = None
+        if self._has_proposal and room > 0:
+            block = self._rounds.read_proposal()
+            block = Proposal(block.tokens[:room], block.log_probs[:room])
+        return build_tree(
+            *(self._anchor, block, self._budget),
+            lookup=lookup,
+            forced=forced,
+            count_valid=matcher.count_valid if matcher is not None else None,
+        ).tree
+
+
+def fill_masks(tree: DraftTree, matcher: TokenMatcher, rows: "np.ndarray") -> None:
+    """rows[i] = what may follow node i, for every node that can be reached; see
+    `DeviceRounds.masks`. The matcher stays at the root.
+    """
+    children: list[list[int]] = [[] for _ in tree.tokens]
+    for node in range(1, tree.num_nodes):
+        children[tree.parents[node]].append(node)
+    places = [(0, matcher)]
+    while places:
+        node, here = places.pop()
+        bits = rows[node, :-1]
+        rows[node, -1] = here.is_complete
+        if here.is_complete:
+            continue
+        if not here.fill_mask(bits):
+            bits[:] = 0xFFFFFFFF
+        nexts = [n for n in children[node] if bits[tree.tokens[n] // 32] >> tree.tokens[n] % 32 & 1]
+        for child in nexts:
+            is_kept = node == 0 or child != nexts[-1]
+            place = here.copy() if is_kept else here
+            place.advance(tree.tokens[child])
+            places.append((child, place))
+
+
+def check_choices(tree: DraftTree, matcher: TokenMatcher, rounds: DeviceRounds) -> None:
+    """The accept walk over the device's free choices. The largest of all tokens is the largest of
+    the allowed ones too, if it is allowed; where it is not, and several are, the walk ends with
+    what the device chooses among those. The matcher stays at the root.
+    """
+    chosen, ends = rounds.read_choices()
+    place, node, is_end = matcher.copy(), 0, False
+    written: list[tuple[int, int]] = []
+    while True:
+        token = int(chosen[node])
+        if place.count_valid((token,)) == 0 and place.fill_mask(rounds.masks[node, :-1]):
+            only = _find_only(rounds.masks[node, :-1])
+            is_end = only is None
+            token = rounds.choose_again(node) if only is None else only
+        written.append((node, token))
+        place.advance(token)
+        child = tree.find_child(node, token)
+        if child is None:
+            break
+        if is_end or place.is_complete:
+            ends[child] = 1
+            break
+        node = child
+    for node, token in written:
+        chosen[node] = token
+
+
+def _find_only(bits: "np.ndarray") -> int | None:
+    """The token that is set, if there is just one."""
+    (words,) = bits.nonzero()
+    value = int(bits[words[0]]) if len(words) == 1 else 0
+    is_one = value.bit_count() == 1
+    return 32 * int(words[0]) + value.bit_length() - 1 if is_one else None
