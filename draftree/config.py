@@ -23,6 +23,9 @@ _GPU_RESERVE = 1400 * 2**20  # graphs, loaded kernels, what the allocator cannot
 _GPU_SLABS = 320 * 2**20  # weights of one slab in 16 bits, partial sums
 _GIB = 2**30
 _PREFIX_BYTES = 4 * _GIB
+_PARALLEL, _MAX_PARALLEL = 4, 256
+_PARKED_SHARE = 4  # of free main memory, for requests that take turns
+_COPY_SIZE, _NUM_STATES = 1.25, 5  # copies have edges; a recurrent state is there several times
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class EngineConfig:
     chunk: int = 0  # tokens of one prefill pass
     gpu_memory: float = 0.0  # GiB of the GPU that may be used; 0: all of it
     prefix_bytes: int | str = "auto"  # main memory for earlier conversations; 0: none
+    parallel: int = 0  # unfinished requests that may take turns; 1: one after the other
 
     def __post_init__(self) -> None:
         checks = (
@@ -87,6 +91,10 @@ class EngineConfig:
                 self.prefix_bytes == "auto" or _is_count(self.prefix_bytes),
                 "prefix bytes must be auto or a number of bytes, 0 for none",
             ),
+            (
+                _is_count(self.parallel, 0, _MAX_PARALLEL),
+                f"parallel must be between 1 and {_MAX_PARALLEL}, or 0 for the default",
+            ),
         )
         for is_valid, sentence in checks:
             if not is_valid:
@@ -117,6 +125,8 @@ class Plan:
     is_exact: bool
     kv_type: str
     prefix_bytes: int  # main memory at most, as conversations fill it
+    parallel: int  # unfinished requests at most, which take turns
+    parked_bytes: int  # main memory at most that they are copied to
     memory: MemoryPlan
     gpu: GpuInfo | None = None  # None: the CPU
     memory_limit: int = 0  # bytes of the GPU that may be used
@@ -174,6 +184,32 @@ def plan_prefix_bytes(config: EngineConfig, free_bytes: int) -> int:
     return int(config.prefix_bytes)
 
 
+def plan_parallel(
+    config: EngineConfig,
+    model: ModelConfig,
+    draft: DraftSize | None,
+    max_ctx: int,
+    kv_type: str,
+    free_bytes: int,
+) -> tuple[int, int]:
+    """How many requests may take turns, and the main memory that copies of them need at most."""
+    width = model.num_kv_layers * model.kv_width + (draft.kv_width if draft is not None else 0)
+    kv_bytes = int(_COPY_SIZE * width * KV_BYTES[kv_type] * max_ctx)
+    request_bytes = kv_bytes + _NUM_STATES * model.recurrent_bytes
+    count = config.parallel or max(
+        min(_PARALLEL, free_bytes // _PARKED_SHARE // max(request_bytes, 1)), 1
+    )
+    if count == 1:
+        return 1, 0
+    if count * request_bytes > free_bytes:
+        raise CapacityError(
+            f"{count} requests of {max_ctx} tokens that take turns need "
+            f"{count * request_bytes / _GIB:.1f} GiB of main memory, of which "
+            f"{max(free_bytes, 0) / _GIB:.1f} GiB are free; try a smaller --parallel or --max-ctx."
+        )
+    return count, count * request_bytes
+
+
 def resolve(
     config: EngineConfig,
     model: ModelConfig,
@@ -206,6 +242,8 @@ def resolve(
             f"{memory.weights / _GIB:.1f}, context of {max_ctx} tokens {memory.kv / _GIB:.1f}), "
             f"but the machine has {limit / _GIB:.1f} GiB; try a smaller --max-ctx or model."
         )
+    free = limit - memory.total
+    parallel, parked_bytes = plan_parallel(config, model, draft, max_ctx, kv_type, free)
     return Plan(
         threads=config.threads or usable_cores(),
         max_ctx=max_ctx,
@@ -213,7 +251,9 @@ def resolve(
         max_nodes=max_nodes,
         is_exact=is_exact,
         kv_type=kv_type,
-        prefix_bytes=plan_prefix_bytes(config, limit - memory.total),
+        prefix_bytes=plan_prefix_bytes(config, free),
+        parallel=parallel,
+        parked_bytes=parked_bytes,
         memory=memory,
     )
 
@@ -246,6 +286,8 @@ def _resolve_gpu(
             f"{(memory.scratch + memory.recurrent) / _GIB:.1f}), but {limit / _GIB:.1f} GiB of "
             f"{gpu.name} may be used; try a smaller --max-ctx, model or draft, or --device cpu."
         )
+    free = machine_memory()
+    parallel, parked_bytes = plan_parallel(config, model, draft, max_ctx, "f16", free)
     return Plan(
         threads=config.threads or usable_cores(),
         max_ctx=max_ctx,
@@ -253,7 +295,9 @@ def _resolve_gpu(
         max_nodes=max_nodes,
         is_exact=False,
         kv_type="f16",
-        prefix_bytes=plan_prefix_bytes(config, machine_memory()),
+        prefix_bytes=plan_prefix_bytes(config, free),
+        parallel=parallel,
+        parked_bytes=parked_bytes,
         memory=memory,
         gpu=gpu,
         memory_limit=limit,
