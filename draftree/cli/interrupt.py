@@ -8,6 +8,8 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from draftree.cli.prompt_bar import PromptBar
+
 if TYPE_CHECKING:
     from draftree.chat import Delta, Generation
 
@@ -40,14 +42,17 @@ def watch_interrupt() -> Generator[Interrupt, None, None]:
 
 def consume(generation: "Generation", write: Callable[["Delta"], None]) -> bool:
     """Write every delta of a reply; True when Ctrl-C ended it. The reply is closed in any case."""
+    bar = PromptBar(generation)
     try:
         with watch_interrupt() as interrupt:
             deltas: Iterator[Delta] = iter(generation)
             for delta in deltas:
+                bar.end()
                 write(delta)
                 if interrupt.is_set:
                     break
             return interrupt.is_set
     finally:
+        bar.end()
         with suppress(BrokenPipeError):
             generation.close()

@@ -7,7 +7,7 @@ becomes a usage error; what "auto" means is not decided here.
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
 import typer
@@ -145,8 +145,9 @@ class Settings:
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
-    def open_engine(self, model: str) -> "Engine":
-        config = self.read_config()
+    def open_engine(self, model: str, parallel: int = 1) -> "Engine":
+        """parallel: requests that may take turns; 0 leaves it to the engine."""
+        config = replace(self.read_config(), parallel=parallel)
         from draftree.chat import Engine
 
         return Engine.open(model, config)
