@@ -145,7 +145,7 @@ class Settings:
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
-    def open_engine(self, model: str, parallel: int = 1) -> "Engine":
+    def open_engine(self, model: str, parallel: int = 0) -> "Engine":
         """parallel: requests that may take turns; 0 leaves it to the engine."""
         config = replace(self.read_config(), parallel=parallel)
         from draftree.chat import Engine

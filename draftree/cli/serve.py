@@ -49,14 +49,8 @@ def serve(
     temperature: Annotated[float, _server("For requests that give none.", min=0.0, max=2.0)] = 1.0,
     cors: Annotated[list[str] | None, _several("Origin whose pages may connect, or *")] = None,
     parallel: Annotated[
-        int | None,
-        _server(
-            "Requests that take turns on the engine, others wait; 4 if memory allows.",
-            min=1,
-            max=256,
-            show_default=False,
-        ),
-    ] = None,
+        int, _server("Requests that take turns; 0 is 4, or what memory allows.", min=0, max=256)
+    ] = 0,
     queue: Annotated[int, _server("Most requests at a time, waiting or running.", min=1)] = 256,
     queue_per_client: Annotated[int, _server("Of those, most of one client.", min=1)] = 64,
     max_body: Annotated[int, _server("Longest request, in MiB.", min=1)] = 32,
@@ -73,11 +67,7 @@ def serve(
     """Serve a model over HTTP."""
     name = settings.choose_model(model)
     settings.read_config()
-    api_keys = tuple(api_key or ()) or env.api_keys()
-    if not all(key.strip() for key in api_keys):
-        raise typer.BadParameter(
-            "the API key is empty; leave --api-key out if there is to be none."
-        )
+    api_keys = _check_keys(tuple(api_key or ()) or env.api_keys())
     from draftree.serve.service import ServeOptions
 
     options = ServeOptions(
@@ -97,12 +87,20 @@ def serve(
     from draftree.serve.server import bind
 
     listener = bind(host, port)
-    open_engine = functools.partial(settings.open_engine, name, parallel=parallel or 0)
+    open_engine = functools.partial(settings.open_engine, name, parallel=parallel)
     if daemon:
         _serve_in_background(open_engine, options, listener)
     else:
         print(f"loading {name}", file=sys.stderr)
         _serve(open_engine, options, listener)
+
+
+def _check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(key.strip() for key in keys):
+        raise typer.BadParameter(
+            "the API key is empty; leave --api-key out if there is to be none."
+        )
+    return keys
 
 
 def _serve(

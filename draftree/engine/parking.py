@@ -40,10 +40,6 @@ class Parking:
         self._live: set[Seat] = set()
 
     @property
-    def num_parked(self) -> int:
-        return len(self._live - {self._seated})
-
-    @property
     def num_bytes(self) -> int:
         """Main memory that the copies take."""
         return sum(seat.parked_bytes for seat in tuple(self._live))
