@@ -89,6 +89,11 @@ class Reply:
 
 def _alone(engine: TokenEngine, request: Request) -> Reply:
     engine.reset()
+    return _alone_with(engine, request)
+
+
+def _alone_with(engine: TokenEngine, request: Request) -> Reply:
+    """With what the engine has kept."""
     reply = Reply.start(engine, request)
     assert not reply.advance() and reply.num_pauses == 0
     return reply
@@ -124,6 +129,24 @@ def test_interleaved_requests_give_what_they_give_alone(kind: str, prefix_bytes:
         assert [reply.facts for reply in replies] == expected
         assert replies[0].num_pauses > 8, "the prompt alone has 8 chunks"
         assert engine.parked_bytes == 0 and engine.kept_bytes <= prefix_bytes
+    fresh.close()
+    engine.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_interleaved_requests_on_a_gpu(kind: str) -> None:
+    """Rounds on the device end before a pause and begin again after it, and chunks that are longer
+    than what is batch-invariant are cut in the same places.
+    """
+    options = {"device": "cuda", "math": "auto", "max_ctx": 600, "chunk": 96}
+    engine, fresh = _open(kind, **options), _open(kind, **options)
+    requests = [*REQUESTS, Request(_prompt(500, 9), 20, HOT), Request(_prompt(300, 8), 20)]
+    expected = [_alone(fresh, request).facts for request in requests]
+    for first in (0, 2):
+        engine.reset()
+        replies = _take_turns(engine, requests[first : first + 4], np.random.default_rng(first))
+        assert [reply.facts for reply in replies] == expected[first : first + 4]
     fresh.close()
     engine.close()
 
@@ -189,6 +212,16 @@ def test_only_what_is_new_is_copied_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert of_long[0] == (0, 64) and of_long[1] == (64, 128)
     assert all(start >= 128 and end - start <= 64 + 8 for start, end in of_long[2:])
     assert len(of_long) > 5
+    engine.close()
+
+
+def test_checkpoints_outlive_a_turn() -> None:
+    """A recurrent state can only go back to them, for a later prompt that parts there."""
+    engine = _open("hybrid", prefix_bytes=1 << 30)
+    long = Request(_prompt(60, 1), 30, HOT, cache_points=(24,))
+    _take_turns(engine, (long, REQUESTS[1]))
+    later = _alone_with(engine, Request((*long.prompt_ids[:30], 9, 9), 3))
+    assert later.stream.usage.cached_tokens == 24
     engine.close()
 
 
