@@ -58,6 +58,7 @@ from one that is not there; the same holds when an engine that failed is opened 
 - **Turns**: the engine computes one reply at a time, but up to `--parallel` replies take turns of a
   quarter of a second, or longer where changing takes long; a new one comes next. So a short request
   waits neither for a long reply nor for a long prompt. No text depends on it.
+  One client has at most one fewer (but two), so that another finds room.
 - **Queue**: others wait. Clients, told apart by key and address, are served in turn. A client that
   has `--queue-per-client` requests here gets 429; when there are `--queue` in all, everyone gets
   503. Several replies (`n`, several prompts) count as several requests and follow each other.

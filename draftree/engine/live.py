@@ -6,6 +6,7 @@ same chunks and rounds as if it had not. In: what engines are made of. Out: Toke
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from draftree.core import FinishReason, Request, TokenEvent
@@ -86,7 +87,9 @@ class LiveRequest:
         extend = drafter.extend_context if drafter is not None else None
         while stream.should_pause and not stream.is_cancelled and parking.is_read_elsewhere(seat):
             yield from self._pause()
-        stops = parking.begin(seat, self._request.cache_points)
+        with self._switching():
+            is_parked = parking.park()
+        stops = parking.begin(seat, self._request.cache_points, is_parked=is_parked)
         usage.cached_tokens = usage.read_tokens = state.committed
         for stop in (*stops, len(body)):
             while not stream.is_cancelled and state.committed < stop:
@@ -135,11 +138,16 @@ class LiveRequest:
             decoder.pause()
         yield from self._pause()
         if not self._stream.is_cancelled:
-            start = time.perf_counter()
-            self._use.parking.enter(seat)
-            switch_s = time.perf_counter() - start
-            self._paused_s += switch_s
-            self._stream.usage.switch_ms += switch_s * 1000
+            with self._switching():
+                self._use.parking.enter(seat)
+
+    @contextmanager
+    def _switching(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        switch_s = time.perf_counter() - start
+        self._paused_s += switch_s
+        self._stream.usage.switch_ms += switch_s * 1000
 
     def _pause(self) -> Iterator[TokenEvent]:
         start = time.perf_counter()

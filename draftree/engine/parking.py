@@ -59,11 +59,10 @@ class Parking:
         self._live.discard(seat)
         seat.parked, seat.checkpoints = None, {}
 
-    def begin(self, seat: Seat, points: Sequence[int]) -> Sequence[int]:
+    def begin(self, seat: Seat, points: Sequence[int], *, is_parked: bool) -> Sequence[int]:
         """Give the device to a new request, as far in its prompt as anything is known of it;
-        positions where its checkpoints are to be saved.
+        positions where its checkpoints are to be saved. is_parked: what `park` said.
         """
-        is_parked = self._park()
         held = self._find(seat.prompt)
         self._seated = seat
         seat.stops = self._prefix.resume(seat.prompt, points, held, is_parked=is_parked)
@@ -78,7 +77,7 @@ class Parking:
             )
         if self._seated is seat:
             return
-        if not self._park():
+        if not self.park():
             self._prefix.save()
         assert seat.parked is not None, "whoever lost the device was parked"
         self._seated = None  # until all of it is there
@@ -87,7 +86,7 @@ class Parking:
 
     def vacate(self) -> None:
         """Have nothing at hand."""
-        self._park()
+        self.park()
         self.reset()
 
     def reset(self) -> None:
@@ -109,7 +108,7 @@ class Parking:
                     return True
         return False
 
-    def _park(self) -> bool:
+    def park(self) -> bool:
         """Copy the sequence at hand, if a live request still needs it."""
         seat = self._seated
         if seat is None or seat not in self._live:

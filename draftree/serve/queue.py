@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -274,27 +274,27 @@ class FairQueue:
         """Wait for the next job; None when the queue has been closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
-        return self.take_ready(())
+        return self.take_ready(lambda job: True)
 
-    def take_ready(self, busy: Collection[object]) -> Job | None:
-        """The next job that is in none of these groups, if there is one."""
+    def take_ready(self, is_ready: Callable[[Job], bool]) -> Job | None:
+        """The next job that may begin, if there is one."""
         with self._changed:
-            job = self._find_ready(busy)
+            job = self._find_ready(is_ready)
             if job is not None:
                 self._waiting[job.client].remove(job)
                 self._waiting.move_to_end(job.client)
                 self._forget_if_empty(job.client)
             return job
 
-    def has_ready(self, busy: Collection[object]) -> bool:
+    def has_ready(self, is_ready: Callable[[Job], bool]) -> bool:
         if not self._waiting:
             return False
         with self._changed:
-            return self._find_ready(busy) is not None
+            return self._find_ready(is_ready) is not None
 
-    def _find_ready(self, busy: Collection[object]) -> Job | None:
+    def _find_ready(self, is_ready: Callable[[Job], bool]) -> Job | None:
         waiting = (job for jobs in self._waiting.values() for job in jobs)
-        return next((job for job in waiting if job.group not in busy), None)
+        return next(filter(is_ready, waiting), None)
 
     def place_of(self, job: Job) -> int:
         """Its place among those that wait, 1 is next; 0 when it does not wait."""

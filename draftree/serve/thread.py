@@ -29,6 +29,7 @@ _log: Final = logging.getLogger("draftree")
 _REST_S: Final = 0.02  # in which a reply's end is sent, and often the next request comes
 _MAX_FAILURES: Final = 3  # in a row; after that it is not the requests' fault
 _RETRY_S: Final = 2
+_FEW: Final = 2  # live jobs that one client may have in any case
 
 
 class State(StrEnum):
@@ -107,17 +108,19 @@ class EngineThread:
             if job is None:
                 return False
             turns.add(job)
-        while self._has_room and (job := self._queue.take_ready(self._groups)) is not None:
+        while (job := self._queue.take_ready(self._may_begin)) is not None:
             turns.add(job)
         return True
 
-    @property
-    def _has_room(self) -> bool:
-        return self.engine is not None and len(self.turns.jobs) < self.engine.plan.parallel
-
-    @property
-    def _groups(self) -> set[object]:
-        return {job.group for job in self.turns.jobs}
+    def _may_begin(self, job: Job) -> bool:
+        """Whether one more may be live. Replies of one request follow each other, and where many
+        may be live, one client leaves room for another.
+        """
+        assert self.engine is not None
+        live, most = self.turns.jobs, self.engine.plan.parallel
+        num_own = sum(each.client == job.client for each in live)
+        is_alone = all(each.group is not job.group for each in live)
+        return len(live) < most and num_own < max(most - 1, _FEW) and is_alone
 
     def _serve(self, job: Job) -> None:
         """One turn of a job."""
@@ -147,7 +150,7 @@ class EngineThread:
         switch_s = (usage.switch_ms - switched_ms) / 1000
         if not self.turns.is_over(switch_s):
             return False
-        return self.turns.has_others or (self._has_room and self._queue.has_ready(self._groups))
+        return self.turns.has_others or self._queue.has_ready(self._may_begin)
 
     def _keep(self) -> None:
         """Use the moment; an engine that cannot keep the conversation will read it again."""

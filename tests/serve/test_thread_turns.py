@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -27,7 +28,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "colours", "schema": SC
 def running(request):
     """A real engine, whose requests change after every chunk and every round."""
     path = str(tiny_path(request.param))
-    options = {"max_ctx": 256, "draft": "none", "chunk": 8, "budget": 7, "parallel": 3}
+    options = {"max_ctx": 256, "draft": "none", "chunk": 8, "budget": 7, "parallel": 4}
     running = Running(lambda: Engine.open(path, **options))
     running.service.thread.turns = Turns(slice_s=0.0)
     yield running.start()
@@ -129,6 +130,27 @@ def test_a_short_request_does_not_wait_for_a_long_one(start, engine):
     assert engine.started[0].usage.completion_tokens < 1000
     assert engine.ended == [engine.started[1]]
     first.close()
+
+
+def test_one_client_leaves_room_for_another(start, engine):
+    """However long its requests, and however many wait."""
+    running = start(api_keys=("one", "two"))
+    running.service.thread.turns._slice_s = 0.0
+    engine.round_s, engine.pieces = 0.002, ["word "] * 100_000
+    url, headers = f"{running.url}/v1/chat/completions", {"Authorization": "Bearer one"}
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(6):
+            pool.submit(httpx2.post, url, json=HELLO, headers=headers, timeout=120)
+        wait_for(lambda: len(engine.started) == 3 and running.service.queue.num_waiting == 3)
+        engine.pieces = ["short"]
+        headers = {"Authorization": "Bearer two"}
+        answer = httpx2.post(url, json=HELLO, headers=headers, timeout=120).json()
+        assert answer["choices"][0]["message"]["content"] == "short"
+        assert len(engine.started) == 4 and len(engine.ended) == 1
+        while running.service.queue.num_admitted:
+            for generation in list(engine.started):
+                generation.cancel()
+            time.sleep(0.005)
 
 
 def test_one_at_a_time_where_that_is_asked_for(start, engine):
