@@ -240,13 +240,13 @@ class Usage:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of the prompt, taken from a prefix cache
-    read_tokens: int = 0  # of the prompt so far, with the cached ones
     completion_tokens: int = 0
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
     first_token_ms: float = 0.0
-    switch_ms: float = 0.0  # copying sequences, where requests take turns; in none of the others
     rounds: RoundStats = field(default_factory=RoundStats)
+    read_tokens: int = 0  # of the prompt so far, with the cached ones
+    switch_ms: float = 0.0  # copying sequences, where requests take turns; in none of the others
 
     @property
     def acceptance_length(self) -> float:
