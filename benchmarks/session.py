@@ -120,6 +120,6 @@ def all_kinds(
         "context": partial(session.context, (128, 512, 2048, 4096), 1, 32, "auto"),
         "budget": partial(session.budget, (), (), None, 3, 2, 40, "auto"),
         "overhead": partial(session.overhead, 3, few, 64),
-        "http": partial(session.http, (1, 2, 4), 1, 48),
+        "http": partial(session.http, (1, 4, 8), 2, 48),
         "parity": partial(session.parity, num_tokens, min(4, num_tokens // 512), python),
     }
