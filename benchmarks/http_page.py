@@ -23,7 +23,7 @@ from one that is not there; the same holds when an engine that failed is opened 
 | `GET /health` | 200 when ready, else 503; `status` says why. Needs no key. |
 | `GET /` | a page to chat and to watch the trees: [page.md](page.md). Needs no key. |
 | `GET /v1/draftree/engine` | what that page has to know: the model, its context, the budget |
-| `GET /metrics` | requests, tokens, AL, TTFT, queue, for Prometheus |
+| `GET /metrics` | requests, tokens, AL, TTFT, queue, live and parked, for Prometheus |
 | `GET /openapi.json` | the schema of all this |
 | `GET /v1/models`, `GET /v1/models/{name}` | the model |
 | `POST /v1/chat/completions` | OpenAI's chat completions |
@@ -55,10 +55,15 @@ from one that is not there; the same holds when an engine that failed is opened 
   `{"type": "error", "error": {"type", "message"}}`.
 - **Id**: every reply has one, in the headers `x-request-id` and `request-id`, where the SDKs of
   OpenAI and Anthropic find it; the lines of the log that belong to the request have it, too.
-- **Queue**: the engine works on one reply at a time. Clients, told apart by key and address, take
-  turns. A client that has `--queue-per-client` requests here gets 429; when there are `--queue` in
-  all, everyone gets 503. Several replies (`n`, several prompts) count as several requests.
-- **Leaving** cancels: a request that waits is dropped, one that runs ends after its round. Closing
+- **Turns**: the engine computes one reply at a time, but up to `--parallel` replies take turns of a
+  quarter of a second, or longer where changing takes long; a new one comes next. So a short request
+  waits neither for a long reply nor for a long prompt. No text depends on it.
+  One client has at most one fewer (but two), so that another finds room.
+- **Queue**: others wait. Clients, told apart by key and address, are served in turn. A client that
+  has `--queue-per-client` requests here gets 429; when there are `--queue` in all, everyone gets
+  503. Several replies (`n`, several prompts) count as several requests and follow each other.
+- **Leaving** cancels: a request that waits is dropped, one that runs ends after its round, or after
+  a chunk of its prompt. Closing
   only the sending half of a connection is leaving too.
 - **Slowness** is bounded: 30 seconds for a request's head, 60 for its body, 60 for a reader to take
   what is ready to be sent. A stream whose reader is 32,768 pieces behind ends with an error.
@@ -69,9 +74,11 @@ from one that is not there; the same holds when an engine that failed is opened 
   Retry-After.
 - **HTTP**: `HEAD` works wherever `GET` does. A target may name the host, as for a proxy. A request
   with both Content-Length and Transfer-Encoding is read by the latter, and ends its connection.
-- **Streams** begin with the first token, or after ten seconds; from then on a comment (`: waiting`)
-  comes every ten seconds in which nothing else does. What comes within 40 ms comes in one event. A
-  stream that breaks off ends with an error event.
+- **Streams** begin with the first token, or after a second. Until the first token, comments say how
+  far the reply is, at most once a second: `: queue 3` (two requests are before it) or
+  `: prefill 4096/65536` (tokens of the prompt that were read). If nothing else comes for ten
+  seconds, `: waiting` does. What comes within 40 ms comes in one event. A stream that breaks off
+  ends with an error event.
 - **Stopping** the server (SIGTERM, Ctrl-C, `draftree stop`): new and waiting requests get 503,
   running ones have `--grace` seconds to finish, then they end with an error event.
 - **Logs** are JSON lines on stderr: `request` and `reply` events, without text. `--log-prompts`
@@ -91,6 +98,7 @@ member `draftree`:
 | `ttft_ms` | from arrival to the first token sent; without `stream` that is the whole reply |
 | `queue_ms` | from arrival to the engine |
 | `prefill_ms`, `decode_ms` | time on the engine |
+| `switch_ms` | copying what requests have read so far, where they take turns |
 | `cached_tokens` | of the prompt, not computed again |
 | `speculation_off` | why nothing was drafted, or null |
 

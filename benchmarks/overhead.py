@@ -76,13 +76,13 @@ class OverheadMeasures:
 
 
 @contextmanager
-def run_server(path: Path, threads: int) -> Iterator[Endpoint]:
+def run_server(path: Path, threads: int, *options: str) -> Iterator[Endpoint]:
     """`draftree serve` on a free port, ready, and stopped afterwards."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [
         *(sys.executable, "-m", "draftree", "serve", str(path.resolve())),
-        *("--port", str(port), "--threads", str(threads), "--api-key", _KEY),
+        *("--port", str(port), "--threads", str(threads), "--api-key", _KEY, *options),
     ]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)

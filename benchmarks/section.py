@@ -267,7 +267,26 @@ def _http(record: Json) -> list[str]:
         f"client, at most {settings['num_tokens']} tokens, greedy; a piece may hold several "
         f"tokens, which are {counted}."
     )
-    return [*table(head, rows), "", note]
+    return [*table(head, rows), "", note, *_behind(measures)]
+
+
+def _behind(measures: Json) -> list[str]:
+    """A short request behind a long one, where that was measured."""
+    behind, one = measures.get("behind"), measures.get("one_by_one")
+    if behind is None:
+        return []
+    text = (
+        f"A short request that is sent 1 s after one of {behind['num_ahead']} tokens has its first "
+        f"token after {spread(behind['ttft_ms'])} ms, and after {spread(behind['alone_ms'])} ms "
+        "with nobody ahead."
+    )
+    if one is not None:
+        rates = ", ".join(f"{level['throughput']:.1f}" for level in one["levels"].values())
+        text += (
+            f" Where requests take no turns (`--parallel 1`), it is "
+            f"{spread(one['behind']['ttft_ms'])} ms, and the rates above are {rates} tok/s."
+        )
+    return ["", text]
 
 
 def _multiturn(record: Json) -> list[str]:

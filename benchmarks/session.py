@@ -3,6 +3,7 @@ developers of draftree need.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,13 +106,16 @@ class Session(Measurement):
         )
 
     def http(self, clients: Sequence[int], requests: int, n_gen: int) -> Line:
-        """A server of our own."""
+        """A server of our own, on which requests take turns, and one on which they do not."""
         options = HttpOptions(tuple(sorted(set(clients))), requests, n_gen)
 
         def measure() -> Any:
-            self.say("starting a server")
-            with run_server(self.path, self.threads) as endpoint:
-                return measure_http(endpoint, chat_prompts(), options, self.say)
+            measured = []
+            for more in ((), ("--parallel", "1")):
+                self.say("starting a server")
+                with run_server(self.path, self.threads, *more) as endpoint:
+                    measured.append(measure_http(endpoint, chat_prompts(), options, self.say))
+            return replace(measured[0], one_by_one=measured[1])
 
         settings = options.settings(is_own=True) | {"threads": self.threads}
         return self.record("http", settings, measure)
@@ -132,6 +136,6 @@ def all_kinds(
         "context": partial(session.context, (128, 512, 2048, 4096), 1, 32, "auto"),
         "budget": partial(session.budget, (), (), None, 3, 2, 40, "auto"),
         "overhead": partial(session.overhead, 3, few, 64),
-        "http": partial(session.http, (1, 2, 4), 1, 48),
+        "http": partial(session.http, (1, 4, 8), 2, 48),
         "parity": partial(session.parity, num_tokens, min(4, num_tokens // 512), python),
     }

@@ -19,7 +19,7 @@ from draftree.core import (
 )
 from draftree.engine.engine import Round, TokenEngine
 from draftree.engine.locate import locate
-from draftree.engine.stream import TokenStream
+from draftree.engine.stream import PAUSE, TokenStream
 from draftree.text.detokenize import Detokenizer
 from draftree.text.grammar import FormatKind, ResponseFormat
 from draftree.text.reply import DeltaKind, ReplyPiece, ReplyReader
@@ -95,6 +95,16 @@ class Generation:
         """Have a function called each time that all deltas of a round have been read."""
         self._stream.on_round = on_round
 
+    def watch_prompt(self, on_chunk: Callable[[], None]) -> None:
+        """Have a function called each time that more of the prompt was read (usage.read_tokens)."""
+        self._stream.on_chunk = on_chunk
+
+    def pause_when(self, should_pause: Callable[[], bool]) -> None:
+        """Ask this between two rounds, or chunks of the prompt; if so, a delta of the kind PAUSE
+        comes, and until the next one is asked for, other replies may use the engine.
+        """
+        self._stream.should_pause = should_pause
+
     def watch_trees(self, watch: Callable[[Round], None]) -> None:
         """Have a function called with the tree of every round, before its deltas come. To be asked
         for before the first one; plain decoding has no trees.
@@ -108,7 +118,11 @@ class Generation:
 
     def _run(self) -> Iterator[Delta]:
         event = None
-        for event in self._stream:
+        for each in self._stream:
+            if each is PAUSE:
+                yield Delta("", each.source, each.round_index, DeltaKind.PAUSE)
+                continue
+            event = each
             was_reasoning = self._reader.is_reasoning
             pieces = self._reader.push(self._detokenizer.push(event.token))
             if event.scores is not None:

@@ -20,10 +20,9 @@ from draftree.kernels.quant.kv_format import (
     VALUE_FORMATS,
     KvCode,
 )
+from draftree.memory import MemoryPlan, plan_gpu_memory, plan_memory
 
 KV_NAMES = ("f32", *KEY_FORMATS)  # of keys and of values, largest first
-KV_PAGE = 256  # positions that a GPU allocates together
-_EXPANDED_LEN = 32_768  # positions whose keys and values a long prefill holds in 16 bits as well
 _DEFAULT_CTX = 8192
 _CHUNK = 128  # more rows are no faster on a CPU, and take more memory
 _MAX_BUDGET = 64
@@ -31,10 +30,11 @@ _GPU_BUDGET = 23  # with the root, a whole bucket of rows
 GPU_NODES = 64
 _GPU_CHUNKS = (2048, 1024, 512)
 _LEAST_CHUNK = 256  # where nothing else helps
-_GPU_RESERVE = 1400 * 2**20  # graphs, loaded kernels, what the allocator cannot use
-_GPU_SLABS = 320 * 2**20  # weights of one slab in 16 bits, partial sums
 _GIB = 2**30
 _PREFIX_BYTES = 4 * _GIB
+_PARALLEL, _MAX_PARALLEL = 4, 256
+_PARKED_SHARE = 4  # of free main memory, for requests that take turns
+_COPY_SIZE, _NUM_STATES = 1.25, 5  # copies have edges; a recurrent state is there several times
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,7 @@ class EngineConfig:
     chunk: int = 0  # tokens of one prefill pass
     gpu_memory: float = 0.0  # GiB of the GPU that may be used; 0: all of it
     prefix_bytes: int | str = "auto"  # main memory for earlier conversations; 0: none
+    parallel: int = 0  # unfinished requests that may take turns; 1: one after the other
 
     def __post_init__(self) -> None:
         checks = (
@@ -105,25 +106,14 @@ class EngineConfig:
                 self.prefix_bytes == "auto" or _is_count(self.prefix_bytes),
                 "prefix bytes must be auto or a number of bytes, 0 for none",
             ),
+            (
+                _is_count(self.parallel, 0, _MAX_PARALLEL),
+                f"parallel must be between 1 and {_MAX_PARALLEL}, or 0 for the default",
+            ),
         )
         for is_valid, sentence in checks:
             if not is_valid:
                 raise ValueError(sentence)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Bytes by purpose."""
-
-    weights: int
-    kv: int
-    recurrent: int
-    scratch: int
-    draft: int = 0  # weights, keys and values, features
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.draft + self.kv + self.recurrent + self.scratch
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +126,8 @@ class Plan:
     kv_k: str
     kv_v: str
     prefix_bytes: int  # main memory at most, as conversations fill it
+    parallel: int  # unfinished requests at most, which take turns
+    parked_bytes: int  # main memory at most that they are copied to
     memory: MemoryPlan
     gpu: GpuInfo | None = None  # None: the CPU
     memory_limit: int = 0  # bytes of the GPU that may be used
@@ -149,68 +141,6 @@ class Plan:
 
 def kv_word(kv_k: str, kv_v: str) -> str:
     return kv_k if kv_k == kv_v else f"{kv_k}/{kv_v}"
-
-
-def kv_bytes(model: ModelConfig, kv_k: str, kv_v: str) -> int:
-    """Of a token on a GPU, in all layers."""
-    key, value = KEY_FORMATS[kv_k], VALUE_FORMATS[kv_v]
-    row = key.row_bytes(model.head_dim) + value.row_bytes(model.head_dim)
-    return model.num_kv_layers * model.num_kv_heads * row
-
-
-def plan_memory(
-    model: ModelConfig,
-    max_ctx: int,
-    kv_k: str,
-    kv_v: str,
-    *,
-    exact: bool,
-    chunk: int,
-    max_nodes: int,
-) -> MemoryPlan:
-    """What the target needs: upper bounds, since untouched context costs nothing until it is
-    used.
-    """
-    weights = 4 * model.num_parameters if exact else model.weight_bytes
-    row = model.head_dim * (4 if "f32" in (kv_k, kv_v) else 2)  # other formats lie in 16 bits
-    if kv_k == kv_v == BYTE_NAME:
-        row = model.head_dim + 4  # a scale
-    kv = 2 * model.num_kv_layers * model.num_kv_heads * row * (max_ctx + max_nodes)
-    rows = chunk * (6 * model.hidden_size + 3 * model.ffn_size)
-    logits = max_nodes * (model.vocab_size + model.stash_width)
-    return MemoryPlan(weights, kv, model.recurrent_bytes, 4 * (rows + logits))
-
-
-def plan_gpu_memory(
-    model: ModelConfig,
-    draft: DraftSize | None,
-    max_ctx: int,
-    chunk: int,
-    max_nodes: int,
-    kv_k: str = "f16",
-    kv_v: str = "f16",
-) -> MemoryPlan:
-    """What target and draft need on a GPU. The token embedding stays in main memory."""
-    positions = (-(-(max_ctx + max_nodes) // KV_PAGE) + 1) * KV_PAGE  # whole pages, and a spare
-    kv = kv_bytes(model, kv_k, kv_v) * positions
-    expanded = 4 * model.num_kv_heads * model.head_dim * min(max_ctx, _EXPANDED_LEN)
-    angles = 4 * (model.rotary_dim or model.head_dim) * (max_ctx + chunk)
-    stash = 4 * max_nodes * model.stash_width
-    # Rows in float32 (residual, one wide projection, what mixes it) and once more in 16 bits.
-    rows = chunk * (4 * (4 * model.hidden_size + 2 * model.ffn_size) + 4 * model.ffn_size)
-    scratch = rows + 4 * max_nodes * model.vocab_size + stash + _GPU_SLABS + _GPU_RESERVE
-    scratch += expanded + angles
-    extra = 0
-    if draft is not None:
-        features = 4 * draft.feature_width * 2 * chunk
-        logits = 4 * max_nodes * model.vocab_size
-        ring_len = count_ring(draft.context_len, max(chunk, draft.block_len))
-        draft_kv = 2 * draft.kv_width * min(positions, ring_len)
-        extra = draft.weight_bytes + draft_kv + features + logits
-        extra += 4 * (draft.head_dim or model.head_dim) * (max_ctx + chunk)
-    weights = int(1.025 * (model.weight_bytes - model.embedding_bytes))  # padding, stacking
-    recurrent = model.recurrent_bytes + model.window_bytes  # windows are there twice
-    return MemoryPlan(weights, kv, recurrent, scratch, extra)
 
 
 def usable_cores() -> int:
@@ -230,6 +160,36 @@ def plan_prefix_bytes(config: EngineConfig, free_bytes: int) -> int:
     if config.prefix_bytes == "auto":
         return max(min(_PREFIX_BYTES, free_bytes // 8), 0)
     return int(config.prefix_bytes)
+
+
+def plan_parallel(
+    config: EngineConfig,
+    model: ModelConfig,
+    draft: DraftSize | None,
+    max_ctx: int,
+    kv_bytes: int,
+    free_bytes: int,
+) -> tuple[int, int]:
+    """How many requests may take turns, and the main memory that copies of them need at most.
+    kv_bytes: the target's keys and values of one.
+    """
+    draft_bytes = 0
+    if draft is not None:
+        draft_bytes = 4 * draft.kv_width * min(max_ctx, count_ring(draft.context_len, max_ctx))
+    request_bytes = int(_COPY_SIZE * (kv_bytes + draft_bytes))
+    request_bytes += _NUM_STATES * model.recurrent_bytes
+    count = config.parallel or max(
+        min(_PARALLEL, free_bytes // _PARKED_SHARE // max(request_bytes, 1)), 1
+    )
+    if count == 1:
+        return 1, 0
+    if count * request_bytes > free_bytes:
+        raise CapacityError(
+            f"{count} requests of {max_ctx} tokens that take turns need "
+            f"{count * request_bytes / _GIB:.1f} GiB of main memory, of which "
+            f"{max(free_bytes, 0) / _GIB:.1f} GiB are free; try a smaller --parallel or --max-ctx."
+        )
+    return count, count * request_bytes
 
 
 def resolve(
@@ -263,6 +223,8 @@ def resolve(
             f"{memory.weights / _GIB:.1f}, context of {max_ctx} tokens {memory.kv / _GIB:.1f}), "
             f"but the machine has {limit / _GIB:.1f} GiB; try a smaller --max-ctx or model."
         )
+    free = limit - memory.total
+    parallel, parked_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
     return Plan(
         threads=config.threads or usable_cores(),
         max_ctx=max_ctx,
@@ -271,7 +233,9 @@ def resolve(
         is_exact=is_exact,
         kv_k=kv_k,
         kv_v=kv_v,
-        prefix_bytes=plan_prefix_bytes(config, limit - memory.total),
+        prefix_bytes=plan_prefix_bytes(config, free),
+        parallel=parallel,
+        parked_bytes=parked_bytes,
         memory=memory,
     )
 
@@ -385,6 +349,8 @@ def _resolve_gpu(
             f"keys and values in {word}: {first} would need {largest / _GIB:.1f} GiB of "
             f"{limit / _GIB:.1f}"
         )
+    free = machine_memory()
+    parallel, parked_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
     return Plan(
         threads=config.threads or usable_cores(),
         max_ctx=max_ctx,
@@ -393,7 +359,9 @@ def _resolve_gpu(
         is_exact=False,
         kv_k=kv_k,
         kv_v=kv_v,
-        prefix_bytes=plan_prefix_bytes(config, machine_memory()),
+        prefix_bytes=plan_prefix_bytes(config, free),
+        parallel=parallel,
+        parked_bytes=parked_bytes,
         memory=memory,
         gpu=gpu,
         memory_limit=limit,

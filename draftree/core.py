@@ -279,6 +279,8 @@ class Usage:
     decode_ms: float = 0.0
     first_token_ms: float = 0.0
     rounds: RoundStats = field(default_factory=RoundStats)
+    read_tokens: int = 0  # of the prompt so far, with the cached ones
+    switch_ms: float = 0.0  # copying sequences, where requests take turns; in none of the others
 
     @property
     def acceptance_length(self) -> float:

@@ -30,7 +30,8 @@ ALLOWED_IMPORTS = {
     "kernels": ("env",),
     "weights": ("errors", "env", "kernels.quant"),
     "text": ("core", "errors"),
-    "config": ("core", "env", "errors", "kernels.quant"),
+    "memory": ("core", "kernels.quant"),
+    "config": ("memory", "core", "env", "errors", "kernels.quant"),
     "state": ("kernels", "core", "errors"),
     "layers": ("kernels", "state"),
     "models": ("layers", "state", "weights", "kernels", "core", "errors"),
@@ -46,7 +47,8 @@ ALLOWED_IMPORTS = {
     "train": ("engine", "models", "state", "weights", "kernels.quant", "text", "core", "errors"),
     "bench": ("chat", "engine", "decode", "prefill", "kernels", "config", "core", "errors"),
     "cli": (
-        *("", "errors", "env", "core", "kernels", "weights", "text", "config", "state", "layers"),
+        *("", "errors", "env", "core", "kernels", "weights", "text", "memory", "config", "state"),
+        *("layers",),
         *("models", "drafts", "decode", "prefill", "engine", "chat", "serve", "train", "bench"),
     ),
 }

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from draftree.config import EngineConfig, plan_gpu_memory, plan_memory, resolve, usable_cores
+from draftree.config import EngineConfig, resolve, usable_cores
 from draftree.core import DraftSize, ModelConfig, count_ring
 from draftree.errors import CapacityError
+from draftree.memory import plan_gpu_memory, plan_memory
 
 FACTS = ModelConfig(
     name="Tiny",
@@ -72,6 +73,23 @@ def test_earlier_conversations_get_a_share_of_what_is_left() -> None:
         assert resolve(EngineConfig(prefix_bytes=asked), FACTS).prefix_bytes == asked
 
 
+def test_requests_that_take_turns_get_a_share_of_what_is_left() -> None:
+    """As many as fit by default; a number that does not fit is refused."""
+    needed = resolve(EngineConfig(), FACTS).memory.total
+    one = resolve(EngineConfig(parallel=2), FACTS).parked_bytes // 2
+    assert one > FACTS.num_kv_layers * FACTS.kv_width * 2 * 1000 + 5 * FACTS.recurrent_bytes
+    for left, expected in ((0, 1), (4 * one, 1), (8 * one, 2), (1 << 40, 4)):
+        plan = resolve(EngineConfig(), FACTS, memory_limit=needed + left)
+        assert plan.parallel == expected
+        assert plan.parked_bytes == (0 if expected == 1 else expected * one)
+    asked = EngineConfig(parallel=6)
+    assert resolve(asked, FACTS, memory_limit=needed + 6 * one).parallel == 6
+    with pytest.raises(CapacityError, match=r"6 requests .* that take turns .*--parallel"):
+        resolve(asked, FACTS, memory_limit=needed + 6 * one - 1)
+    alone = resolve(EngineConfig(parallel=1), FACTS, memory_limit=needed)
+    assert (alone.parallel, alone.parked_bytes) == (1, 0)
+
+
 def test_memory_is_arithmetic() -> None:
     """Keys and values: layers x width x bytes x positions; exact math holds weights in float32."""
     plan = plan_memory(FACTS, 1000, "f16", "f16", exact=False, chunk=256, max_nodes=24)
@@ -118,6 +136,8 @@ def test_a_draft_keeps_a_bounded_context() -> None:
         ("chunk", 4097),
         ("prefix_bytes", -1),
         ("prefix_bytes", "much"),
+        ("parallel", -1),
+        ("parallel", 257),
     ],
 )
 def test_options_that_mean_nothing_are_refused_by_name(option: str, value: int | str) -> None:

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from draftree.config import EngineConfig, GpuInfo, kv_bytes, plan_gpu_memory, resolve
+from draftree.config import EngineConfig, GpuInfo, resolve
 from draftree.core import DraftSize, ModelConfig
 from draftree.errors import CapacityError
+from draftree.memory import kv_bytes, plan_gpu_memory
 from tests.test_config import FACTS
 
 LARGE = ModelConfig(

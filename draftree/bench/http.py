@@ -1,5 +1,5 @@
 """Any server that speaks OpenAI's protocol, seen by its clients: time to the first token, gaps
-between pieces, tokens per second, for 1 to many clients at a time.
+between pieces, tokens per second, for 1 to many clients at a time, and for one behind another.
 
 Streaming chat completions over the standard library alone. Every request begins with a number of
 its own, so that no server knows its prompt already. Prompts and replies are not stored.
@@ -22,6 +22,13 @@ from draftree.errors import BenchError
 _TIMEOUT_S: Final = 300.0
 _LAST_CHARACTERS: Final = 300
 _DONE: Final = "[DONE]"
+_LEAD_S: Final = 1.0  # that a long request is ahead of a short one
+_LONG_TOKENS, _SHORT_TOKENS = 1200, 16
+_LONG_PROMPT: Final = (
+    "Write a long story of a ship and its crew, and tell every day of the journey."
+)
+_SHORT_PROMPT: Final = "Hi!"
+_MOST_BEHIND: Final = 5  # times that it is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +180,37 @@ class LevelMeasures:
 
 
 @dataclass(frozen=True, slots=True)
+class BehindMeasures:
+    """A short request that is sent while the reply to a long one is written: its first token."""
+
+    ttft_ms: Samples
+    alone_ms: Samples  # the same request with nobody ahead
+    num_ahead: int  # tokens of the long replies, on average
+
+    def headline(self) -> dict[str, Any]:
+        return {"behind_ms": self.ttft_ms.median, "alone_ms": self.alone_ms.median}
+
+
+@dataclass(frozen=True, slots=True)
 class HttpMeasures:
     model: str
     is_counted: bool  # tokens were counted by the server
     levels: dict[str, LevelMeasures]  # by number of clients
+    behind: BehindMeasures
+    one_by_one: "HttpMeasures | None" = None  # of the same server where requests take no turns
 
     def headline(self) -> dict[str, Any]:
         names = ("ttft", "gap_ms", "token_ms")
-        return {
-            clients: {"throughput": level.throughput}
-            | {name: asdict(getattr(level, name)) for name in names}
-            for clients, level in self.levels.items()
-        }
+        one = {} if self.one_by_one is None else {"one_by_one": self.one_by_one.headline()}
+        return (
+            self.behind.headline()
+            | one
+            | {
+                clients: {"throughput": level.throughput}
+                | {name: asdict(getattr(level, name)) for name in names}
+                for clients, level in self.levels.items()
+            }
+        )
 
 
 def measure_http(
@@ -208,7 +234,27 @@ def measure_http(
             )
         levels[str(num_clients)] = summarize_level(replies, time.perf_counter() - start)
         is_counted &= all(reply.is_counted for reply in replies)
-    return HttpMeasures(model, is_counted, levels)
+    behind = measure_behind(endpoint, model, min(options.requests, _MOST_BEHIND), report)
+    return HttpMeasures(model, is_counted, levels, behind)
+
+
+def measure_behind(endpoint: Endpoint, model: str, count: int, report: Report) -> BehindMeasures:
+    alone, behind, num_ahead = [], [], 0
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(count):
+            report(f"a short request behind a long one: {number + 1} of {count}")
+            short = f"{number}. {_SHORT_PROMPT}"
+            alone.append(ask(endpoint, model, f"alone {short}", _SHORT_TOKENS))
+            prompt = f"{number}. {_LONG_PROMPT}"
+            long = pool.submit(ask, endpoint, model, prompt, _LONG_TOKENS)
+            time.sleep(_LEAD_S)
+            behind.append(ask(endpoint, model, f"behind {short}", _SHORT_TOKENS))
+            num_ahead += long.result().num_tokens
+    return BehindMeasures(_first_ms(behind), _first_ms(alone), round(num_ahead / count))
+
+
+def _first_ms(replies: Sequence[StreamedReply]) -> Samples:
+    return summarize([1000 * reply.piece_s[0] for reply in replies], "ms")
 
 
 def summarize_level(replies: Sequence[StreamedReply], wall_s: float) -> LevelMeasures:

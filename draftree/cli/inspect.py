@@ -128,7 +128,8 @@ def gpu_table(model: "ModelConfig", draft: "DraftSize | None", gpus: list[Place]
     """What the engine would plan on a GPU, by purpose, and which GPUs hold it."""
     from rich.table import Table
 
-    from draftree.config import GPU_NODES, plan_gpu_memory
+    from draftree.config import GPU_NODES
+    from draftree.memory import plan_gpu_memory
 
     table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
     table.title = "memory on a GPU by context length, f16 keys and values; fits a GPU of"
@@ -147,7 +148,8 @@ def format_table(model: "ModelConfig", draft: "DraftSize | None", gpus: list[Pla
     """The longest context by format of keys and values, as the engine would plan it."""
     from rich.table import Table
 
-    from draftree.config import KV_NAMES, kv_bytes
+    from draftree.config import KV_NAMES
+    from draftree.memory import kv_bytes
 
     table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
     table.title = f"longest context on a GPU, in tokens; the model's own is {model.context_length}"

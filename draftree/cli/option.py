@@ -8,7 +8,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
 import typer
@@ -169,8 +169,9 @@ class Settings:
             raise typer.BadParameter(f"keys and values cannot be in {' and in '.join(given)}.")
         return given[0] if given else None
 
-    def open_engine(self, model: str) -> "Engine":
-        config = self.read_config()
+    def open_engine(self, model: str, parallel: int = 0) -> "Engine":
+        """parallel: requests that may take turns; 0 leaves it to the engine."""
+        config = replace(self.read_config(), parallel=parallel)
         from draftree.chat import Engine
 
         engine = Engine.open(model, config)

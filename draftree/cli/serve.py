@@ -6,6 +6,7 @@ Where to connect goes to stderr, and so do the logs, one JSON object a line.
 import functools
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -17,6 +18,7 @@ from draftree.cli.option import Model, Settings, with_settings
 if TYPE_CHECKING:
     import socket
 
+    from draftree.chat import Engine
     from draftree.serve.service import ServeOptions
 
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
@@ -46,6 +48,9 @@ def serve(
     alias: Annotated[list[str] | None, _several("Another name for the model")] = None,
     temperature: Annotated[float, _server("For requests that give none.", min=0.0, max=2.0)] = 1.0,
     cors: Annotated[list[str] | None, _several("Origin whose pages may connect, or *")] = None,
+    parallel: Annotated[
+        int, _server("Requests that take turns; 0 is 4, or what memory allows.", min=0, max=256)
+    ] = 0,
     queue: Annotated[int, _server("Most requests at a time, waiting or running.", min=1)] = 256,
     queue_per_client: Annotated[int, _server("Of those, most of one client.", min=1)] = 64,
     max_body: Annotated[int, _server("Longest request, in MiB.", min=1)] = 32,
@@ -62,11 +67,7 @@ def serve(
     """Serve a model over HTTP."""
     name = settings.choose_model(model)
     settings.read_config()
-    api_keys = tuple(api_key or ()) or env.api_keys()
-    if not all(key.strip() for key in api_keys):
-        raise typer.BadParameter(
-            "the API key is empty; leave --api-key out if there is to be none."
-        )
+    api_keys = _check_keys(tuple(api_key or ()) or env.api_keys())
     from draftree.serve.service import ServeOptions
 
     options = ServeOptions(
@@ -86,24 +87,33 @@ def serve(
     from draftree.serve.server import bind
 
     listener = bind(host, port)
+    open_engine = functools.partial(settings.open_engine, name, parallel=parallel)
     if daemon:
-        _serve_in_background(settings, name, options, listener)
+        _serve_in_background(open_engine, options, listener)
     else:
-        _serve(settings, name, options, listener)
+        print(f"loading {name}", file=sys.stderr)
+        _serve(open_engine, options, listener)
+
+
+def _check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(key.strip() for key in keys):
+        raise typer.BadParameter(
+            "the API key is empty; leave --api-key out if there is to be none."
+        )
+    return keys
 
 
 def _serve(
-    settings: Settings, name: str, options: "ServeOptions", listener: "socket.socket"
+    open_engine: "Callable[[], Engine]", options: "ServeOptions", listener: "socket.socket"
 ) -> None:
     from draftree.serve.server import serve
 
     url = _url(listener)
     host = listener.getsockname()[0]
-    print(f"loading {name}", file=sys.stderr)
     if host not in _LOCAL and not options.api_keys:
         print(f"anyone who can reach {host} may use this server: no --api-key", file=sys.stderr)
     serve(
-        functools.partial(settings.open_engine, name),
+        open_engine,
         options,
         listener,
         on_ready=lambda: print(_instructions(url, options), file=sys.stderr, flush=True),
@@ -111,7 +121,7 @@ def _serve(
 
 
 def _serve_in_background(
-    settings: Settings, name: str, options: "ServeOptions", listener: "socket.socket"
+    open_engine: "Callable[[], Engine]", options: "ServeOptions", listener: "socket.socket"
 ) -> None:
     from draftree.cli.daemon import Background, detach, pid_file, server_folder
 
@@ -127,12 +137,7 @@ def _serve_in_background(
     server = Background(os.getpid(), port, _url(listener), options.model_id, str(log_path))
     try:
         with pid_file(server):
-            serve(
-                functools.partial(settings.open_engine, name),
-                options,
-                listener,
-                on_ready=lambda: report("ready"),
-            )
+            serve(open_engine, options, listener, on_ready=lambda: report("ready"))
     except Exception as error:
         report(str(error))
         raise

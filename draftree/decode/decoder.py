@@ -37,6 +37,10 @@ class Decoder(Protocol):
         """At least one token, at most max_tokens."""
         ...
 
+    def pause(self) -> None:
+        """Another sequence may have the device until the next step."""
+        ...
+
     def finish(self) -> None:
         """No more steps: the state is left as the tokens that were read say."""
         ...

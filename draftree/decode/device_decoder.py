@@ -134,6 +134,7 @@ class DeviceDecoder:
         self._under_way: deque[bool] = deque()  # whether each round drafts
         self._anchor = -1
         self._is_begun = self._is_done = False
+        self._unread: deque[list[Emitted]] = deque()  # of rounds that a pause has waited for
         self.round_ms: list[float] = []
 
     def start(self, anchor: int) -> None:
@@ -141,11 +142,22 @@ class DeviceDecoder:
 
     def step(self, max_tokens: int) -> list[Emitted]:
         """The tokens of the oldest round; the next one runs meanwhile."""
+        if self._unread:
+            return self._unread.popleft()
         if not self._is_begun:
             self._begin()
             self._begin_free(max_tokens)
         self._launch()
         return self._read()
+
+    def pause(self) -> None:
+        """Let the rounds under way end; their tokens come with the next steps, and then rounds
+        begin again.
+        """
+        while self._under_way:
+            if emitted := self._read():
+                self._unread.append(emitted)
+        self._is_begun = False
 
     def finish(self) -> None:
         """Let the rounds under way end, and note what they committed."""

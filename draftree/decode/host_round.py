@@ -56,6 +56,9 @@ class SpeculativeDecoder:
         self._anchor = anchor
         self._lookup.extend((*self._target.state.tokens, anchor))
 
+    def pause(self) -> None:
+        """A step leaves nothing under way."""
+
     def finish(self) -> None:
         self._controller.end_request()
 

@@ -39,6 +39,9 @@ class PlainDecoder:
     def start(self, anchor: int) -> None:
         self._anchor = anchor
 
+    def pause(self) -> None:
+        """A step leaves nothing under way."""
+
     def finish(self) -> None:
         """A step leaves nothing under way."""
 

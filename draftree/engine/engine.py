@@ -1,24 +1,25 @@
 """Token ids in, TokenEvents out: one model, one sequence at a time, on one device.
 
-Prefills what is new of a prompt, and decodes. Knows no text, nor how models are read.
+Opens and closes, checks requests, and says what is kept of those that have ended. Knows no text,
+nor how models are read.
 """
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 
 from draftree.config import EngineConfig
-from draftree.core import FinishReason, Request, TokenEvent, Usage
-from draftree.decode.decoder import Decoder, Round
+from draftree.core import Request, Usage
+from draftree.decode.decoder import Round
 from draftree.decode.device_decoder import DeviceRounds
 from draftree.engine.decoders import Decoders
+from draftree.engine.live import EngineUse, LiveRequest
+from draftree.engine.parking import Parking
 from draftree.engine.parts import open_parts
 from draftree.engine.prefix import PrefixCache
 from draftree.engine.stream import TokenStream
 from draftree.engine.turnstile import Turnstile
 from draftree.errors import CapacityError
-from draftree.prefill.chunked import prefill
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
 
@@ -37,7 +38,9 @@ class TokenEngine:
         self.watch: Callable[[Round], None] | None = None
         self._turnstile = Turnstile()
         self._prefix = PrefixCache(self.target.state, self.drafter, self.plan.prefix_bytes)
-        self._decoders = Decoders(self._parts, config)
+        self._parking = Parking(self._prefix, self.target.state, self.plan.parallel)
+        decoders = Decoders(self._parts, config)
+        self._use = EngineUse(self._parts, decoders, self._prefix, self._parking, self._turnstile)
         self.target.state.commit_program()
         checkpoint.release()
         self._parts.device.finish_loading()
@@ -64,11 +67,13 @@ class TokenEngine:
             self._parts.device.close()
 
     def generate(self, request: Request) -> TokenStream:
-        """Continue the prompt. One request at a time: those of other threads wait."""
+        """Continue the prompt. One request at a time: those of other threads wait until it ends, or
+        pauses, if its `should_pause` says so.
+        """
         self._turnstile.check_open()
         self._check(request)
         stream = TokenStream(iter(()), Usage(prompt_tokens=len(request.prompt_ids)))
-        stream._events = self._run(request, stream)
+        stream._events = LiveRequest(self._use, request, stream, lambda: self.watch).run()
         return stream
 
     def offload(self) -> None:
@@ -80,7 +85,7 @@ class TokenEngine:
                 try:
                     self._prefix.save()
                 except BaseException:
-                    self._prefix.reset()
+                    self._parking.reset()
                     raise
 
     @property
@@ -88,10 +93,15 @@ class TokenEngine:
         """Main memory that earlier conversations take."""
         return self._prefix.store.num_bytes + self._prefix.store.reserved_bytes
 
+    @property
+    def parked_bytes(self) -> int:
+        """Main memory that the unfinished requests take, which take turns."""
+        return self._parking.num_bytes
+
     def reset(self) -> None:
         """Begin the next request with nothing, as a new engine would."""
         with self._turnstile.hold():
-            self._prefix.reset()
+            self._parking.vacate()
             self._prefix.store.clear()
 
     def _check(self, request: Request) -> None:
@@ -114,67 +124,3 @@ class TokenEngine:
             raise ValueError(
                 f"token {bad} is not in the vocabulary of {self.model_config.vocab_size}"
             )
-
-    def _run(self, request: Request, stream: TokenStream) -> Iterator[TokenEvent]:
-        with self._turnstile.hold():
-            try:
-                yield from self._events(request, stream)
-            except GeneratorExit:  # closed between two tokens: state and draft are in step
-                raise
-            except BaseException as error:  # inside a pass: nobody knows what the state holds
-                self._prefix.reset()
-                if isinstance(error, RuntimeError):
-                    self._turnstile.check_open()
-                raise
-
-    def _events(self, request: Request, stream: TokenStream) -> Iterator[TokenEvent]:
-        usage = stream.usage
-        start = time.perf_counter()
-        usage.cached_tokens = self._prefill(request, stream)
-        decoder = self._decoders.new(request, stream.watch or self.watch)
-        usage.rounds = decoder.stats
-        decoder.start(request.prompt_ids[-1])
-        usage.prefill_ms = (time.perf_counter() - start) * 1000
-        try:
-            yield from self._decode(request, stream, decoder)
-        finally:
-            decoder.finish()
-
-    def _decode(
-        self, request: Request, stream: TokenStream, decoder: Decoder
-    ) -> Iterator[TokenEvent]:
-        usage, decode_start = stream.usage, time.perf_counter()
-        position = len(request.prompt_ids)
-        end = min(position + request.max_tokens, self.plan.max_ctx)
-        while position < end and not stream.is_cancelled:
-            self._turnstile.enter()
-            for emitted in decoder.step(end - position):
-                usage.decode_ms = (time.perf_counter() - decode_start) * 1000
-                if usage.completion_tokens == 0:
-                    usage.first_token_ms = usage.prefill_ms + usage.decode_ms
-                usage.completion_tokens += 1
-                if emitted.token in request.stop_ids:
-                    stream.finish_reason = FinishReason.STOP
-                    return
-                rounds = decoder.stats.num_rounds
-                yield TokenEvent(emitted.token, position, emitted.source, rounds, emitted.scores)
-                if emitted.is_last:
-                    stream.finish_reason = FinishReason.STOP
-                    return
-                position += 1
-            stream.on_round()
-        is_cancelled = stream.is_cancelled
-        stream.finish_reason = FinishReason.CANCELLED if is_cancelled else FinishReason.LENGTH
-
-    def _prefill(self, request: Request, stream: TokenStream) -> int:
-        """Run all but the last token, which is the anchor; return how many were there already."""
-        state, body = self.target.state, request.prompt_ids[:-1]
-        stops = self._prefix.resume(body, request.cache_points)
-        cached = state.committed
-        extend = self.drafter.extend_context if self.drafter else None
-        for stop in (*stops, len(body)):
-            rest = body[state.committed : stop]
-            prefill(self.target, rest, self.plan.chunk, extend, lambda: stream.is_cancelled)
-            if state.committed in stops:
-                self._prefix.save_checkpoint()
-        return cached

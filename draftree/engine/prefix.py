@@ -10,14 +10,15 @@ from collections.abc import Collection, Sequence
 from functools import partial
 
 from draftree.drafts.drafter import Drafter
-from draftree.state.prefix import PrefixStore
+from draftree.state.prefix import Match, PrefixStore
 from draftree.state.sequence import SequenceState, Snapshot, common_len
 from draftree.state.span import Parts, Span, count_bytes
 
 _MIN_GAP = 16  # tokens between checkpoints; fewer than that are sooner read again than copied
 _NUM_POINTS = 2  # of those that a request names, the last ones
 _OPENING_LEN = 12  # tokens at a prompt's end that open the reply, which a later one may not repeat
-_NUM_CHECKPOINTS = 4  # of the sequence at hand
+NUM_CHECKPOINTS = 4  # of the sequence at hand
+_SHORT_SPAN = 64  # positions; a parked one is copied again with what follows it
 
 
 class PrefixCache:
@@ -27,21 +28,24 @@ class PrefixCache:
         self.store = PrefixStore(max_bytes, is_recurrent=state.is_recurrent)
         self._state, self._drafter = state, drafter
 
-    def resume(self, tokens: tuple[int, ...], points: Sequence[int]) -> list[int]:
+    def resume(
+        self, tokens: tuple[int, ...], points: Sequence[int], held: Match, *, is_parked: bool
+    ) -> list[int]:
         """Go to the longest prefix of the tokens that is known; positions further on where
         `save_checkpoint` is to be called. points: lengths of prefixes that later requests are
-        likely to share.
+        likely to share. held: what is known of it elsewhere. is_parked: the sequence at hand is.
         """
         state = self._state
         state.rollback()
         if not self._is_in_step:
             self.reset()
         shared = common_len(state.tokens, tokens)
-        found = self.store.find(tokens)
+        found = max(held, self.store.find(tokens), key=lambda match: match.length)
         is_whole = shared == state.committed
         at_hand = shared
         if not is_whole:
-            self.save()
+            if not is_parked:
+                self.save()
             if state.is_recurrent:
                 at_hand = max((at for at in state.checkpoints if at <= shared), default=0)
         if found.length > at_hand:
@@ -75,6 +79,27 @@ class PrefixCache:
             self._drafter.reset()
         self._limit_checkpoints()
 
+    def park(self, last: Snapshot | None) -> Snapshot:
+        """A copy of the sequence at hand and of the draft's context. last: an earlier one, so that
+        only what is new is copied.
+        """
+        tokens = tuple(self._state.tokens)
+        spans = list(last.spans if last is not None else self.store.find(tokens).spans)
+        if spans and spans[-1].end - spans[-1].start < _SHORT_SPAN:
+            spans.pop()
+        start = spans[-1].end if spans else 0
+        if start < len(tokens):
+            spans.append(Span(start, len(tokens), self._copy(start, len(tokens))))
+        return Snapshot(tokens, tuple(spans), self._state.copy_recurrent())
+
+    def unpark(self, parked: Snapshot, checkpoints: dict[int, Parts]) -> None:
+        """Go on from such a copy, and with the checkpoints that its sequence had."""
+        if not self._is_in_step:
+            self.reset()
+        self._restore(parked.tokens, parked.spans, parked.recurrent)
+        self._state.checkpoints = checkpoints
+        self._limit_checkpoints()
+
     @property
     def _is_in_step(self) -> bool:
         return self._drafter is None or self._drafter.position == self._state.committed
@@ -83,7 +108,7 @@ class PrefixCache:
         """The last few, and not so many that nothing else could be kept."""
         checkpoints = self._state.checkpoints
         checkpoint_bytes = max(map(count_bytes, checkpoints.values()), default=1)
-        count = min(_NUM_CHECKPOINTS, self.store.max_bytes // 2 // checkpoint_bytes)
+        count = min(NUM_CHECKPOINTS, self.store.max_bytes // 2 // checkpoint_bytes)
         for at in sorted(checkpoints)[: max(len(checkpoints) - count, 0)]:
             del checkpoints[at]
         self.store.reserve(checkpoint_bytes * len(checkpoints))

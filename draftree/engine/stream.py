@@ -1,9 +1,12 @@
 """The events of one request, as its caller sees them."""
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
-from draftree.core import FinishReason, TokenEvent, Usage
+from draftree.core import FinishReason, TokenEvent, TokenSource, Usage
 from draftree.decode.decoder import Round
+
+PAUSE: Final = TokenEvent(-1, -1, TokenSource.PLAIN, 0)  # in place of an event; see should_pause
 
 
 class TokenStream:
@@ -16,8 +19,12 @@ class TokenStream:
         self.usage = usage
         self.finish_reason: FinishReason | None = None
         self.is_cancelled = False
+        self.on_chunk: Callable[[], None] = lambda: None  # called when more of the prompt was read
         self.on_round: Callable[[], None] = lambda: None  # called when a round's events are read
         self.watch: Callable[[Round], None] | None = None  # instead of the engine's, if set in time
+        # Asked between two chunks of the prompt and between two rounds. If so, PAUSE comes next,
+        # and until the event after it is asked for, other requests may use the engine.
+        self.should_pause: Callable[[], bool] | None = None
 
     def __iter__(self) -> "TokenStream":
         return self

@@ -1,4 +1,5 @@
-"""Who uses an engine now: one reply at a time, none after it was closed.
+"""Who uses an engine now: one reply at a time, none after it was closed. A reply that pauses gives
+its turn up.
 
 A thread that opens a second reply while its first one is unfinished would wait for itself; it gets
 an error instead. Other threads wait.
@@ -64,3 +65,27 @@ class Turnstile:
         finally:
             if is_free:
                 self._lock.release()
+
+
+class Turn:
+    """One reply's use of the engine, given up while the reply pauses."""
+
+    def __init__(self, turnstile: Turnstile) -> None:
+        self.is_held = False
+        self._turnstile = turnstile
+
+    def __enter__(self) -> "Turn":
+        self.begin()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_held:
+            self.end()
+
+    def begin(self) -> None:
+        self._turnstile.acquire()
+        self.is_held = True
+
+    def end(self) -> None:
+        self.is_held = False
+        self._turnstile.release()

@@ -12,14 +12,11 @@ def prefill(
     tokens: Sequence[int],
     chunk_len: int,
     extend_context: Callable[[Array], None] | None = None,
-    is_cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run the tokens and keep them. extend_context gets each chunk's features, where the target
-    captures any. Nothing more is run once it is cancelled.
+    captures any.
     """
     for start in range(0, len(tokens), chunk_len):
-        if is_cancelled():
-            return
         chunk = DraftTree.chain(tuple(tokens[start : start + chunk_len]))
         target.state.begin(chunk, is_committed=True)
         features = target.forward(rows=()).features

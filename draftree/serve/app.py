@@ -89,7 +89,8 @@ def _add_own_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        text = service.metrics.render(service.queue.num_waiting, service.num_running)
+        num_parked = len(service.thread.turns.parked)
+        text = service.metrics.render(service.queue.num_waiting, service.num_running, num_parked)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 

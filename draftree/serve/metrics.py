@@ -65,10 +65,10 @@ class Metrics:
     def count_engine_failure(self) -> None:
         self._totals["engine_failures"] += 1
 
-    def render(self, num_waiting: int, num_running: int) -> str:
-        return "".join(f"{line}\n" for line in self._lines(num_waiting, num_running))
+    def render(self, num_waiting: int, num_running: int, num_parked: int) -> str:
+        return "".join(f"{line}\n" for line in self._lines(num_waiting, num_running, num_parked))
 
-    def _lines(self, num_waiting: int, num_running: int) -> Iterator[str]:
+    def _lines(self, num_waiting: int, num_running: int, num_parked: int) -> Iterator[str]:
         name = "draftree_requests_total"
         yield from _head(name, "counter", "HTTP requests by route and status.")
         for (route, status), count in sorted(self._requests.items()):
@@ -90,7 +90,8 @@ class Metrics:
         for name, value, help_text in (
             ("draftree_acceptance_length", f"{al:.4f}", "Tokens committed a round, over all."),
             ("draftree_queue_length", num_waiting, "Requests that wait for the engine."),
-            ("draftree_running", num_running, "Requests that the engine works on."),
+            ("draftree_running", num_running, "Requests that take turns on the engine."),
+            ("draftree_parked", num_parked, "Of those, requests that wait for their next turn."),
         ):
             yield from _head(name, "gauge", help_text)
             yield f"{name} {value}"

@@ -68,6 +68,9 @@ class Observed:
     def watch_rounds(self, on_round: Callable[[], None]) -> None:
         self._generation.watch_rounds(on_round)
 
+    def pause_when(self, should_pause: Callable[[], bool]) -> None:
+        self._generation.pause_when(should_pause)
+
     def cancel(self) -> None:
         self._generation.cancel()
 
@@ -77,6 +80,9 @@ class Observed:
     def __iter__(self) -> "Iterator[Delta]":
         last = None
         for delta in self._generation:
+            if delta.kind is DeltaKind.PAUSE:
+                yield delta
+                continue
             last = delta
             if delta.kind is DeltaKind.REASONING:
                 self.num_reasoning = self.usage.completion_tokens

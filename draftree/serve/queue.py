@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -37,8 +37,11 @@ class Job:
         on_end: "Callable[[Job], None]" = lambda job: None,
         *,
         is_stream: bool = True,
+        group: object = None,
     ) -> None:
+        """group: shared by the jobs of one request, which run one after the other."""
         self.client = client
+        self.group = self if group is None else group
         self.is_stream = is_stream
         self.usage = Usage()
         self.finish_reason: FinishReason | None = None
@@ -46,14 +49,17 @@ class Job:
         self.started_s: float | None = None
         self.first_s: float | None = None
         self.is_cancelled = False
+        self.engine_s = 0.0
         self._call = call
         self._prepared: tuple[Engine, Generation] | None = None
+        self._reply: Iterator[Delta] | None = None
         self._loop = loop
         self._on_end = on_end
         self.error: ApiError | None = None
         self.is_done = False
         self._round: list[Delta] = []
         self._deltas: deque[Delta] = deque()  # of whole rounds
+        self._has_pushed = False
         self._num_unread = 0
         self._next_read_s = 0.0
         self._is_awaited = False
@@ -65,6 +71,32 @@ class Job:
         if self._prepared is None or self._prepared[0] is not engine:
             self._prepared = (engine, self._call(engine))
         return self._prepared[1]
+
+    @property
+    def progress(self) -> Usage:
+        """How far it is, while it runs."""
+        prepared = self._prepared
+        return self.usage if prepared is None else prepared[1].usage
+
+    @property
+    def has_begun(self) -> bool:
+        return self._reply is not None
+
+    def write(self, generation: "Generation") -> "Iterator[Delta]":
+        """Deltas from where it paused last."""
+        if self._reply is None:
+            generation.watch_rounds(self.flush)
+            self._reply = iter(generation)
+        return self._reply
+
+    def restart(self) -> bool:
+        """Begin again on another engine; False when the reader has part of the reply."""
+        if self.is_stream and self._has_pushed:
+            return False
+        self._deltas.clear()
+        self._round.clear()
+        self.forget()
+        return True
 
     async def read(self, show: Show | None = None) -> "list[Delta]":
         """The deltas since the last call, empty at the end. Raises the error that ended the job.
@@ -127,6 +159,7 @@ class Job:
     def push(self, delta: "Delta") -> bool:
         """Keep a delta until the next `flush`; False when no more is wanted."""
         self._round.append(delta)
+        self._has_pushed = True
         if self.is_stream:
             self._num_unread += 1
             for score in delta.logprobs:
@@ -162,7 +195,7 @@ class Job:
 
     def forget(self) -> None:
         """Let go of the engine; the generation is made anew when it is needed."""
-        self._prepared = None
+        self._prepared = self._reply = None
 
     def _end(self) -> None:
         self.forget()
@@ -240,15 +273,43 @@ class FairQueue:
     def take(self) -> Job | None:
         """Wait for the next job; None when the queue has been closed."""
         with self._changed:
-            while not self._waiting and not self._is_closed:
-                self._changed.wait()
-            if not self._waiting:
-                return None
-            client, jobs = next(iter(self._waiting.items()))
-            job = jobs.popleft()
-            self._waiting.move_to_end(client)
-            self._forget_if_empty(client)
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+        return self.take_ready(lambda job: True)
+
+    def take_ready(self, is_ready: Callable[[Job], bool]) -> Job | None:
+        """The next job that may begin, if there is one."""
+        with self._changed:
+            job = self._find_ready(is_ready)
+            if job is not None:
+                self._waiting[job.client].remove(job)
+                self._waiting.move_to_end(job.client)
+                self._forget_if_empty(job.client)
             return job
+
+    def has_ready(self, is_ready: Callable[[Job], bool]) -> bool:
+        if not self._waiting:
+            return False
+        with self._changed:
+            return self._find_ready(is_ready) is not None
+
+    def _find_ready(self, is_ready: Callable[[Job], bool]) -> Job | None:
+        waiting = (job for jobs in self._waiting.values() for job in jobs)
+        return next(filter(is_ready, waiting), None)
+
+    def place_of(self, job: Job) -> int:
+        """Its place among those that wait, 1 is next; 0 when it does not wait."""
+        with self._changed:
+            clients = list(self._waiting)
+            if job not in self._waiting.get(job.client, ()):
+                return 0
+            index = self._waiting[job.client].index(job)
+            own = clients.index(job.client)
+            # In each round every client has one; in the job's round, those before its own.
+            ahead = (
+                min(len(jobs), index + (number < own))
+                for number, jobs in enumerate(self._waiting.values())
+            )
+            return sum(ahead) + 1
 
     def is_idle(self, seconds: float) -> bool:
         """Whether nothing comes for so long; waits no longer than until something does."""

@@ -24,8 +24,8 @@ from draftree.text.reply import DeltaKind
 if TYPE_CHECKING:
     from draftree.chat import Delta, TokenLogprob
 
-_PATIENCE_S: Final = 10.0  # before a stream begins, or shows a sign of life, without a token
-_SIGN_OF_LIFE: Final = ": waiting\n\n"
+_GLANCE_S: Final = 1.0  # before a stream begins without a token, and between looks at how far it is
+_PATIENCE_S: Final = 10.0  # before a sign of life, where there is nothing new to say
 _STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
@@ -138,6 +138,7 @@ class EventStream(Response):
         self._outlet: Outlet | None = None
         self._unsent = ""
         self._num_sent = 0
+        self._reading = jobs[0]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -159,6 +160,7 @@ class EventStream(Response):
         """All but the last piece: what need not be waited for is sent together."""
         self._unsent = self._wire.opening()
         for index, job in enumerate(self._jobs):
+            self._reading = job
             while deltas := await self._read(send, index, job):
                 self._unsent += self._wire.chunk(index, deltas)
             self._unsent += self._wire.closing(index, job)
@@ -188,18 +190,35 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": body, "more_body": not is_last})
 
     async def _show_life(self, send: Send) -> None:
-        """A comment now and then while nothing else is sent, so that nobody hangs up."""
+        """A comment while nothing else is sent: how far the reply is, if there is news of that, and
+        now and then in any case, so that nobody hangs up. Clients pass over comments.
+        """
+        loop = asyncio.get_running_loop()
+        words, next_s = "", loop.time() + _PATIENCE_S
         while True:
             num_sent = self._num_sent
-            await asyncio.sleep(_PATIENCE_S)
-            if num_sent == self._num_sent:
-                await self._send(send, _SIGN_OF_LIFE)
+            await asyncio.sleep(_GLANCE_S)
+            if num_sent != self._num_sent:
+                next_s = loop.time() + _PATIENCE_S
+                continue
+            last, words = words, self._describe_progress()
+            if words != last or loop.time() >= next_s:
+                next_s = loop.time() + _PATIENCE_S
+                await self._send(send, f": {words or 'waiting'}\n\n")
+
+    def _describe_progress(self) -> str:
+        """Its place in the queue, or how much of the prompt was read; "" while it is written."""
+        place, usage = self._service.queue.place_of(self._reading), self._reading.progress
+        if place:
+            return f"queue {place}"
+        is_reading = 0 < usage.read_tokens < usage.prompt_tokens - 1
+        return f"prefill {usage.read_tokens}/{usage.prompt_tokens}" if is_reading else ""
 
 
 async def _read_first(job: Job) -> "list[Delta] | None":
     """What comes first, empty at the end; None when nothing comes for a while."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_GLANCE_S):
             return await job.read()
     return None
 

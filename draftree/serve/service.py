@@ -76,7 +76,8 @@ class Service:
 
     @property
     def num_running(self) -> int:
-        return int(self.thread.running is not None)
+        """Live ones, of which one has the engine."""
+        return len(self.thread.turns.jobs)
 
     def check_ready(self) -> "Engine":
         engine = self.thread.engine
@@ -116,7 +117,8 @@ class Service:
         self.queue.admit(client, len(calls))
         loop = asyncio.get_running_loop()
         record = partial(self._record, request_id=request_id)
-        jobs = [Job(client, call, loop, record, is_stream=is_stream) for call in calls]
+        group = object()
+        jobs = [Job(client, call, loop, record, is_stream=is_stream, group=group) for call in calls]
         num_queued = 0
         try:
             # Templates and tokenizers take their time, which the engine need not wait for.
@@ -155,9 +157,8 @@ class Service:
         asyncio.get_running_loop().call_later(self.options.grace_s, self._cut, stopping)
 
     def _cut(self, error: ApiError) -> None:
-        running = self.thread.running
-        if running is not None:
-            running.cancel(error)
+        for job in self.thread.turns.jobs:
+            job.cancel(error)
 
     def _record(self, job: Job, request_id: str) -> None:
         """Count and log a job that has ended, whether or not anyone still reads it."""

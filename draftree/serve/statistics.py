@@ -32,6 +32,7 @@ def statistics(jobs: Sequence[Job]) -> dict[str, Any]:
         "queue_ms": _since_arrival(first, first.started_s),
         "prefill_ms": _round(sum(usage.prefill_ms for usage in usages)),
         "decode_ms": _round(decode_ms),
+        "switch_ms": _round(sum(usage.switch_ms for usage in usages)),
         "cached_tokens": sum(usage.cached_tokens for usage in usages),
         "speculation_off": next((u.rounds.off_reason for u in usages if u.rounds.off_reason), None),
     }

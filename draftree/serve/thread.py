@@ -1,5 +1,5 @@
-"""The one thread that owns the engine: opens it, runs jobs one after the other, opens it again when
-it fails.
+"""The one thread that owns the engine: opens it, lets jobs take turns on it, opens it again when it
+fails.
 
 In: jobs of the queue. Out: their deltas, and a state that /health shows. Knows no HTTP.
 """
@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from draftree.core import FinishReason
+from draftree.core import FinishReason, Usage
 from draftree.errors import CapacityError, DraftreeError, ServeError
 from draftree.serve.log import log_event
 from draftree.serve.queue import FairQueue, Job
-from draftree.serve.wire import ApiError, engine_failure
+from draftree.serve.turns import Turns
+from draftree.serve.wire import ApiError, busy, engine_failure
+from draftree.text.reply import DeltaKind
 
 if TYPE_CHECKING:
     from draftree.chat import Engine
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger("draftree")
 _REST_S: Final = 0.02  # in which a reply's end is sent, and often the next request comes
 _MAX_FAILURES: Final = 3  # in a row; after that it is not the requests' fault
+_RETRY_S: Final = 2
+_FEW: Final = 2  # live jobs that one client may have in any case
 
 
 class State(StrEnum):
@@ -43,11 +48,12 @@ class EngineThread:
         open_engine: "Callable[[], Engine]",
         queue: FairQueue,
         on_change: Callable[[State], None],
+        turns: Turns | None = None,
     ) -> None:
         self.state = State.LOADING
         self.engine: Engine | None = None
         self.failure: BaseException | None = None
-        self.running: Job | None = None
+        self.turns = turns or Turns()
         self.num_failures = 0
         self._open_engine = open_engine
         self._queue = queue
@@ -66,11 +72,11 @@ class EngineThread:
     def _run(self) -> None:
         try:
             self._open()
-            while (job := self._queue.take()) is not None:
-                self._serve(job)
+            while self._admit():
+                self._serve(self.turns.begin())
         except BaseException as error:
             self.failure = error
-            for job in self._queue.close():
+            for job in (*self.turns.clear(), *self._queue.close()):
                 job.fail(engine_failure("The engine failed and could not be opened again."))
                 self._queue.release(job.client)
             self._change(State.FAILED)
@@ -92,8 +98,33 @@ class EngineThread:
             self.state = state
         self._on_change(state)
 
+    def _admit(self) -> bool:
+        """Let waiting jobs become live, as many as may; False when there are none, and will be
+        none. Waits only where nothing is to be done.
+        """
+        turns = self.turns
+        if not turns.has_others:
+            job = self._queue.take()
+            if job is None:
+                return False
+            turns.add(job)
+        while (job := self._queue.take_ready(self._may_begin)) is not None:
+            turns.add(job)
+        return True
+
+    def _may_begin(self, job: Job) -> bool:
+        """Whether one more may be live. Replies of one request follow each other, and where many
+        may be live, one client leaves room for another.
+        """
+        assert self.engine is not None
+        live, most = self.turns.jobs, self.engine.plan.parallel
+        num_own = sum(each.client == job.client for each in live)
+        is_alone = all(each.group is not job.group for each in live)
+        return len(live) < most and num_own < max(most - 1, _FEW) and is_alone
+
     def _serve(self, job: Job) -> None:
-        self.running, job.started_s = job, time.perf_counter()
+        """One turn of a job."""
+        job.started_s = job.started_s or time.perf_counter()
         failure: str | None = None
         try:
             failure = self._write(job)
@@ -101,15 +132,25 @@ class EngineThread:
             job.fail(engine_failure(f"The engine ended: {type(end).__name__}: {end}."))
             raise
         finally:
-            self.running = None
-            self._queue.release(job.client)
-            self._queue.note_duration(time.perf_counter() - job.started_s)
+            is_finished = job.is_done or failure is not None
+            job.engine_s += self.turns.end(is_finished=is_finished)
+            if is_finished:
+                self._queue.release(job.client)
+                self._queue.note_duration(job.engine_s)
         if failure is not None:
             self._recover(job, failure)
             return
-        self._failures_in_a_row = 0
-        if self._queue.is_idle(_REST_S):
-            self._keep()
+        if is_finished:
+            self._failures_in_a_row = 0
+            if not self.turns.has_others and self._queue.is_idle(_REST_S):
+                self._keep()
+
+    def _should_pause(self, usage: Usage, switched_ms: float) -> bool:
+        """Whether the running job's slice is over, and others want theirs."""
+        switch_s = (usage.switch_ms - switched_ms) / 1000
+        if not self.turns.is_over(switch_s):
+            return False
+        return self.turns.has_others or self._queue.has_ready(self._may_begin)
 
     def _keep(self) -> None:
         """Use the moment; an engine that cannot keep the conversation will read it again."""
@@ -120,11 +161,12 @@ class EngineThread:
             log_event("nothing kept", error=f"{type(error).__name__}: {error}")
 
     def _write(self, job: Job) -> str | None:
-        """Run a job to its end, or to what broke the engine, which is then returned. In words: the
-        exception would keep alive all that it passed through, and so the engine.
+        """Run a job to its end or its next pause, or to what broke the engine, which is then
+        returned. In words: the exception would keep alive all that it passed through, and so the
+        engine.
         """
         assert self.engine is not None
-        if job.is_cancelled:
+        if job.is_cancelled and not job.has_begun:
             job.finish(job.usage, FinishReason.CANCELLED)
             return None
         try:
@@ -139,8 +181,11 @@ class EngineThread:
             job.fail(engine_failure(f"The request could not be prepared ({error!r})."))
             return None
         try:
-            generation.watch_rounds(job.flush)
-            for delta in generation:
+            usage = generation.usage
+            generation.pause_when(partial(self._should_pause, usage, usage.switch_ms))
+            for delta in job.write(generation) if not job.is_cancelled else ():
+                if delta.kind is DeltaKind.PAUSE:
+                    return None
                 if not job.push(delta):
                     break
             generation.close()
@@ -167,6 +212,12 @@ class EngineThread:
             times = f"{self._failures_in_a_row} times in a row"
             raise ServeError(f"The engine failed {times}, at last with {failure}.")
         self._queue.forget_engine()
+        for other in self.turns.clear():
+            if other.restart():
+                self.turns.add(other)
+            else:
+                other.fail(busy(503, "The engine failed, and is opened again.", _RETRY_S))
+                self._queue.release(other.client)
         self._close()
         gc.collect()
         self._open()

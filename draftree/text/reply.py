@@ -17,6 +17,7 @@ class DeltaKind(StrEnum):
     TEXT = "text"
     REASONING = "reasoning"
     TOOL_CALL = "tool_call"
+    PAUSE = "pause"  # nothing new: others may have their turn, where that was asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from draftree.bench import http
 from draftree.bench.http import (
     Endpoint,
     HttpOptions,
@@ -104,15 +105,39 @@ def test_pieces_are_counted_where_the_server_does_not(server):
     assert (reply.num_tokens, reply.is_counted) == (2, False)
 
 
-def test_levels_have_as_many_clients_at_a_time(server, say):
+def test_a_short_request_is_sent_while_the_long_one_is_written(server, say, monkeypatch):
+    """Were the long one over by then, nothing would be measured."""
+    monkeypatch.setattr(http, "_LEAD_S", 0.05)
+    is_written, seen = threading.Event(), []
+
+    def answer(endpoint, model, prompt, num_tokens):
+        if num_tokens == 1200:
+            assert is_written.wait(120)
+            return StreamedReply("long", 1100, True, [0.1], 9.0)
+        if "behind" in prompt:
+            seen.append(is_written.is_set())
+            is_written.set()
+            return StreamedReply("short", 8, True, [0.2, 0.3], 0.4)
+        is_written.clear()
+        return StreamedReply("short", 8, True, [0.05, 0.1], 0.2)
+
+    monkeypatch.setattr(http, "ask", answer)
+    measures = http.measure_behind(Endpoint(server.url), "m", 3, say)
+    assert seen == [False] * 3 and measures.num_ahead == 1100
+    assert measures.headline() == {"behind_ms": 200.0, "alone_ms": 50.0}
+
+
+def test_levels_have_as_many_clients_at_a_time(server, say, monkeypatch):
+    monkeypatch.setattr(http, "_LEAD_S", 0.0)
     measures = measure_http(Endpoint(server.url), ["a", "b"], HttpOptions((1, 3), 2, 4), say)
     assert measures.model == "some/model" and measures.is_counted
     assert list(measures.levels) == ["1", "3"]
     assert [level.num_tokens for level in measures.levels.values()] == [14, 42]
     assert [level.ttft.count for level in measures.levels.values()] == [2, 6]
     assert 1 < server.most_running <= 3
+    assert measures.behind.num_ahead == 7
     prompts = [body["messages"][0]["content"] for body in server.bodies[1:]]
-    assert len(set(prompts)) == len(prompts) == 8
+    assert len(set(prompts)) == len(prompts) == 8 + 2 * 3
     assert "a" not in json.dumps(measures.levels["1"].ttft_ms.samples)
 
 

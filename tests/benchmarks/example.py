@@ -13,7 +13,7 @@ from benchmarks.start import StartMeasures
 from benchmarks.target import CODER, SMOLLM2
 from draftree.bench.decode import DecodeMeasures
 from draftree.bench.gpu import Equality, GpuMeasures
-from draftree.bench.http import HttpMeasures, StreamedReply, summarize_level
+from draftree.bench.http import BehindMeasures, HttpMeasures, StreamedReply, summarize_level
 from draftree.bench.median import divide, summarize
 from draftree.bench.peers import PeerMeasures, PeerOptions, judge
 from draftree.bench.prefill import PrefillMeasures
@@ -144,7 +144,12 @@ def http():
             for _ in range(2 * clients)
         ]
         levels[str(clients)] = summarize_level(replies, 0.4 * clients)
-    return HttpMeasures("smollm2", True, levels)
+    behind, late = (
+        BehindMeasures(summarize([ms, 2 * ms], "ms"), summarize([30.0, 40.0], "ms"), 1200)
+        for ms in (50.0, 8000.0)
+    )
+    one_by_one = HttpMeasures("smollm2", True, levels, late)
+    return HttpMeasures("smollm2", True, levels, behind, one_by_one)
 
 
 def multiturn():

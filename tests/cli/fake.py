@@ -51,6 +51,12 @@ class Generation:
         self.usage.rounds.num_drafted += source != TokenSource.PLAIN
         return Delta(word, source, index // 2)
 
+    def watch_prompt(self, on_chunk):
+        """It is read at once."""
+
+    def cancel(self):
+        """It is closed soon."""
+
     def close(self):
         if not self.is_closed and self._pending:
             self.finish_reason = FinishReason.CANCELLED

@@ -55,6 +55,28 @@ def test_reply_is_closed_when_writing_fails():
     assert generation.is_closed
 
 
+def test_a_prompt_that_is_read_ends_after_its_chunk(monkeypatch):
+    """No delta comes meanwhile that it could be noticed at."""
+    from draftree.chat import Engine
+    from tests.tiny import tiny_path
+
+    options = {"max_ctx": 256, "draft": "none", "chunk": 8, "threads": 1, "budget": 0}
+    engine = Engine.open(str(tiny_path("qwen3")), **options)
+    generation = engine.complete([5] * 200)
+    prefill, num_chunks = engine.tokens.target.forward, []
+
+    def forward(**arguments):
+        num_chunks.append(None)
+        if len(num_chunks) == 3:
+            press()
+        return prefill(**arguments)
+
+    monkeypatch.setattr(engine.tokens.target, "forward", forward)
+    assert consume(generation, lambda delta: pytest.fail("nothing was written"))
+    assert len(num_chunks) == 3 and generation.usage.read_tokens == 24
+    engine.close()
+
+
 COMMAND = """
 import sys, time
 from draftree.cli import main

@@ -37,6 +37,7 @@ def test_no_file_holds_the_address_the_key_or_the_prompts(tmp_path, monkeypatch)
         return StreamedReply("words", 4, True, [0.1, 0.2], 0.3)
 
     monkeypatch.setattr(http, "ask", answer)
+    monkeypatch.setattr(http, "_LEAD_S", 0.0)
     endpoint = Endpoint("http://some.host:1", "Some/Model 7B", "secret")
     line = measure_endpoint(endpoint, "", [2, 1], 1, 8, tmp_path, lambda text: None)
     assert line["model"] == "some-model-7b"

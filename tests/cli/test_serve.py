@@ -36,6 +36,7 @@ def test_options(draftree, engine, served, monkeypatch):
         ),
         *("--queue", "7", "--queue-per-client", "3", "--max-body", "2", "--grace", "1.5"),
         *("--log-prompts", "--draft", "none", "--budget", "5", "--max-ctx", "77"),
+        *("--parallel", "3"),
     )
     assert result.exit_code == 0, result.stderr
     options = served["options"]
@@ -47,6 +48,7 @@ def test_options(draftree, engine, served, monkeypatch):
     ((model, config),) = engine.opened
     assert model == "models/some.gguf"
     assert (config.draft, config.budget, config.max_ctx) == ("none", 5, 77)
+    assert config.parallel == 3
 
 
 def test_says_where_and_how_to_connect(draftree, engine, served):

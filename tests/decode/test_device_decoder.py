@@ -1,8 +1,11 @@
 """Rounds on a device that is only said to exist: which of them draft under an automatic budget."""
 
 from collections import deque
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from draftree.core import DraftTree, Request, SamplingParams, TokenSource
 from draftree.decode.controller import DEVICE_SCHEDULE, SpeculationController
@@ -42,6 +45,26 @@ class Rounds:
         return DeviceRecord(Round(tree, nodes, 7), False, ms)
 
 
+class Counting(Rounds):
+    """Tokens are numbered by their positions, and rounds begin where they are told to."""
+
+    def __init__(self, length: int, ms: float) -> None:
+        super().__init__(length, ms)
+        self.begun: list[tuple[int, int]] = []
+
+    def begin(self, *args: Any) -> None:
+        _, anchor, max_tokens, committed, _ = args
+        assert not self._under_way and anchor == committed
+        self.begun.append((max_tokens, committed))
+        self._position = committed
+
+    def read(self) -> DeviceRecord:
+        record = super().read()
+        start, self._position = self._position, self._position + self.length
+        tree = replace(record.round.tree, tokens=tuple(range(start, self._position)))
+        return replace(record, round=replace(record.round, tree=tree, bonus=self._position))
+
+
 class State:
     def __init__(self, committed: int) -> None:
         self.committed = committed
@@ -72,6 +95,26 @@ def write(
 
 def test_a_fixed_budget_drafts_every_round() -> None:
     assert all(write(Rounds(1, 50.0), None, 100))
+
+
+@pytest.mark.parametrize("interval", [1, 3])
+def test_a_pause_waits_for_rounds_and_loses_none(interval: int) -> None:
+    """Then the device is free, and rounds begin again where they were."""
+    rounds = Counting(4, 8.0)
+    target = cast("Any", SimpleNamespace(state=State(100)))
+    decoder = DeviceDecoder(*(target, None, rounds, REQUEST), use_draft=True)
+    decoder.start(100)
+    tokens: list[int] = []
+    for number in range(20):
+        tokens += [one.token for one in decoder.step(400 - len(tokens))]
+        assert len(tokens) == 4 * decoder.stats.num_rounds
+        if number % interval == 0:
+            decoder.pause()
+            assert not rounds._under_way
+    decoder.finish()
+    assert tokens == [*range(101, 181)]
+    assert len(rounds.begun) == (10 if interval == 1 else 7)
+    assert {sum(place) for place in rounds.begun} == {500}
 
 
 def test_only_the_first_request_needs_plain_rounds_to_compare_with() -> None:

@@ -1,8 +1,9 @@
 """Random conversations of several clients, each reply compared with a fresh engine's.
 
-Clients share system prompts, go on, regenerate, edit earlier turns, return to older branches, and
-break off. Compared are text, rounds, statistics, and what target and draft hold afterwards. Where a
-draft looks back no further than a window, rounds may differ after context was lost, the text never.
+Clients share system prompts, go on, regenerate, edit earlier turns, return to older branches, take
+turns, and break off. Compared are text, rounds, statistics, and what target and draft hold
+afterwards. Where a draft looks back no further than a window, rounds may differ after context was
+lost, the text never.
 """
 
 from collections import Counter
@@ -13,9 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from draftree.config import EngineConfig
-from draftree.core import Request, SamplingParams
+from draftree.core import FinishReason, Request, SamplingParams
 from draftree.decode.decoder import Round
 from draftree.engine.engine import TokenEngine
+from draftree.engine.stream import PAUSE, TokenStream
 from draftree.state.sequence import Snapshot
 from draftree.state.span import Span
 from tests.tiny import same_state
@@ -103,10 +105,11 @@ class Walk:
             (3, self._edit),
             (3, self._go_back),
             (2, self._cancel),
-            (1, self._cancel_in_prompt),
-            (1, self._break_off),
+            (2, self._cancel_in_prompt),
+            (2, self._break_off),
             (4, self._offload),
-            (1, self._start_over),
+            (3, self._take_turns),
+            (2, self._start_over),
         ]
         weights = np.array([weight for weight, _ in actions]) / sum(w for w, _ in actions)
         for step in range(num_steps):
@@ -179,6 +182,33 @@ class Walk:
             pass
         finally:
             del target.forward
+
+    def _take_turns(self) -> None:
+        """Two or three clients at a time, interrupted anywhere; some leave in between."""
+        clients = [self._pick_client() for _ in range(self._rng.integers(2, 4))]
+        live: list[tuple[list[Turn], Request, TokenStream, list[int]]] = []
+        for turns in clients:
+            prompt = self._fit(turns[-1].text + self._random_tokens(1, 60))
+            request = self._request(prompt, int(self._rng.integers(1, 12)))
+            stream = self._engine.generate(request)
+            stream.should_pause = lambda: bool(self._rng.random() < 0.7)
+            live.append((turns, request, stream, []))
+        while live:
+            turns, request, stream, reply = live[self._rng.integers(len(live))]
+            if self._rng.random() < 0.02:
+                stream.close()
+            for event in stream:
+                if event is PAUSE:
+                    break
+                reply.append(event.token)
+            else:
+                live = [one for one in live if one[2] is not stream]
+                if stream.finish_reason is not FinishReason.CANCELLED:
+                    expected = _answer(self._fresh, request, is_fresh=True)[0][0]
+                    assert tuple(reply) == expected, f"{reply} instead of {expected}"
+                turns.append(Turn(request.prompt_ids, tuple(reply)))
+        assert self._engine.kept_bytes <= self._engine.plan.prefix_bytes
+        assert self._engine.parked_bytes == 0
 
     def _offload(self) -> None:
         self._engine.offload()

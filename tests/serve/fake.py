@@ -50,6 +50,7 @@ class Generation:
         self._round_s = round_s
         self._is_cancelled = threading.Event()
         self._on_round = lambda: None
+        self._should_pause = lambda: False
         self.usage = Usage(prompt_tokens=3, prefill_ms=5.0)
         self.finish_reason = None
 
@@ -70,10 +71,15 @@ class Generation:
             self.usage.rounds.num_rounds += 1
             yield piece if isinstance(piece, Delta) else Delta(piece)
             self._on_round()
+            if self._should_pause():
+                yield Delta(kind=DeltaKind.PAUSE)
         self.finish_reason = self._engine.finish_reason
 
     def watch_rounds(self, on_round):
         self._on_round = on_round
+
+    def pause_when(self, should_pause):
+        self._should_pause = should_pause
 
     def cancel(self):
         self._is_cancelled.set()
@@ -91,6 +97,7 @@ class Engine:
     finish_reason: FinishReason = FinishReason.STOP
     round_s: float = 0.0
     max_ctx: int = 64
+    parallel: int = 4
     thinks: bool = False
     name: str = "fake"
     calls: list = field(default_factory=list)
@@ -102,7 +109,7 @@ class Engine:
 
     @property
     def plan(self):
-        return SimpleNamespace(max_ctx=self.max_ctx)
+        return SimpleNamespace(max_ctx=self.max_ctx, parallel=self.parallel)
 
     @property
     def tokenizer(self):

@@ -31,6 +31,14 @@ def cuts(text):
             yield [text[start:end] for start, end in zip((0, *places), ends, strict=True)]
 
 
+def test_pauses_pass_and_leave_what_is_held_back():
+    observed = Observed(fake.Engine(pieces=["one E", "N", "D two"]).chat([]), ["END"])
+    observed.pause_when(lambda: True)
+    deltas = list(observed)
+    assert text_of(deltas) == "one " and observed.stop_text == "END"
+    assert [delta.kind is DeltaKind.PAUSE for delta in deltas] == [False, True, True]
+
+
 @pytest.mark.parametrize(
     ("text", "stop", "shown", "found"),
     [

@@ -31,6 +31,41 @@ def test_clients_take_turns():
     assert names(queue, 5) == "abdaa"
 
 
+def test_places_are_those_of_the_turns_to_come():
+    queue = FairQueue(100, 100)
+    jobs = [job(client) for client in "aabbbc"]
+    for each in jobs:
+        queue.put(each)
+    places = {each: queue.place_of(each) for each in jobs}
+    assert [queue.place_of(job("a")), *sorted(places.values())] == [0, 1, 2, 3, 4, 5, 6]
+    assert [places[queue.take()] for _ in jobs] == [1, 2, 3, 4, 5, 6]
+
+
+def test_jobs_that_may_not_begin_yet_are_passed_over():
+    queue = FairQueue(100, 100)
+    group = object()
+    jobs = [Job("a", lambda engine: None, None, group=group) for _ in range(2)]
+    other = job("a")
+    for each in (*jobs, other):
+        queue.put(each)
+
+    def is_ready(job):
+        return job.group is not group
+
+    assert queue.take() is jobs[0]
+    assert queue.has_ready(is_ready) and queue.take_ready(is_ready) is other
+    assert not queue.has_ready(is_ready) and queue.take_ready(is_ready) is None
+    assert queue.has_ready(lambda job: True) and queue.take() is jobs[1]
+
+
+def test_a_job_begins_again_unless_its_reader_has_some_of_it():
+    for is_stream in (True, False):
+        reply = Job("a", lambda engine: None, None, is_stream=is_stream)
+        assert reply.restart()
+        reply.push(TEXT)
+        assert reply.restart() is not is_stream
+
+
 def test_a_client_keeps_its_own_order():
     queue = FairQueue(10, 10)
     jobs = [job() for _ in range(4)]

@@ -105,6 +105,7 @@ def test_slow_reader_keeps_nobody_waiting(start, engine):
 
 def test_long_waits_show_signs_of_life(start, engine, monkeypatch):
     monkeypatch.setattr(reply, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(reply, "_GLANCE_S", 0.05)
     running, gates = start(), [threading.Event(), threading.Event()]
     engine.pieces = [lambda: gates[0].wait(120), "word", lambda: gates[1].wait(120)]
     lines = []
@@ -117,6 +118,49 @@ def test_long_waits_show_signs_of_life(start, engine, monkeypatch):
     first = next(i for i, line in enumerate(lines) if "word" in line)
     assert lines[:first].count(": waiting") >= 2 and lines[first:].count(": waiting") >= 2
     assert lines[-1] == "data: [DONE]"
+
+
+BODIES = {
+    "/v1/chat/completions": HELLO,
+    "/v1/completions": {"model": "fake", "prompt": "Hi"},
+    "/v1/responses": {"model": "fake", "input": "Hi"},
+    "/v1/messages": {
+        "model": "fake",
+        "max_tokens": 9,
+        "messages": [{"role": "user", "content": "Hi"}],
+    },
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_waiting_and_reading_are_shown_as_comments(start, engine, monkeypatch, path):
+    monkeypatch.setattr(reply, "_GLANCE_S", 0.02)
+    engine.parallel = 1
+    running, gates = start(), {name: threading.Event() for name in ("first", "half", "all")}
+
+    def read_half():
+        generation = engine.started[-1]
+        generation.usage.prompt_tokens, generation.usage.read_tokens = 65536, 4096
+        gates["half"].wait(120)
+        generation.usage.read_tokens = 8192
+        gates["all"].wait(120)
+        generation.usage.read_tokens = 65535
+
+    engine.pieces = [lambda: gates["first"].wait(120), "word"]
+    first = open_stream(running)
+    wait_for(lambda: engine.started)
+    engine.pieces = [read_half, "word"]
+    lines, keys = [], {": queue 1": "first", ": prefill 4096/65536": "half"}
+    keys[": prefill 8192/65536"] = "all"
+    body = {**BODIES[path], "stream": True}
+    with httpx2.stream("POST", running.url + path, json=body, timeout=120) as response:
+        for line in response.iter_lines():
+            lines.append(line)
+            if line in keys:
+                gates[keys[line]].set()
+    assert [line for line in lines if line.startswith(":")] == list(keys), "each is said once"
+    assert "word" in "".join(lines)
+    first.close()
 
 
 @pytest.fixture

@@ -177,7 +177,7 @@ def test_conversations_are_kept_when_nothing_waits(start, engine):
     gate = threading.Event()
     engine.pieces = [lambda: gate.wait(120), "word "]
     streams = [open_stream(running) for _ in range(3)]
-    wait_for(lambda: running.service.queue.num_waiting == 2)
+    wait_for(lambda: running.service.queue.num_admitted == 3)
     gate.set()
     wait_for(lambda: len(engine.ended) == 4)
     wait_for(lambda: engine.num_kept == 2)

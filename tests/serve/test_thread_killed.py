@@ -24,7 +24,7 @@ import time
 from draftree.cli import main
 from draftree.cli.option import Settings
 from tests.serve import fake
-Settings.open_engine = lambda self, name: fake.Engine(pieces={pieces}, round_s={round_s})
+Settings.open_engine = lambda *_, **options: fake.Engine(pieces={pieces}, round_s={round_s})
 main(["serve", "fake", "--port", "{port}", *{options}])
 """
 

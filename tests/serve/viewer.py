@@ -39,7 +39,7 @@ class PageEngine(fake.Engine):
 
     @property
     def plan(self):
-        return SimpleNamespace(max_ctx=self.max_ctx, max_nodes=65)
+        return SimpleNamespace(max_ctx=self.max_ctx, max_nodes=65, parallel=self.parallel)
 
     @property
     def tokens(self):

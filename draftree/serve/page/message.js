@@ -23,6 +23,13 @@ export class ReplyView {
     this.frame = null;
   }
 
+  /** While there is no text yet: what the server does, "" for nothing. */
+  showProgress(text) {
+    this.progress ??= this.element.insertBefore(make("p", "progress"), this.body);
+    this.progress.textContent = text;
+    this.progress.hidden = !text || Boolean(this.text || this.reasoning);
+  }
+
   add(text) {
     this.text += text;
     this.refresh();
@@ -44,6 +51,8 @@ export class ReplyView {
   }
 
   draw() {
+    this.progress?.remove();
+    this.progress = undefined;
     cancelAnimationFrame(this.frame);
     this.frame = null;
     this.view.update(this.text);

@@ -113,7 +113,16 @@ function makeRequest() {
   return request;
 }
 
+/** What a comment of the server says of a reply that has not begun; "" if nothing. */
+function describeProgress(comment) {
+  const [kind, numbers] = comment.split(" ");
+  const [first, last] = (numbers ?? "").split("/").map((number) => Number(number).toLocaleString("en"));
+  if (kind === "queue") return `Waiting: number ${first} in the queue`;
+  return kind === "prefill" ? `Reading the prompt: ${first} of ${last} tokens` : "";
+}
+
 function read(event, reply, progress) {
+  if (event.comment) reply.showProgress(describeProgress(event.comment));
   if (event.rounds) {
     panel.add(event.rounds);
     progress.tokens = event.completion_tokens;

@@ -14,7 +14,8 @@ export async function getJson(path, key) {
   return response.json();
 }
 
-/** The events of a reply, as objects; ends when the reply does. */
+/** The events of a reply, as objects; ends when the reply does. How far a reply is that has not
+ * begun comes as {comment, choices: []}. */
 export async function* ask(body, key, signal) {
   const response = await send("v1/chat/completions", {
     method: "POST",
@@ -23,7 +24,9 @@ export async function* ask(body, key, signal) {
     signal,
   });
   let isDone = false;
-  for await (const data of readEvents(response.body)) {
+  for await (const { data, comment } of readEvents(response.body)) {
+    if (comment) yield { comment, choices: [] };
+    if (!data) continue;
     isDone = data === "[DONE]";
     if (isDone) break;
     const event = JSON.parse(data);
@@ -66,8 +69,13 @@ async function* readEvents(stream) {
       const parts = (rest + decoder.decode(value, { stream: true })).split("\n\n");
       rest = parts.pop();
       for (const part of parts) {
-        const lines = part.split("\n").filter((line) => line.startsWith("data:"));
-        if (lines.length) yield lines.map((line) => line.slice(5).trimStart()).join("\n");
+        const fieldsOf = (name) =>
+          part
+            .split("\n")
+            .filter((line) => line.startsWith(name))
+            .map((line) => line.slice(name.length).trimStart())
+            .join("\n");
+        yield { data: fieldsOf("data:"), comment: fieldsOf(":") };
       }
     }
   } catch (error) {

@@ -1,0 +1,161 @@
+"""One request on its way: the new part of its prompt in chunks, then rounds.
+
+Between two of them it may pause, and another request use the device; it then goes on with the
+same chunks and rounds as if it had not. In: what engines are made of. Out: TokenEvents.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from draftree.core import FinishReason, Request, TokenEvent
+from draftree.decode.decoder import Decoder, Round
+from draftree.engine.decoders import Decoders
+from draftree.engine.parking import Parking, Seat
+from draftree.engine.parts import EngineParts
+from draftree.engine.prefix import PrefixCache
+from draftree.engine.stream import PAUSE, TokenStream
+from draftree.engine.turnstile import Turn, Turnstile
+from draftree.prefill.chunked import prefill
+
+
+@dataclass(frozen=True, slots=True)
+class EngineUse:
+    """What all requests of an engine share."""
+
+    parts: EngineParts
+    decoders: Decoders
+    prefix: PrefixCache
+    parking: Parking
+    turnstile: Turnstile
+
+
+class LiveRequest:
+    """find_watch: who wants to see the rounds, if the stream names nobody."""
+
+    def __init__(
+        self,
+        use: EngineUse,
+        request: Request,
+        stream: TokenStream,
+        find_watch: Callable[[], Callable[[Round], None] | None],
+    ) -> None:
+        self._use, self._request, self._stream = use, request, stream
+        self._find_watch = find_watch
+        self._turn = Turn(use.turnstile)
+        self._paused_s = 0.0
+
+    def run(self) -> Iterator[TokenEvent]:
+        with self._turn:
+            parking = self._use.parking
+            seat = parking.admit(self._request.prompt_ids[:-1])
+            try:
+                yield from self._events(seat)
+            except GeneratorExit:  # closed between two tokens: state and draft are in step
+                raise
+            except BaseException as error:  # inside a pass: nobody knows what the state holds
+                if self._turn.is_held:
+                    parking.reset()
+                if isinstance(error, RuntimeError):
+                    self._use.turnstile.check_open()
+                raise
+            finally:
+                parking.leave(seat)
+
+    def _events(self, seat: Seat) -> Iterator[TokenEvent]:
+        stream, usage = self._stream, self._stream.usage
+        start = self._now()
+        yield from self._prefill(seat)
+        usage.prefill_ms = (self._now() - start) * 1000
+        if stream.is_cancelled:
+            stream.finish_reason = FinishReason.CANCELLED
+            return
+        decoder = self._use.decoders.new(self._request, stream.watch or self._find_watch())
+        usage.rounds = decoder.stats
+        decoder.start(self._request.prompt_ids[-1])
+        usage.prefill_ms = (self._now() - start) * 1000
+        try:
+            yield from self._decode(seat, decoder)
+        finally:
+            decoder.finish()
+
+    def _prefill(self, seat: Seat) -> Iterator[TokenEvent]:
+        """Run all but the last token, which is the anchor."""
+        parts, stream, parking = self._use.parts, self._stream, self._use.parking
+        usage, body, state, drafter = stream.usage, seat.prompt, parts.target.state, parts.drafter
+        extend = drafter.extend_context if drafter is not None else None
+        while stream.should_pause and not stream.is_cancelled and parking.is_read_elsewhere(seat):
+            yield from self._pause()
+        with self._switching():
+            is_parked = parking.park()
+        stops = parking.begin(seat, self._request.cache_points, is_parked=is_parked)
+        usage.cached_tokens = usage.read_tokens = state.committed
+        for stop in (*stops, len(body)):
+            while not stream.is_cancelled and state.committed < stop:
+                chunk = body[state.committed : min(state.committed + parts.plan.chunk, stop)]
+                prefill(parts.target, chunk, len(chunk), extend)
+                if drafter is not None:  # it reads the same rows together, with or without a pause
+                    drafter.flush_context()
+                if state.committed in stops:
+                    self._use.prefix.save_checkpoint()
+                usage.read_tokens = seat.num_read = state.committed
+                seat.is_reading = state.committed < len(body)
+                stream.on_chunk()
+                yield from self._pause_if_asked(seat)
+
+    def _decode(self, seat: Seat, decoder: Decoder) -> Iterator[TokenEvent]:
+        request, stream, usage = self._request, self._stream, self._stream.usage
+        start, position = self._now(), len(request.prompt_ids)
+        end = min(position + request.max_tokens, self._use.parts.plan.max_ctx)
+        while position < end and not stream.is_cancelled:
+            self._use.turnstile.enter()
+            for emitted in decoder.step(end - position):
+                usage.decode_ms = (self._now() - start) * 1000
+                if usage.completion_tokens == 0:
+                    usage.first_token_ms = usage.prefill_ms + usage.decode_ms
+                usage.completion_tokens += 1
+                if emitted.token in request.stop_ids:
+                    stream.finish_reason = FinishReason.STOP
+                    return
+                rounds = decoder.stats.num_rounds
+                yield TokenEvent(emitted.token, position, emitted.source, rounds, emitted.scores)
+                if emitted.is_last:
+                    stream.finish_reason = FinishReason.STOP
+                    return
+                position += 1
+            stream.on_round()
+            if position < end:
+                yield from self._pause_if_asked(seat, decoder)
+        is_cancelled = stream.is_cancelled
+        stream.finish_reason = FinishReason.CANCELLED if is_cancelled else FinishReason.LENGTH
+
+    def _pause_if_asked(self, seat: Seat, decoder: Decoder | None = None) -> Iterator[TokenEvent]:
+        should_pause = self._stream.should_pause
+        if should_pause is None or not should_pause():
+            return
+        if decoder is not None:
+            decoder.pause()
+        yield from self._pause()
+        if not self._stream.is_cancelled:
+            with self._switching():
+                self._use.parking.enter(seat)
+
+    @contextmanager
+    def _switching(self) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        switch_s = time.perf_counter() - start
+        self._paused_s += switch_s
+        self._stream.usage.switch_ms += switch_s * 1000
+
+    def _pause(self) -> Iterator[TokenEvent]:
+        start = time.perf_counter()
+        self._turn.end()
+        yield PAUSE
+        self._turn.begin()
+        self._paused_s += time.perf_counter() - start
+
+    def _now(self) -> float:
+        """Seconds, on a clock that stands still while the request pauses."""
+        return time.perf_counter() - self._paused_s

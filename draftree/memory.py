@@ -1,0 +1,88 @@
+"""Bytes that a model needs, before anything is loaded: arithmetic on its sizes."""
+
+from dataclasses import dataclass
+
+from draftree.core import DraftSize, ModelConfig, count_ring
+from draftree.kernels.quant.kv_format import BYTE_NAME, KEY_FORMATS, VALUE_FORMATS
+
+KV_PAGE = 256  # positions that a GPU allocates together
+_EXPANDED_LEN = 32_768  # positions whose keys and values a long prefill holds in 16 bits as well
+_GPU_RESERVE = 1400 * 2**20  # graphs, loaded kernels, what the allocator cannot use
+_GPU_SLABS = 320 * 2**20  # weights of one slab in 16 bits, partial sums
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by purpose."""
+
+    weights: int
+    kv: int
+    recurrent: int
+    scratch: int
+    draft: int = 0  # weights, keys and values, features
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.draft + self.kv + self.recurrent + self.scratch
+
+
+def kv_bytes(model: ModelConfig, kv_k: str, kv_v: str) -> int:
+    """Of a token on a GPU, in all layers."""
+    key, value = KEY_FORMATS[kv_k], VALUE_FORMATS[kv_v]
+    row = key.row_bytes(model.head_dim) + value.row_bytes(model.head_dim)
+    return model.num_kv_layers * model.num_kv_heads * row
+
+
+def plan_memory(
+    model: ModelConfig,
+    max_ctx: int,
+    kv_k: str,
+    kv_v: str,
+    *,
+    exact: bool,
+    chunk: int,
+    max_nodes: int,
+) -> MemoryPlan:
+    """What the target needs: upper bounds, since untouched context costs nothing until it is
+    used.
+    """
+    weights = 4 * model.num_parameters if exact else model.weight_bytes
+    row = model.head_dim * (4 if "f32" in (kv_k, kv_v) else 2)  # other formats lie in 16 bits
+    if kv_k == kv_v == BYTE_NAME:
+        row = model.head_dim + 4  # a scale
+    kv = 2 * model.num_kv_layers * model.num_kv_heads * row * (max_ctx + max_nodes)
+    rows = chunk * (6 * model.hidden_size + 3 * model.ffn_size)
+    logits = max_nodes * (model.vocab_size + model.stash_width)
+    return MemoryPlan(weights, kv, model.recurrent_bytes, 4 * (rows + logits))
+
+
+def plan_gpu_memory(
+    model: ModelConfig,
+    draft: DraftSize | None,
+    max_ctx: int,
+    chunk: int,
+    max_nodes: int,
+    kv_k: str = "f16",
+    kv_v: str = "f16",
+) -> MemoryPlan:
+    """What target and draft need on a GPU. The token embedding stays in main memory."""
+    positions = (-(-(max_ctx + max_nodes) // KV_PAGE) + 1) * KV_PAGE  # whole pages, and a spare
+    kv = kv_bytes(model, kv_k, kv_v) * positions
+    expanded = 4 * model.num_kv_heads * model.head_dim * min(max_ctx, _EXPANDED_LEN)
+    angles = 4 * (model.rotary_dim or model.head_dim) * (max_ctx + chunk)
+    stash = 4 * max_nodes * model.stash_width
+    # Rows in float32 (residual, one wide projection, what mixes it) and once more in 16 bits.
+    rows = chunk * (4 * (4 * model.hidden_size + 2 * model.ffn_size) + 4 * model.ffn_size)
+    scratch = rows + 4 * max_nodes * model.vocab_size + stash + _GPU_SLABS + _GPU_RESERVE
+    scratch += expanded + angles
+    extra = 0
+    if draft is not None:
+        features = 4 * draft.feature_width * 2 * chunk
+        logits = 4 * max_nodes * model.vocab_size
+        ring_len = count_ring(draft.context_len, max(chunk, draft.block_len))
+        draft_kv = 2 * draft.kv_width * min(positions, ring_len)
+        extra = draft.weight_bytes + draft_kv + features + logits
+        extra += 4 * (draft.head_dim or model.head_dim) * (max_ctx + chunk)
+    weights = int(1.025 * (model.weight_bytes - model.embedding_bytes))  # padding, stacking
+    recurrent = model.recurrent_bytes + model.window_bytes  # windows are there twice
+    return MemoryPlan(weights, kv, recurrent, scratch, extra)

@@ -1,0 +1,78 @@
+"""Which of the live jobs has the engine, and for how long. In: jobs. Out: the next one to run.
+
+Everyone gets a slice of time in turn. Newcomers come first, but only a few of them in a row while
+others wait. A slice is longer where changing jobs took long, so that changes are a small share of
+it. Knows neither engines nor what a job does.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from draftree.serve.queue import Job
+
+SLICE_S: Final = 0.25
+_MOST_FRESH: Final = 3  # newcomers in a row
+_SWITCH_SHARE: Final = 0.05  # of a slice that may go into changing jobs
+
+
+class Turns:
+    def __init__(
+        self, slice_s: float = SLICE_S, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.running: Job | None = None
+        self._slice_s, self._clock = slice_s, clock
+        self._fresh: deque[Job] = deque()
+        self._parked: deque[Job] = deque()
+        self._num_fresh = 0  # in a row, of those that went before others
+        self._start_s = 0.0
+
+    @property
+    def parked(self) -> list[Job]:
+        """Those that have had a turn, and wait for the next."""
+        return list(self._parked)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """All that are live."""
+        running = self.running
+        return [*([running] if running is not None else ()), *self._fresh, *self._parked]
+
+    @property
+    def has_others(self) -> bool:
+        return bool(self._fresh or self._parked)
+
+    def add(self, job: Job) -> None:
+        self._fresh.append(job)
+
+    def begin(self) -> Job:
+        """The next one's turn begins. Those that were cancelled take no time, and go first."""
+        cancelled = next((job for job in self._parked if job.is_cancelled), None)
+        is_fresh = bool(self._fresh) and not (self._parked and self._num_fresh >= _MOST_FRESH)
+        if cancelled is not None:
+            self._parked.remove(cancelled)
+            self.running = cancelled
+        else:
+            self.running = (self._fresh if is_fresh else self._parked).popleft()
+            self._num_fresh = self._num_fresh + 1 if is_fresh and self._parked else 0
+        self._start_s = self._clock()
+        return self.running
+
+    def is_over(self, switch_s: float) -> bool:
+        """Whether the running job has had its slice; switch_s: what it took to change to it."""
+        return self._clock() - self._start_s >= max(self._slice_s, switch_s / _SWITCH_SHARE)
+
+    def end(self, *, is_finished: bool) -> float:
+        """The running job's turn is over; seconds that it took."""
+        if self.running is not None and not is_finished:
+            self._parked.append(self.running)
+        self.running = None
+        return self._clock() - self._start_s
+
+    def clear(self) -> list[Job]:
+        """Those that were live and did not run."""
+        jobs = [*self._fresh, *self._parked]
+        self._fresh.clear()
+        self._parked.clear()
+        return jobs
