@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.section import table
+from benchmarks.markdown import table
 from draftree.bench.machine import describe_machine
 from draftree.bench.record import identify_model
 from draftree.bench.window import make_windows
@@ -35,7 +35,7 @@ from draftree.models.target import Target
 from draftree.prefill.chunked import prefill
 from draftree.state.sequence import Snapshot
 from draftree.text.tokenizer import Tokenizer
-from draftree.weights.checkpoint import Checkpoint, MappedCheckpoint
+from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
 
 DEPTHS: Final = (2048, 4096, 8064)
@@ -102,7 +102,7 @@ def bound_context(checkpoint: Checkpoint, bound: int) -> Checkpoint:
     }
     views = {name: checkpoint.raw(name) for name in checkpoint.tensors}
     metadata = {**checkpoint.metadata, **keys}
-    return MappedCheckpoint(checkpoint.path, metadata, checkpoint.tensors, views)
+    return Checkpoint(checkpoint.path, metadata, checkpoint.tensors, views)
 
 
 @contextmanager

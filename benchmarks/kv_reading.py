@@ -14,9 +14,12 @@ from benchmarks.needle import Haystack
 from benchmarks.score import Scores, score_logits
 from draftree.core import DraftTree
 from draftree.kernels import ops
-from draftree.kernels.cpu.elementwise import record_add
+from draftree.kernels.cpu.elementwise import row_count
+from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.kv_cache import KvCache
 from draftree.kernels.cpu.ops import CpuOps
+from draftree.kernels.cpu.pass_args import NUM_TOKENS
+from draftree.kernels.cpu.simd import load_f32, load_i64, store_f32
 from draftree.kernels.cpu.thread_pool import ThreadPool
 from draftree.kernels.cpu.workspace import Workspace
 from draftree.kernels.ops import Columns
@@ -65,6 +68,15 @@ def split_pair(pair: str) -> tuple[str, str]:
     return key, value or key
 
 
+@kernel
+def _shift_kernel(args, ticket, thread, num_threads):  # noqa: ANN001, ANN202
+    """Adds a vector to every row."""
+    for row in range(thread, load_i64(args[0]), num_threads):
+        for c in range(0, 4 * args[1], 4):
+            place = args[2] + row * args[3] + c
+            store_f32(place, load_f32(place) + load_f32(args[4] + c))
+
+
 class TapedOps(CpuOps):
     """Keeps the queries of the last pass, layer by layer, beside what they are asked of.
 
@@ -80,8 +92,9 @@ class TapedOps(CpuOps):
     def _store_kv(self, k: np.ndarray, v: np.ndarray, cache: KvCache) -> None:
         centre = next(self._centres, None)
         if centre is not None:
-            shift = np.broadcast_to(centre, k.shape)
-            record_add(self._recording, self.step, k, shift, k)
+            count, width = row_count(self.step, NUM_TOKENS), k.shape[1]
+            args = count, width, k, k.strides[0], centre.astype(np.float32)
+            self._recording.add(_shift_kernel, *args, reads=(k,), writes=(k,))
         super()._store_kv(k, v, cache)
 
     def attention(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from benchmarks.section import table
+from benchmarks.markdown import table
 from draftree.errors import BenchError
 
 PACKAGE: Final = "draftree"

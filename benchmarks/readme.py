@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Final
 
+from benchmarks.markdown import table
 from benchmarks.result import read_records
-from benchmarks.section import table
 from draftree.bench.record import Json
 
 BEGIN: Final = "<!-- results, by `python -m benchmarks report` -->"

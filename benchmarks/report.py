@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.draft_context import make_section
+from benchmarks.markdown import table
 from benchmarks.plot import plot_name, plots_of
 from benchmarks.result import check_same_machine, find_older, read_places
-from benchmarks.section import SECTIONS, table
+from benchmarks.section import SECTIONS
 from benchmarks.target import KV_KIND, TARGETS, judge_targets
 from draftree.bench.disturbance import BUSY_SHARE
 from draftree.bench.record import Json

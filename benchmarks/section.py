@@ -2,10 +2,12 @@
 Out: lines.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
+from benchmarks.markdown import short, spread, table
 from benchmarks.memory import METHOD
+from benchmarks.section_gpu import gpu, kv_quality
 from draftree.bench.record import Json
 
 Section = Callable[[Json], list[str]]
@@ -312,65 +314,6 @@ def _multiturn(record: Json) -> list[str]:
     return [*table(["to the first token", "ms"], rows), "", note]
 
 
-def _gpu(record: Json) -> list[str]:
-    measures = record["measures"]
-    passes = [[width, spread(cost)] for width, cost in measures["forward_ms"].items()]
-    lengths = [[length, spread(rate)] for length, rate in measures["prefill"].items()]
-    depths = [
-        [depth, spread(rate), spread(measures["round_ms"][depth])]
-        for depth, rate in measures["plain"].items()
-    ]
-    texts = [
-        [name, f"{e['num_equal']} of {e['num_texts']}", f"{e['acceptance_length']:.2f}"]
-        for name, e in measures["equality"].items()
-    ]
-    note = (
-        f"On one {measures['gpu']}. Random weights in the shapes and types of a real file, with "
-        "a random 16-bit draft: a draft is right by luck alone, so the rounds' cost is what "
-        f"counts. Planned memory {measures['planned_gib']:.1f} GiB, peak "
-        f"{spread(measures['peak_gib'])} GiB with arrays limited to {measures['memory_gib']:.2f}; "
-        f"loading {spread(measures['load_s'])} s."
-    )
-    return [
-        note,
-        "",
-        *table(["depth", "plain, tok/s", "round of budget 22, ms"], depths),
-        "",
-        *table(["tokens in a pass", "ms"], passes),
-        "",
-        *table(["prompt", "prefill, tok/s"], lengths),
-        "",
-        *table(["sampling", "texts equal to plain decoding's, budgets 8, 22, 40", "AL"], texts),
-    ]
-
-
-_ERRORS: Final = ("keys", "values", "output")
-
-
-def _kv_quality(record: Json) -> list[str]:
-    lines = []
-    for length, measures in record["measures"]["lengths"].items():
-        rows = []
-        for name, item in measures["formats"].items():
-            error = item["error"] or {}
-            counts = item["needles"].values()
-            row = [name, f"{item['perplexity']:.3f}"]
-            row += [f"{100 * item['over_f16']:+.2f} ± {100 * item['stderr']:.2f} %"]
-            row += [f"{100 * item['same_choices']:.1f} %"]
-            row += [f"{100 * error[key]:.1f} %" if error else "" for key in _ERRORS]
-            row += [", ".join(f"{found} of {asked} ({same})" for asked, found, same in counts)]
-            rows.append(row)
-        head = [f"texts of {length}", "perplexity", "over f16", "same first choice"]
-        stops = next(iter(measures["formats"].values()))["needles"]
-        head += ["error of keys", "of values", "of attention", f"needles at {', '.join(stops)}"]
-        lines += [*table(head, rows), "", f"{measures['num_tokens']} tokens were scored.", ""]
-    return [
-        *lines,
-        f"Text: {record['settings']['text']}. Needles: found of those asked for (as with f16). "
-        "`+centre`: keys less their mean over another text, which changes no softmax.",
-    ]
-
-
 SECTIONS: Final[tuple[tuple[str, str, Section], ...]] = (
     ("peers", "Beside llama.cpp", _peers),
     ("decode", "Decoding", _decode),
@@ -379,30 +322,15 @@ SECTIONS: Final[tuple[tuple[str, str, Section], ...]] = (
     ("memory", "Memory", _memory),
     ("start", "Start", _start),
     ("parity", "Agreement with llama.cpp", _parity),
-    ("kv-quality", "Formats of keys and values", _kv_quality),
+    ("kv-quality", "Formats of keys and values", kv_quality),
     ("suite", "Speculation", _suite),
     ("context", "Depth of context", _context),
     ("budget", "Budgets", _budget),
     ("multiturn", "Turns of a conversation", _multiturn),
     ("overhead", "Cost of the server", _overhead),
     ("http", "Many clients", _http),
-    ("gpu", "A GPU with synthetic weights", _gpu),
+    ("gpu", "A GPU with synthetic weights", gpu),
 )
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    return lines + [f"| {' | '.join(row)} |" for row in rows]
-
-
-def spread(samples: Json) -> str:
-    """The median, and the extremes where there is more than one sample."""
-    middle, low, high = (short(samples[key]) for key in ("median", "low", "high"))
-    return f"{middle} [{low} to {high}]" if len(samples["samples"]) > 1 else middle
-
-
-def short(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _ratio(ratio: Json, digits: int = 2) -> str:

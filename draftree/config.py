@@ -303,6 +303,24 @@ def _gpu_tries(config: EngineConfig, model: ModelConfig) -> Iterator[tuple[int, 
         yield _LEAST_CHUNK, *choices[-1]
 
 
+def _gpu_too_small(
+    model: ModelConfig,
+    gpu: GpuInfo,
+    memory: MemoryPlan,
+    context: str,
+    limit: int,
+    fitting: list[str],
+) -> CapacityError:
+    hint = f"--kv {' or '.join(fitting)}, " if fitting else ""
+    return CapacityError(
+        f"{model.name} needs {memory.total / _GIB:.1f} GiB (weights "
+        f"{memory.weights / _GIB:.1f}, draft {memory.draft / _GIB:.1f}, context of {context} "
+        f"{memory.kv / _GIB:.1f}, the rest "
+        f"{(memory.scratch + memory.recurrent) / _GIB:.1f}), but {limit / _GIB:.1f} GiB of "
+        f"{gpu.name} may be used; try {hint}a smaller --max-ctx, model or draft, or --device cpu."
+    )
+
+
 def _resolve_gpu(
     config: EngineConfig,
     model: ModelConfig,
@@ -334,15 +352,7 @@ def _resolve_gpu(
             if _suits(model, name)
             and plan_gpu_memory(model, draft, max_ctx, chunk, max_nodes, name, name).total <= limit
         ]
-        hint = f"--kv {' or '.join(fitting)}, " if fitting else ""
-        raise CapacityError(
-            f"{model.name} needs {memory.total / _GIB:.1f} GiB (weights "
-            f"{memory.weights / _GIB:.1f}, draft {memory.draft / _GIB:.1f}, context of {max_ctx} "
-            f"tokens in {word} {memory.kv / _GIB:.1f}, the rest "
-            f"{(memory.scratch + memory.recurrent) / _GIB:.1f}), but {limit / _GIB:.1f} GiB of "
-            f"{gpu.name} may be used; try {hint}a smaller --max-ctx, model or draft, or "
-            "--device cpu."
-        )
+        raise _gpu_too_small(model, gpu, memory, f"{max_ctx} tokens in {word}", limit, fitting)
     note = ""
     if word != first:
         note = (

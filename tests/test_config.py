@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from draftree.config import EngineConfig, resolve, usable_cores
-from draftree.core import DraftSize, ModelConfig, count_ring
+from draftree.core import ModelConfig
 from draftree.errors import CapacityError
-from draftree.memory import plan_gpu_memory, plan_memory
 
 FACTS = ModelConfig(
     name="Tiny",
@@ -77,7 +76,7 @@ def test_requests_that_take_turns_get_a_share_of_what_is_left() -> None:
     """As many as fit by default; a number that does not fit is refused."""
     needed = resolve(EngineConfig(), FACTS).memory.total
     one = resolve(EngineConfig(parallel=2), FACTS).parked_bytes // 2
-    assert one > FACTS.num_kv_layers * FACTS.kv_width * 2 * 1000 + 5 * FACTS.recurrent_bytes
+    assert one > 4 * FACTS.num_kv_layers * FACTS.head_dim * 1000 + 5 * FACTS.recurrent_bytes
     for left, expected in ((0, 1), (4 * one, 1), (8 * one, 2), (1 << 40, 4)):
         plan = resolve(EngineConfig(), FACTS, memory_limit=needed + left)
         assert plan.parallel == expected
@@ -88,30 +87,6 @@ def test_requests_that_take_turns_get_a_share_of_what_is_left() -> None:
         resolve(asked, FACTS, memory_limit=needed + 6 * one - 1)
     alone = resolve(EngineConfig(parallel=1), FACTS, memory_limit=needed)
     assert (alone.parallel, alone.parked_bytes) == (1, 0)
-
-
-def test_memory_is_arithmetic() -> None:
-    """Keys and values: layers x width x bytes x positions; exact math holds weights in float32."""
-    plan = plan_memory(FACTS, 1000, "f16", "f16", exact=False, chunk=256, max_nodes=24)
-    assert plan.kv == 2 * 64 * 2 * 1024
-    assert plan.weights == 600_000 and plan.recurrent == 5000
-    assert plan.total == plan.weights + plan.kv + plan.recurrent + plan.scratch
-    exact = plan_memory(FACTS, 1000, "f32", "f32", exact=True, chunk=256, max_nodes=24)
-    assert exact.weights == 4_000_000 and exact.kv == 2 * plan.kv
-    small = plan_memory(FACTS, 1000, "q8_0", "q8_0", exact=False, chunk=256, max_nodes=24)
-    assert small.kv == 2 * 2 * (32 + 4) * 1024
-
-
-def test_a_draft_keeps_a_bounded_context() -> None:
-    """What it looks back at, the rows of a pass, a reply to be written again, in whole pages."""
-    assert count_ring(4096, 512) == 4096 + 512 + 1024
-    assert count_ring(90, 64) == 256 and count_ring(90, 100) == 512
-    draft = DraftSize(1000, 32, 128, 16, (), 1024)
-    lengths = (1000, 2000, 4000, 100_000)
-    angles = 4 * FACTS.head_dim
-    sizes = [plan_gpu_memory(FACTS, draft, n, 256, 24).draft - angles * n for n in lengths]
-    assert sizes[1] - sizes[0] == 2 * 32 * 4 * 256  # pages
-    assert sizes[2] == sizes[3] == sizes[0] + 2 * 32 * (1024 + 256 + 1024 - 6 * 256 + 256)
 
 
 @pytest.mark.parametrize(

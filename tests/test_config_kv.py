@@ -7,7 +7,7 @@ import pytest
 from draftree.config import EngineConfig, GpuInfo, resolve
 from draftree.core import DraftSize, ModelConfig
 from draftree.errors import CapacityError
-from draftree.memory import kv_bytes, plan_gpu_memory
+from draftree.memory import plan_gpu_memory
 from tests.test_config import FACTS
 
 LARGE = ModelConfig(
@@ -20,29 +20,6 @@ LARGE = ModelConfig(
 DRAFT = DraftSize(1_800_000_000, 5 * 2 * 8 * 128, 5 * 5120, 16, (), 4096, head_dim=128)
 GPU = GpuInfo(0, "a GPU", 24 * 2**30)
 WIDE = replace(FACTS, head_dim=64)
-
-
-def test_a_token_takes_what_its_rows_take() -> None:
-    sizes = [kv_bytes(LARGE, name, name) for name in ("f16", "q8_0", "q4", "tq3_0")]
-    assert sizes == [65536, 34816, 18432, 14336]
-    assert kv_bytes(LARGE, "q8_0", "q4") == (34816 + 18432) // 2
-
-
-def test_a_gpu_allocates_whole_pages_and_a_spare_one() -> None:
-    for max_ctx, pages in ((488, 3), (489, 4), (744, 4)):
-        memory = plan_gpu_memory(LARGE, None, max_ctx, 512, 24, "q4", "q8_0")
-        assert memory.kv == pages * 256 * kv_bytes(LARGE, "q4", "q8_0")
-
-
-def test_long_prompts_need_room_for_expanded_keys_and_for_angles() -> None:
-    def scratch(max_ctx: int) -> int:
-        return plan_gpu_memory(LARGE, None, max_ctx, 512, 24).scratch
-
-    angles = 4 * LARGE.rotary_dim
-    assert scratch(20_000) - scratch(10_000) == 10_000 * (angles + 4 * 4 * 256)
-    assert scratch(200_000) - scratch(100_000) == 100_000 * angles
-    drafts = [plan_gpu_memory(LARGE, DRAFT, n * 256, 512, 24).draft for n in (100, 200)]
-    assert drafts[1] - drafts[0] == 100 * 256 * 4 * 128  # its keys and values are a ring
 
 
 @pytest.mark.parametrize(

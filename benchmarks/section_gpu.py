@@ -1,0 +1,65 @@
+"""Sections of the page of results: a GPU, and formats of its keys and values."""
+
+from typing import Final
+
+from benchmarks.markdown import spread, table
+from draftree.bench.record import Json
+
+
+def gpu(record: Json) -> list[str]:
+    measures = record["measures"]
+    passes = [[width, spread(cost)] for width, cost in measures["forward_ms"].items()]
+    lengths = [[length, spread(rate)] for length, rate in measures["prefill"].items()]
+    depths = [
+        [depth, spread(rate), spread(measures["round_ms"][depth])]
+        for depth, rate in measures["plain"].items()
+    ]
+    texts = [
+        [name, f"{e['num_equal']} of {e['num_texts']}", f"{e['acceptance_length']:.2f}"]
+        for name, e in measures["equality"].items()
+    ]
+    note = (
+        f"On one {measures['gpu']}. Random weights in the shapes and types of a real file, with "
+        "a random 16-bit draft: a draft is right by luck alone, so the rounds' cost is what "
+        f"counts. Planned memory {measures['planned_gib']:.1f} GiB, peak "
+        f"{spread(measures['peak_gib'])} GiB with arrays limited to {measures['memory_gib']:.2f}; "
+        f"loading {spread(measures['load_s'])} s."
+    )
+    return [
+        note,
+        "",
+        *table(["depth", "plain, tok/s", "round of budget 22, ms"], depths),
+        "",
+        *table(["tokens in a pass", "ms"], passes),
+        "",
+        *table(["prompt", "prefill, tok/s"], lengths),
+        "",
+        *table(["sampling", "texts equal to plain decoding's, budgets 8, 22, 40", "AL"], texts),
+    ]
+
+
+_ERRORS: Final = ("keys", "values", "output")
+
+
+def kv_quality(record: Json) -> list[str]:
+    lines = []
+    for length, measures in record["measures"]["lengths"].items():
+        rows = []
+        for name, item in measures["formats"].items():
+            error = item["error"] or {}
+            counts = item["needles"].values()
+            row = [name, f"{item['perplexity']:.3f}"]
+            row += [f"{100 * item['over_f16']:+.2f} ± {100 * item['stderr']:.2f} %"]
+            row += [f"{100 * item['same_choices']:.1f} %"]
+            row += [f"{100 * error[key]:.1f} %" if error else "" for key in _ERRORS]
+            row += [", ".join(f"{found} of {asked} ({same})" for asked, found, same in counts)]
+            rows.append(row)
+        head = [f"texts of {length}", "perplexity", "over f16", "same first choice"]
+        stops = next(iter(measures["formats"].values()))["needles"]
+        head += ["error of keys", "of values", "of attention", f"needles at {', '.join(stops)}"]
+        lines += [*table(head, rows), "", f"{measures['num_tokens']} tokens were scored.", ""]
+    return [
+        *lines,
+        f"Text: {record['settings']['text']}. Needles: found of those asked for (as with f16). "
+        "`+centre`: keys less their mean over another text, which changes no softmax.",
+    ]
