@@ -69,7 +69,7 @@ def split_pair(pair: str) -> tuple[str, str]:
 
 
 @kernel
-def _shift_kernel(args, ticket, thread, num_threads):  # noqa: ANN001, ANN202
+def _shift_kernel(args: Any, ticket: Any, thread: Any, num_threads: Any) -> None:
     """Adds a vector to every row."""
     for row in range(thread, load_i64(args[0]), num_threads):
         for c in range(0, 4 * args[1], 4):
