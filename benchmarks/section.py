@@ -7,7 +7,7 @@ from typing import Final
 
 from benchmarks.markdown import short, spread, table
 from benchmarks.memory import METHOD
-from benchmarks.section_gpu import gpu, kv_quality
+from benchmarks.section_gpu import gpu, gpu_depth, kv_quality
 from draftree.bench.record import Json
 
 Section = Callable[[Json], list[str]]
@@ -330,6 +330,7 @@ SECTIONS: Final[tuple[tuple[str, str, Section], ...]] = (
     ("overhead", "Cost of the server", _overhead),
     ("http", "Many clients", _http),
     ("gpu", "A GPU with synthetic weights", gpu),
+    ("gpu-depth", "Long texts on a GPU", gpu_depth),
 )
 
 

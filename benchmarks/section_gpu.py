@@ -38,6 +38,29 @@ def gpu(record: Json) -> list[str]:
     ]
 
 
+def gpu_depth(record: Json) -> list[str]:
+    measures = record["measures"]
+    rows = []
+    for name, run in measures["runs"].items():
+        for depth, rate in run["plain"].items():
+            ms = run["round_ms"][depth]
+            over = ms["median"] / next(iter(run["round_ms"].values()))["median"]
+            row = [name, f"{run['max_ctx']:,}", depth, f"{run['prefill_s'][depth]:.2f}"]
+            rows.append([*row, spread(rate), f"{spread(ms)} ({over:.2f})"])
+    limits = ", ".join(
+        f"{name} {run['peak_gib']:.1f} of {run['planned_gib']:.1f}"
+        for name, run in measures["runs"].items()
+    )
+    head = ["keys and values", "longest context", "depth", "prefill, s", "plain, tok/s"]
+    return [
+        f"On one {measures['gpu']}, under a limit of {record['settings']['memory']:g} GiB but for "
+        f"the last, with a random {measures['draft']} draft. A context is the longest that the "
+        f"plan admits. Peak memory of that planned, GiB: {limits}.",
+        "",
+        *table([*head, "round of budget 22, ms (over the shallowest)"], rows),
+    ]
+
+
 _ERRORS: Final = ("keys", "values", "output")
 
 

@@ -157,6 +157,60 @@ def _gpu_targets() -> tuple[Target, ...]:
     )
 
 
+def _depth_targets() -> tuple[Target, ...]:
+    """Long texts with the flagship's shapes: speed by format, rounds, prefill, what fits."""
+
+    def target(
+        what: str, read: Callable[[Json], float], more: bool, limit: float, aim: float, unit: str
+    ) -> Target:
+        return Target(what, "gpu-depth", SYNTH, read, more, limit, aim, unit)
+
+    def rate(run: str, depth: str) -> Callable[[Json], float]:
+        return lambda m: float(m["runs"][run]["plain"][depth]["median"])
+
+    def over(depth: str) -> Callable[[Json], float]:
+        def read(measures: Json) -> float:
+            rounds = measures["runs"]["f16 unlimited"]["round_ms"]
+            return round(rounds[depth]["median"] / rounds["512"]["median"], 3)
+
+        return read
+
+    def prefill(depth: str) -> Callable[[Json], float]:
+        return lambda m: float(m["runs"]["f16 unlimited"]["prefill_s"][depth])
+
+    def context(run: str) -> Callable[[Json], float]:
+        return lambda m: float(m["runs"][run]["max_ctx"])
+
+    def unequal(measures: Json) -> float:
+        runs = measures["runs"].values()
+        return float(sum(run["num_texts"] - run["num_equal"] for run in runs))
+
+    rates = {"f16": (140, 150), "q8_0": (145, 150), "q4": (148, 150), "tq3_0": (145, 150)}
+    contexts = {"f16": 2**16, "q8_0": 2**17, "q4": 2**18, "tq3_0": 2**18}
+    seconds = {"65536": (8, 7), "131072": (20, 17), "261632": (55, 45)}
+    return (
+        *(
+            target(f"plain decoding at 65536, {kv}", rate(kv, "65536"), True, limit, aim, "tok/s")
+            for kv, (limit, aim) in rates.items()
+        ),
+        *(
+            target(f"plain decoding at 262144, {kv}", rate(kv, "261632"), True, 110, 130, "tok/s")
+            for kv in ("q4", "tq3_0")
+        ),
+        target("round at 65536 over 512", over("65536"), False, 1.25, 1.12, "x"),
+        target("round at 131072 over 512", over("131072"), False, 1.45, 1.25, "x"),
+        *(
+            target(f"prefill of {depth}", prefill(depth), False, limit, aim, "s")
+            for depth, (limit, aim) in seconds.items()
+        ),
+        *(
+            target(f"longest context in 24 GiB, {kv}", context(kv), True, length, length, "")
+            for kv, length in contexts.items()
+        ),
+        target("texts that drafting changed, by format", unequal, False, 0, 0, ""),
+    )
+
+
 KV_KIND: Final = "kv-quality"
 
 
@@ -195,6 +249,7 @@ TARGETS: Final = (
     *_targets_of(CODER, (1.0, 1.3), (2.0, 4.0)),
     Target("server against the engine alone", "overhead", CODER, _overhead_ratio, True, 0.97, 0.99),
     *_gpu_targets(),
+    *_depth_targets(),
     *_kv_targets(SMOLLM2),
     *_kv_targets(CODER),
 )

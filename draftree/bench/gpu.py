@@ -74,9 +74,22 @@ class GpuMeasures:
 class Subject:
     """An engine on the GPU, with rounds of any budget."""
 
-    def __init__(self, pair: tuple[Path, Path], max_ctx: int, memory_gib: float = 0.0) -> None:
+    def __init__(
+        self,
+        pair: tuple[Path, Path],
+        max_ctx: int,
+        memory_gib: float = 0.0,
+        *,
+        kv: str = "f16",
+        budget: int = _MAX_BUDGET,
+    ) -> None:
         config = EngineConfig(
-            device="cuda", budget=_MAX_BUDGET, max_ctx=max_ctx, gpu_memory=memory_gib
+            device="cuda",
+            budget=budget,
+            max_ctx=max_ctx,
+            gpu_memory=memory_gib,
+            kv_k=kv,
+            kv_v=kv,
         )
         start = time.perf_counter()
         self.engine = TokenEngine.open(pair[0], config, draft=pair[1])
@@ -93,11 +106,12 @@ class Subject:
     def prompt(self, length: int) -> tuple[int, ...]:
         return tuple(self._rng.integers(0, self.engine.model_config.vocab_size, length).tolist())
 
-    def prefill(self, tokens: tuple[int, ...]) -> float:
-        """Seconds; the draft reads the features too."""
+    def prefill(self, tokens: tuple[int, ...], *, is_more: bool = False) -> float:
+        """Seconds; the draft reads the features too. is_more: after what was read before."""
         engine, drafter = self.engine, self.engine.drafter
         assert drafter is not None
-        engine.reset()
+        if not is_more:
+            engine.reset()
         self.finish()
         start = time.perf_counter()
         prefill(engine.target, tokens, engine.plan.chunk, drafter.extend_context)
@@ -110,6 +124,12 @@ class Subject:
     ) -> tuple[list[int], list[float]]:
         """Tokens after the prompt, and the milliseconds of each round."""
         self.prefill(prompt[:-1])
+        return self.go_on(prompt, sampling, count, budget)
+
+    def go_on(
+        self, prompt: tuple[int, ...], sampling: SamplingParams, count: int, budget: int
+    ) -> tuple[list[int], list[float]]:
+        """The same, where all but the last token of the prompt was read."""
         engine = self.engine
         rounds, drafter = engine.rounds_of(budget), engine.drafter if budget else None
         assert rounds is not None

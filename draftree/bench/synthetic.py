@@ -82,16 +82,20 @@ def identify_pair(shape: str, target: Path, seed: int = 0) -> ModelId:
     return ModelId(f"synth-{shape}", target.name, target.stat().st_size, digest)
 
 
-def write_pair(shape: str, folder: Path, seed: int = 0) -> tuple[Path, Path]:
+def write_pair(
+    shape: str, folder: Path, seed: int = 0, draft_type: QuantType = QuantType.BF16
+) -> tuple[Path, Path]:
     """Target and draft; files that are there already are kept."""
     target, draft = SHAPES[shape]
     folder.mkdir(parents=True, exist_ok=True)
-    paths = folder / f"synth-{shape}-target.gguf", folder / f"synth-{shape}-draft.gguf"
+    suffix = "" if draft_type is QuantType.BF16 else f"-{draft_type.name.lower()}"
+    paths = folder / f"synth-{shape}-target.gguf", folder / f"synth-{shape}-draft{suffix}.gguf"
     if not paths[0].exists():
         _write(paths[0], "qwen35", _target_metadata(target), list(_target_tensors(target)), seed)
     if not paths[1].exists():
         metadata = _draft_metadata(target, draft)
-        _write(paths[1], "dflash", metadata, list(_draft_tensors(target, draft)), seed + 1)
+        tensors = list(_draft_tensors(target, draft, draft_type))
+        _write(paths[1], "dflash", metadata, tensors, seed + 1)
     return paths
 
 
@@ -188,8 +192,8 @@ def _draft_metadata(t: TargetShape, d: DraftShape) -> dict[str, Any]:
     }
 
 
-def _draft_tensors(t: TargetShape, d: DraftShape) -> Iterator[Tensor]:
-    kind, width, kv_width = QuantType.BF16, d.heads * d.head_dim, d.kv_heads * d.head_dim
+def _draft_tensors(t: TargetShape, d: DraftShape, kind: QuantType) -> Iterator[Tensor]:
+    width, kv_width = d.heads * d.head_dim, d.kv_heads * d.head_dim
     yield Tensor("fc.weight", t.hidden, d.num_features * t.hidden, kind)
     yield Tensor("enc.output_norm.weight", 1, t.hidden, QuantType.F32)
     yield Tensor("output_norm.weight", 1, t.hidden, QuantType.F32)

@@ -2,6 +2,7 @@
 
 from benchmarks.budget import BudgetMeasures, BudgetRow
 from benchmarks.context import ContextMeasures, DepthMeasures
+from benchmarks.gpu_depth import DepthRun, GpuDepthMeasures
 from benchmarks.kv_quality import FormatQuality, KvQualityMeasures, LengthQuality
 from benchmarks.kv_reading import FormatError
 from benchmarks.memory import MemoryMeasures
@@ -174,7 +175,18 @@ def gpu():
     )
 
 
+def gpu_depth():
+    def by(value, unit):
+        return {depth: summarize([value], unit) for depth in ("512", "65536", "131072", "261632")}
+
+    seconds = {"512": 0.1, "65536": 8.0, "131072": 18.0, "261632": 46.0}
+    run = DepthRun(*(24.0, 262144, 23.1, 22.0, seconds, by(140.0, "tok/s"), by(9.0, "ms")), 1, 1)
+    names = "f16", "q8_0", "q4", "tq3_0", "f16 unlimited"
+    return GpuDepthMeasures("A GPU", "Q4_K", dict.fromkeys(names, run))
+
+
 SETTINGS = {
+    "gpu-depth": {"memory": 24.0, "shape": "27b"},
     "gpu": {"rounds": 3, "memory": 22.35, "shape": "27b"},
     "peers": PeerOptions(2, 3).settings(),
     "decode": {"threads": 2, "rounds": 3},

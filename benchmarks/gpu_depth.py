@@ -1,0 +1,151 @@
+"""Long texts on a GPU with synthetic weights, by format of keys and values, under a memory limit.
+
+For each format: the engine with the longest context that the plan admits (at most the model's),
+prefill, plain decoding and rounds at depths on the way. Random weights: time and memory count.
+"""
+
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from draftree.bench.gpu import BUDGET, Subject
+from draftree.bench.median import Report, Samples, summarize
+from draftree.bench.synthetic import write_pair
+from draftree.config import EngineConfig, resolve
+from draftree.core import SamplingParams
+from draftree.drafts.registry import read_draft_size
+from draftree.engine.gpu import find_gpu
+from draftree.errors import CapacityError
+from draftree.kernels.quant.formats import QuantType
+from draftree.models.model_config import read_model_config
+from draftree.weights.file import open_checkpoint
+
+FORMATS: Final = ("f16", "q8_0", "q4", "tq3_0")
+DEPTHS: Final = (512, 65536, 131072, 262144)
+_ROOM: Final = 512  # tokens that are written at each depth, at most
+_STEPS: Final = 24
+_PAGE: Final = 4096  # contexts are tried in such steps
+_GIB: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class DepthRun:
+    """By depth: seconds of prefill from nothing, tok/s, milliseconds of a round of budget 22."""
+
+    memory_gib: float  # that may be used; 0: all
+    max_ctx: int
+    planned_gib: float
+    peak_gib: float
+    prefill_s: dict[str, float]
+    plain: dict[str, Samples]
+    round_ms: dict[str, Samples]
+    num_equal: int  # texts of `_STEPS` tokens with a draft that equal those without
+    num_texts: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDepthMeasures:
+    gpu: str
+    draft: str
+    runs: dict[str, DepthRun]  # by format; "f16 unlimited" has the whole GPU
+
+    def headline(self) -> dict[str, Any]:
+        return {
+            name: {
+                "max_ctx": run.max_ctx,
+                "prefill_s": run.prefill_s,
+                "plain": {depth: rate.median for depth, rate in run.plain.items()},
+                "round_ms": {depth: ms.median for depth, ms in run.round_ms.items()},
+                "peak_gib": run.peak_gib,
+                "equal": f"{run.num_equal}/{run.num_texts}",
+            }
+            for name, run in self.runs.items()
+        }
+
+
+def longest_context(pair: tuple[Path, Path], kv: str, memory_gib: float) -> int:
+    """The largest context, in whole steps, that a plan admits."""
+    model = read_model_config(open_checkpoint(pair[0]))
+    draft, gpu = read_draft_size(open_checkpoint(pair[1])), find_gpu("cuda")
+    for max_ctx in range(model.context_length, 0, -_PAGE):
+        config = EngineConfig(
+            budget=BUDGET, max_ctx=max_ctx, gpu_memory=memory_gib, kv_k=kv, kv_v=kv
+        )
+        try:
+            resolve(config, model, gpu=gpu, draft=draft)
+        except CapacityError:
+            continue
+        return max_ctx
+    return 0
+
+
+def measure_depths(
+    shape: str, folder: Path, memory_gib: float, depths: tuple[int, ...], report: Report
+) -> GpuDepthMeasures:
+    pair = write_pair(shape, folder, draft_type=QuantType.Q4_K)
+    gpu = find_gpu("cuda")
+    assert gpu is not None
+    runs = {}
+    for kv in FORMATS:
+        report(f"{kv}: loading")
+        max_ctx = longest_context(pair, kv, memory_gib)
+        runs[kv] = _measure(pair, kv, max_ctx, memory_gib, depths, report)
+    report("f16, the whole GPU: loading")
+    max_ctx = longest_context(pair, "f16", 0.0)
+    runs["f16 unlimited"] = _measure(pair, "f16", max_ctx, 0.0, depths, report)
+    return GpuDepthMeasures(gpu.name, "Q4_K", runs)
+
+
+def _measure(
+    pair: tuple[Path, Path],
+    kv: str,
+    max_ctx: int,
+    memory_gib: float,
+    depths: tuple[int, ...],
+    report: Report,
+) -> DepthRun:
+    import torch
+
+    from draftree.kernels.cuda.compile import gpu
+    from draftree.kernels.cuda.memory import peak_bytes
+
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    subject = Subject(pair, max_ctx, memory_gib, kv=kv, budget=BUDGET)
+    planned = subject.engine.plan.memory.total
+    prefills, plain, rounds, num_equal, seconds = {}, {}, {}, 0, 0.0
+    subject.prefill(subject.prompt(min(4096, max_ctx - _ROOM)))  # passes are captured
+    subject.engine.reset()
+    fitting = [min(depth, max_ctx - _ROOM) for depth in depths if depth <= max_ctx]
+    for depth in fitting:
+        report(f"{kv}: depth {depth}")
+        read = subject.engine.target.state.committed
+        more = subject.prompt(depth - read)
+        seconds += subject.prefill(more[:-1], is_more=True)
+        prefills[str(depth)] = round(seconds, 3)
+        state = subject.engine.target.state.snapshot() if depth <= _ROOM else None
+        text, times = subject.go_on(more, SamplingParams(), _STEPS, 0)
+        plain[str(depth)] = summarize([1000.0 / ms for ms in times[4:]], "tok/s")
+        if state is not None:  # short texts are cheap to go back to, so texts can be compared
+            subject.engine.target.state.restore(state)
+            drafted, times = subject.go_on(more, SamplingParams(), _STEPS, BUDGET)
+            num_equal += drafted == text
+        else:
+            _, times = subject.go_on((*more, text[-1]), SamplingParams(), _STEPS, BUDGET)
+        rounds[str(depth)] = summarize(times[4:], "ms")
+    peak = peak_bytes(gpu(0)) / _GIB
+    subject.engine.close()
+    del subject
+    gc.collect()
+    return DepthRun(
+        memory_gib=memory_gib,
+        max_ctx=max_ctx,
+        planned_gib=round(planned / _GIB, 2),
+        peak_gib=round(peak, 2),
+        prefill_s=prefills,
+        plain=plain,
+        round_ms=rounds,
+        num_equal=num_equal,
+        num_texts=sum(depth <= _ROOM for depth in fitting),
+    )
