@@ -88,7 +88,7 @@ def test_free_text_asks_nothing(open_engine) -> None:
     absent = next(token for token in range(VOCAB) if token not in free)
     grammar = TriggerGrammar(RuleGrammar(VOCAB, seed=2), frozenset({absent}), 4)
     asked = Request(PROMPT, 8, HOT, grammar=grammar)
-    decoder = engine._decoders.new(asked, None)
+    decoder = engine._use.decoders.new(asked, None)
     assert isinstance(decoder, DeviceTreeDecoder)
     engine.reset()
     stream = engine.generate(asked)
@@ -102,7 +102,7 @@ def test_what_a_grammar_forces_needs_no_draft(open_engine) -> None:
     """Without a draft, forced tokens are the tree."""
     engine = open_engine(8)
     grammar = RuleGrammar(engine.model_config.vocab_size, seed=6, share=0.02)
-    engine._decoders._parts = replace(engine._decoders._parts, drafter=None)
+    engine._use.decoders._parts = replace(engine._use.decoders._parts, drafter=None)
     engine._prefix._drafter = engine.drafter = None
     rounds: list[Round] = []
     engine.watch = rounds.append
@@ -128,7 +128,7 @@ def test_text_that_is_looked_up(open_engine, kind: str, has_draft: bool) -> None
     """By the device where a draft's tree takes it in, else by the host."""
     engine = open_engine(8, ngram="on")
     if not has_draft:
-        engine._decoders._parts = replace(engine._decoders._parts, drafter=None)
+        engine._use.decoders._parts = replace(engine._use.decoders._parts, drafter=None)
         engine._prefix._drafter = engine.drafter = None
     asked = Request((5, 9, 7) * 4, 14, **LOOKUPS[kind])
     rounds: list[Round] = []
@@ -138,7 +138,7 @@ def test_text_that_is_looked_up(open_engine, kind: str, has_draft: bool) -> None
     assert [event.token for event in events] == [one.token for one in wanted]
     assert all((event.scores is None) == ("logprobs" not in LOOKUPS[kind]) for event in events)
     sources = [one.tree.sources[node] for one in rounds for node in one.path[1:]]
-    decoder = engine._decoders.new(asked, None)
+    decoder = engine._use.decoders.new(asked, None)
     is_host_tree = kind == "grammar" or not has_draft
     assert isinstance(decoder, DeviceTreeDecoder) == is_host_tree
     drafted = (kind == "grammar") * has_draft  # which may have said it all

@@ -4,12 +4,15 @@
 // the ends of items. Scores are keys times queries and results are values times weights, both by the matrix
 // instruction: a tile has 16 keys by 8 columns for a warp, then 16 dimensions by 8 columns. Every column goes through
 // the same instructions with the same neighbours along the sums, whoever computes it.
-constexpr int SCORE_COLS = COL_TILES / 2;            // groups of 8 columns whose scores a warp computes
+constexpr int SCORE_COLS = (COL_TILES + 1) / 2;      // groups of 8 columns whose scores a warp computes
 constexpr int DIM_TILES = DIM / 16;
 constexpr u32 ALL = (1u << COL_TILES) - 1;           // groups of 8 columns
 constexpr bool SHARES_COLS = DIM_TILES < WARPS;      // few dimensions: two warps share them, half the columns each
 constexpr int OUT_TILES = SHARES_COLS ? 1 : DIM_TILES / WARPS;
-constexpr int OUT_COLS = SHARES_COLS ? COL_TILES / 2 : COL_TILES;
+constexpr int OUT_COLS = SHARES_COLS ? SCORE_COLS : COL_TILES;
+
+// Half of the warps have none where there is one group alone.
+DEV bool has_cols(int first) { return COL_TILES > 1 || first == 0; }
 
 struct Board {  // what the warps tell each other
   float top[4][COLS];          // of 16 keys each
@@ -110,14 +113,16 @@ struct Running {
 // Scores become weights, which go to shared memory; the maximum and the sum of weights move on.
 DEV void weigh(float (*s)[4], u8* weights, int strip, int first, Running& now, Board& board) {
   const int lane = threadIdx.x & 31, key = lane >> 2;
+  if (has_cols(first))
 #pragma unroll
-  for (int n = 0; n < SCORE_COLS; n++)
+    for (int n = 0; n < SCORE_COLS; n++)
 #pragma unroll
-    for (int j = 0; j < 2; j++) {
-      const float top = over_keys(fmaxf(s[n][j], s[n][j + 2]), Larger());
-      if (lane < 4) board.top[strip][(first + n) * 8 + lane * 2 + j] = top;
-    }
+      for (int j = 0; j < 2; j++) {
+        const float top = over_keys(fmaxf(s[n][j], s[n][j + 2]), Larger());
+        if (lane < 4) board.top[strip][(first + n) * 8 + lane * 2 + j] = top;
+      }
   __syncthreads();
+  if (!has_cols(first)) return;
 #pragma unroll
   for (int n = 0; n < SCORE_COLS; n++)
 #pragma unroll
@@ -142,6 +147,7 @@ DEV void add_values(const u8* values, const u8* weights, const Board& board, flo
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int first_dim = SHARES_COLS ? warp % DIM_TILES : warp * OUT_TILES;
   const int first_col = SHARES_COLS ? warp / DIM_TILES * OUT_COLS : 0;
+  if (!has_cols(first_col)) return;
 #pragma unroll
   for (int n = 0; n < OUT_COLS; n++) {
     const float2 by = *reinterpret_cast<const float2*>(board.shrink + (first_col + n) * 8 + (lane & 3) * 2);
@@ -217,8 +223,9 @@ struct Worker {
   DEV_MEMBER void attend(int base, int limit, u32 mask) {
     const int lane = threadIdx.x & 31, strip = threadIdx.x / 32 % 4, first = threadIdx.x / 128 * SCORE_COLS;
     float s[SCORE_COLS][4];
-    score(next_stage<KEY_CODE>(false), queries, strip, first, s);
-    if (shape.window || plan.first > base || base + TILE > limit || mask != ALL)
+    const u8* keys = next_stage<KEY_CODE>(false);
+    if (has_cols(first)) score(keys, queries, strip, first, s);
+    if ((shape.window || plan.first > base || base + TILE > limit || mask != ALL) && has_cols(first))
 #pragma unroll
       for (int n = 0; n < SCORE_COLS; n++)
 #pragma unroll
@@ -235,13 +242,14 @@ struct Worker {
   // Merges the segment into the item's state.
   DEV_MEMBER void end_segment(u32 mask) {
     const int lane = threadIdx.x & 31, strip = threadIdx.x / 32 % 4, first = threadIdx.x / 128 * SCORE_COLS;
+    if (has_cols(first))
 #pragma unroll
-    for (int n = 0; n < SCORE_COLS; n++)
+      for (int n = 0; n < SCORE_COLS; n++)
 #pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const float sum = over_keys(now.sum[n][j], Sum());
-        if (lane < 4) board.top[strip][(first + n) * 8 + lane * 2 + j] = sum;
-      }
+        for (int j = 0; j < 2; j++) {
+          const float sum = over_keys(now.sum[n][j], Sum());
+          if (lane < 4) board.top[strip][(first + n) * 8 + lane * 2 + j] = sum;
+        }
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < SCORE_COLS; n++)
