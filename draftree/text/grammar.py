@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from itertools import takewhile
 from threading import Lock
 from typing import Any
 
@@ -111,7 +112,8 @@ class Cursor:
         forced = self.propose_forced()
         if forced and tokens[0] != forced[0]:
             return 0  # the text must be spelled as the tokenizer would
-        return int(self._matcher.validate_tokens(list(tokens)))
+        known = takewhile(lambda token: token < self._tokenizer.vocab_size, tokens)
+        return int(self._matcher.validate_tokens(list(known)))
 
     def propose_forced(self) -> list[int]:
         """Tokens of the text that must follow; empty where there is a choice."""

@@ -112,6 +112,9 @@ def test_lark_grammars_and_objects() -> None:
     tokens = tokenizer.encode('{"x": [1, {"y": null}]}')
     assert cursor.count_valid(tokens) == len(tokens)
     assert cursor.count_valid(tokenizer.encode("[1]")) == 0
+    beyond = tokenizer.vocab_size  # rows that a model may have, and its tokenizer not
+    assert cursor.count_valid((beyond,)) == 0
+    assert cursor.count_valid((*tokens, beyond)) == len(tokens)
 
 
 @pytest.mark.parametrize("layout", ["{}", '{"a":1}', '{"a": 1}', '{\n  "a": 1\n}', '{ "a" : 1 }'])

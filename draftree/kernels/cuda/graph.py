@@ -5,8 +5,6 @@ Where there is no real GPU, launches just run, and no time is known.
 
 import gc
 from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import torch
 
@@ -22,29 +20,25 @@ class LaunchGraph:
             launch()
             # Kept alone: with the launches, which know their owner, it would wait for the garbage
             # collector, and a graph that is freed while another one is captured breaks the capture.
-            self.run = capture(launch)
+            self.run = capture(launch).replay
 
 
-@cache
-def shared_pool(gpu: Gpu) -> Any:
-    """Memory for what graphs need while they run: for those that run one after the other, and leave
-    nothing in it.
+def capture(
+    launch: Callable[[], None], before: torch.cuda.CUDAGraph | None = None
+) -> torch.cuda.CUDAGraph:
+    """The launches as a graph; nothing runs yet. before: a graph of the same owner, whose memory
+    for what launches need while they run can be used again.
     """
-    return torch.cuda.graph_pool_handle()
-
-
-def capture(launch: Callable[[], None], pool: Any = None) -> Callable[[], None]:
-    """What replays the launches; nothing runs yet."""
     graph = torch.cuda.CUDAGraph()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=before.pool() if before else None):
             launch()
     finally:
         if was_enabled:
             gc.enable()
-    return graph.replay
+    return graph
 
 
 class Timestamp:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 
+import torch
+
 from draftree.kernels.cuda.compile import Gpu
-from draftree.kernels.cuda.graph import capture, shared_pool
+from draftree.kernels.cuda.graph import capture
 from draftree.kernels.cuda.pass_args import CudaPassArgs
 
 BUCKETS = (1, 8, 16, 24, 32, 48, 64)
@@ -41,6 +43,7 @@ class Program:
         self._step, self._gpu = step, gpu
         self._recorded: list[_Recorded] = []
         self._graphs: dict[int, Callable[[], None]] = {}
+        self._first_long: torch.cuda.CUDAGraph | None = None
         self._long: dict[tuple[int, bool], list[Callable[[], None]]] = {}
 
     def add(self, launch: Launch, *, is_host_sized: bool = False) -> None:
@@ -64,7 +67,7 @@ class Program:
             self._run_long(size)
         else:
             if size not in self._graphs:
-                self._graphs[size] = capture(partial(self.launch, size))
+                self._graphs[size] = capture(partial(self.launch, size)).replay
             self._graphs[size]()
 
     def _run_long(self, size: int) -> None:
@@ -89,7 +92,10 @@ class Program:
             if is_apart:
                 runs += launches
             else:
-                runs.append(capture(partial(_run_all, launches), shared_pool(self._gpu)))
+                # All long passes share one graph's memory: none leaves anything in it.
+                graph = capture(partial(_run_all, launches), self._first_long)
+                self._first_long = self._first_long or graph
+                runs.append(graph.replay)
         return runs
 
 
