@@ -83,6 +83,8 @@ def longest_context(pair: tuple[Path, Path], kv: str, memory_gib: float) -> int:
 def measure_depths(
     shape: str, folder: Path, memory_gib: float, depths: tuple[int, ...], report: Report
 ) -> GpuDepthMeasures:
+    import torch
+
     pair = write_pair(shape, folder, draft_type=QuantType.Q4_K)
     gpu = find_gpu("cuda")
     assert gpu is not None
@@ -90,7 +92,10 @@ def measure_depths(
     for kv in FORMATS:
         report(f"{kv}: loading")
         max_ctx = longest_context(pair, kv, memory_gib)
-        runs[kv] = _measure(pair, kv, max_ctx, memory_gib, depths, report)
+        try:
+            runs[kv] = _measure(pair, kv, max_ctx, memory_gib, depths, report)
+        except torch.OutOfMemoryError as error:
+            report(f"{kv}: {error}")
     report("f16, the whole GPU: loading")
     max_ctx = longest_context(pair, "f16", 0.0)
     runs["f16 unlimited"] = _measure(pair, "f16", max_ctx, 0.0, depths, report)
