@@ -8,7 +8,9 @@ from draftree.kernels.quant.kv_format import BYTE_NAME, KEY_FORMATS, VALUE_FORMA
 KV_PAGE = 256  # positions that a GPU allocates together
 _EXPANDED_LEN = 32_768  # positions whose keys and values a long prefill holds in 16 bits as well
 _GPU_RESERVE = 1400 * 2**20  # graphs, loaded kernels, what the allocator cannot use
-_GPU_SLABS = 320 * 2**20  # weights of one slab in 16 bits, partial sums
+# Weights of one slab in 16 bits and sums of products: of passes that are graphs, and of others.
+_GPU_SLABS = 640 * 2**20
+GPU_DRAFT_CHUNK = 512  # rows of features that a draft reads together
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +76,19 @@ def plan_gpu_memory(
     # Rows in float32 (residual, one wide projection, what mixes it) and once more in 16 bits.
     rows = chunk * (4 * (4 * model.hidden_size + 2 * model.ffn_size) + 4 * model.ffn_size)
     scratch = rows + 4 * max_nodes * model.vocab_size + stash + _GPU_SLABS + _GPU_RESERVE
-    scratch += expanded + angles
+    partial = (positions // 1024 + 12) * 160 * model.hidden_size  # results of spans of keys
+    scratch += expanded + angles + partial
     extra = 0
     if draft is not None:
-        features = 4 * draft.feature_width * 2 * chunk
+        draft_chunk = max(min(chunk, GPU_DRAFT_CHUNK), draft.block_len)
+        features = 4 * draft.feature_width * (chunk + draft_chunk)
+        halves = 2 * draft_chunk * (draft.feature_width + model.hidden_size)
         logits = 4 * max_nodes * model.vocab_size
-        ring_len = count_ring(draft.context_len, max(chunk, draft.block_len))
+        ring_len = count_ring(draft.context_len, draft_chunk)
         draft_kv = 2 * draft.kv_width * min(positions, ring_len)
-        extra = draft.weight_bytes + draft_kv + features + logits
-        extra += 4 * (draft.head_dim or model.head_dim) * (max_ctx + chunk)
+        extra = draft.weight_bytes + draft_kv + features + halves + logits
+        extra += rows // chunk * draft_chunk
+        extra += 4 * (draft.head_dim or model.head_dim) * (max_ctx + draft_chunk)
     weights = int(1.025 * (model.weight_bytes - model.embedding_bytes))  # padding, stacking
     recurrent = model.recurrent_bytes + model.window_bytes  # windows are there twice
     return MemoryPlan(weights, kv, recurrent, scratch, extra)

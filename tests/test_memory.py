@@ -47,7 +47,8 @@ def test_long_prompts_need_room_for_expanded_keys_and_for_angles() -> None:
         return plan_gpu_memory(LARGE, None, max_ctx, 512, 24).scratch
 
     angles = 4 * LARGE.rotary_dim
-    assert scratch(20_000) - scratch(10_000) == 10_000 * (angles + 4 * 4 * 256)
-    assert scratch(200_000) - scratch(100_000) == 100_000 * angles
+    spans = 160 * LARGE.hidden_size // 1024  # results that attention merges
+    assert scratch(20_480) - scratch(10_240) == 10_240 * (angles + 4 * 4 * 256 + spans)
+    assert scratch(204_800) - scratch(102_400) == 102_400 * (angles + spans)
     drafts = [plan_gpu_memory(LARGE, DRAFT, n * 256, 512, 24).draft for n in (100, 200)]
     assert drafts[1] - drafts[0] == 100 * 256 * 4 * 128  # its keys and values are a ring

@@ -11,6 +11,7 @@ from draftree.drafts.drafter import Drafter
 from draftree.errors import DeviceError
 from draftree.kernels.ops import Ops
 from draftree.kernels.quant.kv_format import BYTE_NAME, KEY_FORMATS, VALUE_FORMATS, KvFormat
+from draftree.memory import GPU_DRAFT_CHUNK
 from draftree.models.target import Target
 
 _CPU_KV: dict[str, type[np.number]] = {"f32": np.float32, "f16": np.float16, BYTE_NAME: np.int8}
@@ -120,21 +121,23 @@ class CudaDevice:
 
     def new_ops(self) -> Ops:
         key, value = KEY_FORMATS[self._plan.kv_k], VALUE_FORMATS[self._plan.kv_v]
-        return self._new_ops(1, 0, key_format=key, value_format=value)
+        plan = self._plan
+        return self._new_ops(plan.chunk, plan.max_nodes, 0, key_format=key, value_format=value)
 
     def new_draft_ops(self, block_len: int, context_len: int) -> Ops:
-        max_tokens = max(self._plan.chunk, block_len)
-        return self._new_ops(block_len, _ring_len(self._plan, context_len, max_tokens))
+        max_tokens = max(min(self._plan.chunk, GPU_DRAFT_CHUNK), block_len)
+        max_nodes = max(self._plan.max_nodes, block_len)
+        ring_len = _ring_len(self._plan, context_len, max_tokens)
+        return self._new_ops(max(max_tokens, max_nodes), max_nodes, ring_len)
 
-    def _new_ops(self, block_len: int, ring_len: int, **formats: KvFormat) -> Ops:
+    def _new_ops(self, max_tokens: int, max_nodes: int, ring_len: int, **formats: KvFormat) -> Ops:
         from draftree.kernels.cuda.ops import CudaOps
 
-        plan = self._plan
         return CudaOps(
             self._store,
-            max_tokens=max(plan.chunk, block_len),
-            max_nodes=max(plan.max_nodes, block_len),
-            max_ctx=plan.max_ctx,
+            max_tokens=max_tokens,
+            max_nodes=max_nodes,
+            max_ctx=self._plan.max_ctx,
             ring_len=ring_len,
             **formats,
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.kv_cache import CACHE_FILES, CudaKv, KvShape, head_strides
+from draftree.kernels.cuda.kv_cache import CACHE_FILES, PAGE, CudaKv, KvShape, head_strides
 from draftree.kernels.cuda.pass_args import CudaPassArgs
 from draftree.kernels.quant.kv_format import KvCode
 
@@ -161,7 +161,8 @@ def attention(
     plan = workspace.plan_for(len(q), group)
     if plan.shape != cache.shape or group > 8 * plan.col_tiles:
         raise ValueError(f"the workspace is for {plan.shape}, not {cache.shape}, {group} a group")
-    if plan.most_entries(min(len(q), _SLICE_ROWS), heads, cache.capacity) > len(workspace.partial):
+    length = min(cache.capacity, cache.table.num_pages * PAGE)  # of a ring: what windows see
+    if plan.most_entries(min(len(q), _SLICE_ROWS), heads, length) > len(workspace.partial):
         raise ValueError("the workspace is too small for the rows, heads or positions")
     kernel, merge_kernel = (load_kernel(s, gpu) for s in (plan.source, plan.merge_source))
     scale = head_dim**-0.5 * math.log2(math.e)

@@ -171,7 +171,8 @@ class CudaOps:
         heads = q.shape[1] // own.head_dim
         if self._attention is None:
             rows = min(self.step.max_tokens, MOST_ROWS)
-            sizes = rows, heads, own.shape, self.max_ctx
+            # With a ring, a row's window is no longer than the ring.
+            sizes = rows, heads, own.shape, min(self.max_ctx, self.ring_len or self.max_ctx)
             self._attention = attend.new_attention_workspace(*sizes, self.gpu)
         workspace = self._attention
 
