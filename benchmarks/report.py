@@ -114,10 +114,15 @@ def _key(record: Json) -> tuple[str, str]:
     return record["kind"], record["model"]["sha256"]
 
 
+def _figure(value: float) -> str:
+    return f"{value:.0f}" if value >= 10_000 else f"{value:.4g}"
+
+
 def _targets(records: Iterable[Json], older: set[tuple[str, str]]) -> list[str]:
     records, rows = list(records), []
     is_gpu = any(record["kind"] == "gpu" for record in records)
-    kinds = {t.kind for t in TARGETS} - {"gpu"} if not is_gpu else {"gpu", "suite"}
+    own = {"gpu", "gpu-depth"}
+    kinds = {t.kind for t in TARGETS} - own if not is_gpu else own | {"suite"}
     measured = {record["kind"] for record in records}
     kinds = {KV_KIND} if measured == {KV_KIND} else kinds - ({KV_KIND} - measured)
     for verdict in judge_targets(records, older):
@@ -125,7 +130,7 @@ def _targets(records: Iterable[Json], older: set[tuple[str, str]]) -> list[str]:
         if target.kind not in kinds:
             continue
         sign = "≥" if target.is_at_least else "≤"
-        value = "" if verdict.value is None else f"{verdict.value:.4g} {target.unit}".strip()
+        value = "" if verdict.value is None else f"{_figure(verdict.value)} {target.unit}".strip()
         limits = [f"{sign} {limit:g} {target.unit}".strip() for limit in (target.limit, target.aim)]
         asked = ["", ""] if verdict.is_retired else limits
         rows.append([target.model, target.what, value, *asked, verdict.words])

@@ -34,7 +34,7 @@ class Target:
     what: str
     kind: str
     sha256: str
-    read: Callable[[Json], float]
+    read: Callable[[Json], float | None]
     is_at_least: bool
     limit: float
     aim: float
@@ -161,12 +161,21 @@ def _depth_targets() -> tuple[Target, ...]:
     """Long texts with the flagship's shapes: speed by format, rounds, prefill, what fits."""
 
     def target(
-        what: str, read: Callable[[Json], float], more: bool, limit: float, aim: float, unit: str
+        what: str,
+        read: Callable[[Json], float | None],
+        more: bool,
+        limit: float,
+        aim: float,
+        unit: str,
     ) -> Target:
         return Target(what, "gpu-depth", SYNTH, read, more, limit, aim, unit)
 
-    def rate(run: str, depth: str) -> Callable[[Json], float]:
-        return lambda m: float(m["runs"][run]["plain"][depth]["median"])
+    def rate(run: str, depth: str) -> Callable[[Json], float | None]:
+        def read(measures: Json) -> float | None:
+            rates = measures["runs"].get(run, {}).get("plain", {})  # not every format may fit
+            return float(rates[depth]["median"]) if depth in rates else None
+
+        return read
 
     def over(depth: str) -> Callable[[Json], float]:
         def read(measures: Json) -> float:
@@ -178,8 +187,8 @@ def _depth_targets() -> tuple[Target, ...]:
     def prefill(depth: str) -> Callable[[Json], float]:
         return lambda m: float(m["runs"]["f16 unlimited"]["prefill_s"][depth])
 
-    def context(run: str) -> Callable[[Json], float]:
-        return lambda m: float(m["runs"][run]["max_ctx"])
+    def context(run: str) -> Callable[[Json], float | None]:
+        return lambda m: float(m["runs"][run]["max_ctx"]) if run in m["runs"] else None
 
     def unequal(measures: Json) -> float:
         runs = measures["runs"].values()
