@@ -5,6 +5,7 @@ reply must look like as a grammar, and reads token events as text, reasoning and
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,8 @@ from draftree.core import (
 from draftree.engine.engine import Round, TokenEngine
 from draftree.engine.locate import locate
 from draftree.engine.stream import PAUSE, TokenStream
+from draftree.engine.warm import Report
+from draftree.errors import DraftreeError
 from draftree.text.detokenize import Detokenizer
 from draftree.text.grammar import FormatKind, ResponseFormat
 from draftree.text.reply import DeltaKind, ReplyPiece, ReplyReader
@@ -182,14 +185,20 @@ class Engine:
         self._planner = TurnPlanner(tokenizer)
 
     @classmethod
-    def open(cls, model: str, config: EngineConfig | None = None, **options: Any) -> "Engine":
-        """model: a catalogue name, a GGUF file, or a hub file. options are fields of
-        EngineConfig.
+    def open(
+        cls,
+        model: str,
+        config: EngineConfig | None = None,
+        report: Report = lambda number, total: None,
+        **options: Any,
+    ) -> "Engine":
+        """model: a catalogue name, a GGUF file, or a hub file. report: told how many kernels are
+        compiled, and of how many. options are fields of EngineConfig.
         """
         settings = replace(config or EngineConfig(), **options)
         located = locate(model, settings.draft)
         tokenizer = Tokenizer.from_metadata(located.checkpoint.metadata)
-        tokens = TokenEngine(located.checkpoint, settings, located.draft_checkpoint)
+        tokens = TokenEngine(located.checkpoint, settings, located.draft_checkpoint, report)
         return cls(tokens, tokenizer, tokens.model_config.name)
 
     @property
@@ -204,6 +213,12 @@ class Engine:
     def can_think(self) -> bool:
         """Whether the model can be asked to reason before it answers."""
         return self._planner.can_think
+
+    def prepare_chat(self) -> None:
+        """Have the template ready before the first conversation comes."""
+        with suppress(DraftreeError):  # whoever sends a conversation will hear of it
+            if self.has_template:
+                self.encode_chat("Hello")
 
     def close(self) -> None:
         self.tokens.close()

@@ -73,6 +73,7 @@ class EngineConfig:
     gpu_memory: float = 0.0  # GiB of the GPU that may be used; 0: all of it
     prefix_bytes: int | str = "auto"  # main memory for earlier conversations; 0: none
     parallel: int = 0  # unfinished requests that may take turns; 1: one after the other
+    warm_up: bool = True  # make at opening what would else be made by the first requests
 
     def __post_init__(self) -> None:
         checks = (

@@ -174,10 +174,16 @@ class Settings:
         config = replace(self.read_config(), parallel=parallel)
         from draftree.chat import Engine
 
-        engine = Engine.open(model, config)
+        engine = Engine.open(model, config, report=_show_progress)
         if engine.plan.kv_note:
             print(engine.plan.kv_note, file=sys.stderr)
         return engine
+
+
+def _show_progress(number: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if number == total else ""
+        print(f"\rcompiling kernels {number}/{total}", end=end, file=sys.stderr, flush=True)
 
 
 def with_settings(

@@ -58,7 +58,7 @@ class Program:
         """One pass over what the step holds."""
         size = bucket(self._step.num_rows if self.by_rows else self._step.num_tokens)
         size = min(size, self._step.max_tokens)
-        if not self._gpu.is_real:
+        if not self._gpu.is_real or self._gpu.rehearsal.is_on:
             self.launch(size)
         elif size > MOST_ROWS:
             self._run_long(size)
