@@ -259,7 +259,8 @@ class Engine:
         )
         turn = self._planner.plan(messages, options)
         request = self._request(turn.prompt_ids, max_tokens, sampling, logit_bias, logprobs)
-        request = replace(request, grammar=turn.grammar)
+        sink_len = self._count_sinks(turn.prompt_ids, messages, options)
+        request = replace(request, grammar=turn.grammar, sink_len=sink_len)
         return Generation(
             self.tokens.generate(request), Detokenizer(self.tokenizer), turn.new_reader(stop)
         )
@@ -300,8 +301,10 @@ class Engine:
         """
         if isinstance(prompt, str) and not system and not chat:
             return self.complete(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop)
-        ids = self.encode_chat(prompt, system)
+        messages, options = _conversation(prompt, system), ReplyOptions()
+        ids = self._planner.encode(messages, options)
         request = self._request(ids, max_tokens, sampling, None, None)
+        request = replace(request, sink_len=self._count_sinks(ids, messages, options))
         detokenizer = Detokenizer(self.tokenizer)
         return Generation(self.tokens.generate(request), detokenizer, ReplyReader(stop=stop))
 
@@ -314,11 +317,14 @@ class Engine:
         thinking: bool | None = None,
     ) -> list[int]:
         """The token ids of a conversation that the model is to answer."""
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
-        if system:
-            messages = [{"role": "system", "content": system}, *messages]
         options = ReplyOptions(tools=tools or (), thinking=thinking)
-        return self._planner.encode(messages, options)
+        return self._planner.encode(_conversation(prompt, system), options)
+
+    def _count_sinks(
+        self, ids: Sequence[int], messages: Sequence[Message], options: ReplyOptions
+    ) -> int:
+        """What a window is not to hide; without one nobody asks."""
+        return self._planner.count_leading(ids, messages, options) if self.plan.window else 0
 
     def _request(
         self,
@@ -336,3 +342,9 @@ class Engine:
             logit_bias=tuple((logit_bias or {}).items()),
             logprobs=logprobs,
         )
+
+
+def _conversation(prompt: str | Sequence[Message], system: str | None) -> list[Message]:
+    first: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [*first, *messages]

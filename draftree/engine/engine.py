@@ -115,6 +115,8 @@ class TokenEngine:
             raise ValueError("the prompt is empty")
         if request.max_tokens < 1:
             raise ValueError("max_tokens must be at least 1")
+        if not 0 <= request.sink_len <= length:
+            raise ValueError("sink_len must be a length of the prompt's beginning")
         if not all(isfinite(value) for _, value in request.logit_bias):
             raise ValueError("logit_bias must be finite numbers")
         if length >= max_ctx:

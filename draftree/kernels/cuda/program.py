@@ -71,7 +71,7 @@ class Program:
         """The first pass of a size is launched one by one: libraries look for their best kernels
         then, which they may not do while a graph is captured.
         """
-        key = size, self._step.committed == 0
+        key = size, self._step.committed == 0 and not self._step.sinks  # which the host counts
         if key not in self._long:
             self.launch(size)
             self._long[key] = []
