@@ -100,6 +100,7 @@ member `draftree`:
 | `prefill_ms`, `decode_ms` | time on the engine |
 | `switch_ms` | copying what requests have read so far, where they take turns |
 | `cached_tokens` | of the prompt, not computed again |
+| `window`, `sinks` | with `--window`: how far attention looks back; tokens that it sees anyway |
 | `speculation_off` | why nothing was drafted, or null |
 
 ## Rounds

@@ -5,6 +5,7 @@ reply must look like as a grammar, and reads token events as text, reasoning and
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,8 @@ from draftree.core import (
 from draftree.engine.engine import Round, TokenEngine
 from draftree.engine.locate import locate
 from draftree.engine.stream import PAUSE, TokenStream
+from draftree.engine.warm import Report
+from draftree.errors import DraftreeError
 from draftree.text.detokenize import Detokenizer
 from draftree.text.grammar import FormatKind, ResponseFormat
 from draftree.text.reply import DeltaKind, ReplyPiece, ReplyReader
@@ -182,14 +185,20 @@ class Engine:
         self._planner = TurnPlanner(tokenizer)
 
     @classmethod
-    def open(cls, model: str, config: EngineConfig | None = None, **options: Any) -> "Engine":
-        """model: a catalogue name, a GGUF file, or a hub file. options are fields of
-        EngineConfig.
+    def open(
+        cls,
+        model: str,
+        config: EngineConfig | None = None,
+        report: Report = lambda number, total: None,
+        **options: Any,
+    ) -> "Engine":
+        """model: a catalogue name, a GGUF file, or a hub file. report: told how many kernels are
+        compiled, and of how many. options are fields of EngineConfig.
         """
         settings = replace(config or EngineConfig(), **options)
         located = locate(model, settings.draft)
         tokenizer = Tokenizer.from_metadata(located.checkpoint.metadata)
-        tokens = TokenEngine(located.checkpoint, settings, located.draft_checkpoint)
+        tokens = TokenEngine(located.checkpoint, settings, located.draft_checkpoint, report)
         return cls(tokens, tokenizer, tokens.model_config.name)
 
     @property
@@ -204,6 +213,12 @@ class Engine:
     def can_think(self) -> bool:
         """Whether the model can be asked to reason before it answers."""
         return self._planner.can_think
+
+    def prepare_chat(self) -> None:
+        """Have the template ready before the first conversation comes."""
+        with suppress(DraftreeError):  # whoever sends a conversation will hear of it
+            if self.has_template:
+                self.encode_chat("Hello")
 
     def close(self) -> None:
         self.tokens.close()
@@ -244,7 +259,8 @@ class Engine:
         )
         turn = self._planner.plan(messages, options)
         request = self._request(turn.prompt_ids, max_tokens, sampling, logit_bias, logprobs)
-        request = replace(request, grammar=turn.grammar)
+        sink_len = self._count_sinks(turn.prompt_ids, messages, options)
+        request = replace(request, grammar=turn.grammar, sink_len=sink_len)
         return Generation(
             self.tokens.generate(request), Detokenizer(self.tokenizer), turn.new_reader(stop)
         )
@@ -285,8 +301,10 @@ class Engine:
         """
         if isinstance(prompt, str) and not system and not chat:
             return self.complete(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop)
-        ids = self.encode_chat(prompt, system)
+        messages, options = _conversation(prompt, system), ReplyOptions()
+        ids = self._planner.encode(messages, options)
         request = self._request(ids, max_tokens, sampling, None, None)
+        request = replace(request, sink_len=self._count_sinks(ids, messages, options))
         detokenizer = Detokenizer(self.tokenizer)
         return Generation(self.tokens.generate(request), detokenizer, ReplyReader(stop=stop))
 
@@ -299,11 +317,14 @@ class Engine:
         thinking: bool | None = None,
     ) -> list[int]:
         """The token ids of a conversation that the model is to answer."""
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [*prompt]
-        if system:
-            messages = [{"role": "system", "content": system}, *messages]
         options = ReplyOptions(tools=tools or (), thinking=thinking)
-        return self._planner.encode(messages, options)
+        return self._planner.encode(_conversation(prompt, system), options)
+
+    def _count_sinks(
+        self, ids: Sequence[int], messages: Sequence[Message], options: ReplyOptions
+    ) -> int:
+        """What a window is not to hide; without one nobody asks."""
+        return self._planner.count_leading(ids, messages, options) if self.plan.window else 0
 
     def _request(
         self,
@@ -321,3 +342,9 @@ class Engine:
             logit_bias=tuple((logit_bias or {}).items()),
             logprobs=logprobs,
         )
+
+
+def _conversation(prompt: str | Sequence[Message], system: str | None) -> list[Message]:
+    first: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return [*first, *messages]

@@ -32,6 +32,7 @@ _GPU_CHUNKS = (2048, 1024, 512)
 _LEAST_CHUNK = 256  # where nothing else helps
 _GIB = 2**30
 _PREFIX_BYTES = 4 * _GIB
+_LEAST_WINDOW = 128
 _PARALLEL, _MAX_PARALLEL = 4, 256
 _PARKED_SHARE = 4  # of free main memory, for requests that take turns
 _COPY_SIZE, _NUM_STATES = 1.25, 5  # copies have edges; a recurrent state is there several times
@@ -73,6 +74,8 @@ class EngineConfig:
     gpu_memory: float = 0.0  # GiB of the GPU that may be used; 0: all of it
     prefix_bytes: int | str = "auto"  # main memory for earlier conversations; 0: none
     parallel: int = 0  # unfinished requests that may take turns; 1: one after the other
+    window: int = 0  # positions that attention looks back, besides the beginning; 0: all
+    warm_up: bool = True  # make at opening what would else be made by the first requests
 
     def __post_init__(self) -> None:
         checks = (
@@ -110,10 +113,18 @@ class EngineConfig:
                 _is_count(self.parallel, 0, _MAX_PARALLEL),
                 f"parallel must be between 1 and {_MAX_PARALLEL}, or 0 for the default",
             ),
+            (
+                self.window == 0 or _is_count(self.window, max(_LEAST_WINDOW, self._budget + 1)),
+                f"window must be at least {_LEAST_WINDOW} and more than the budget, or 0 for none",
+            ),
         )
         for is_valid, sentence in checks:
             if not is_valid:
                 raise ValueError(sentence)
+
+    @property
+    def _budget(self) -> int:
+        return self.budget if isinstance(self.budget, int) else _MAX_BUDGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +142,7 @@ class Plan:
     memory: MemoryPlan
     gpu: GpuInfo | None = None  # None: the CPU
     memory_limit: int = 0  # bytes of the GPU that may be used
+    window: int = 0  # positions that attention looks back, besides the beginning; 0: all
     kv_note: str = ""  # why "auto" did not choose the first format, for a user to read
 
     @property
@@ -237,6 +249,7 @@ def resolve(
         parallel=parallel,
         parked_bytes=parked_bytes,
         memory=memory,
+        window=config.window,
     )
 
 
@@ -375,5 +388,6 @@ def _resolve_gpu(
         memory=memory,
         gpu=gpu,
         memory_limit=limit,
+        window=config.window,
         kv_note=note,
     )

@@ -136,6 +136,7 @@ class Request:
     logprobs: int | None = None  # how many alternatives to report with each token; None: off
     grammar: TokenGrammar | None = None
     cache_points: tuple[int, ...] = ()  # lengths of prefixes that later prompts are likely to share
+    sink_len: int = 0  # tokens at the beginning that a window leaves: system prompt and tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,6 +281,8 @@ class Usage:
     first_token_ms: float = 0.0
     rounds: RoundStats = field(default_factory=RoundStats)
     read_tokens: int = 0  # of the prompt so far, with the cached ones
+    window: int = 0  # positions that attention looked back; 0: all
+    sinks: int = 0  # and so many at the beginning
     switch_ms: float = 0.0  # copying sequences, where requests take turns; in none of the others
 
     @property

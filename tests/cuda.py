@@ -31,9 +31,12 @@ class CudaPlace:
             self.store, max_tokens=self._max_tokens, max_nodes=self._max_nodes, max_ctx=MAX_CTX
         )
 
-    def open_target(self, path: Path, feature_layers: tuple[int, ...] = ()) -> Target:
+    def open_target(
+        self, path: Path, feature_layers: tuple[int, ...] = (), window: int = 0
+    ) -> Target:
         ops = self.new_ops()
-        return Target(load_model(open_checkpoint(path), ops), ops, MAX_CTX, feature_layers)
+        model = load_model(open_checkpoint(path), ops, window)
+        return Target(model, ops, MAX_CTX, feature_layers)
 
     def open_drafter(self, path: Path, target: Target) -> BlockDrafter:
         ops = self.new_ops()

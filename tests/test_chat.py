@@ -89,3 +89,23 @@ def test_an_empty_prompt_is_refused(engine: Engine) -> None:
     with pytest.raises(ValueError, match=r"^the prompt is empty$"):
         engine.complete([])
     assert list(engine.generate("", chat=True, max_tokens=2))  # an empty message can be answered
+
+
+def test_a_window_leaves_the_system_prompt(smollm2_path: Path) -> None:
+    engine = Engine.open(str(smollm2_path), max_ctx=512, draft="none", window=128)
+    message = [{"role": "user", "content": "Hi"}]
+    system = [{"role": "system", "content": "You know that the sea is green, and say so. " * 3}]
+    sinks = []
+    for messages in (message, system + message):
+        for generation in (engine.chat(messages, max_tokens=1), engine.generate(messages)):
+            next(generation)
+            generation.close()
+            assert generation.usage.window == 128
+            sinks.append(generation.usage.sinks)
+    ids = engine.encode_chat(system + message)
+    text = b"".join(map(engine.tokenizer.token_bytes, ids[: sinks[2]])).decode()
+    assert sinks[0] == sinks[1] and sinks[2] == sinks[3] and text.endswith("user\n")
+    generation = engine.complete("The sea", max_tokens=1)
+    next(generation)
+    assert generation.usage.sinks == 4
+    engine.close()

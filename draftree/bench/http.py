@@ -28,6 +28,7 @@ _LONG_PROMPT: Final = (
     "Write a long story of a ship and its crew, and tell every day of the journey."
 )
 _SHORT_PROMPT: Final = "Hi!"
+_NUM_FIRST, _FIRST_TOKENS = 10, 8
 _MOST_BEHIND: Final = 5  # times that it is tried
 
 
@@ -87,11 +88,12 @@ class StreamedReply:
         return [1000 * (after - before) for before, after in pairs]
 
 
-def chat_body(model: str, prompt: str, num_tokens: int) -> dict[str, Any]:
+def chat_body(model: str, prompt: str, num_tokens: int, system: str = "") -> dict[str, Any]:
     """One message, to be answered greedily as a stream that says how many tokens it had."""
+    before = [{"role": "system", "content": system}] if system else []
     return {
         "model": model,
-        "messages": [{"role": "user", "content": prompt}],
+        "messages": [*before, {"role": "user", "content": prompt}],
         "max_tokens": num_tokens,
         "temperature": 0,
         "stream": True,
@@ -99,9 +101,11 @@ def chat_body(model: str, prompt: str, num_tokens: int) -> dict[str, Any]:
     }
 
 
-def ask(endpoint: Endpoint, model: str, prompt: str, num_tokens: int) -> StreamedReply:
+def ask(
+    endpoint: Endpoint, model: str, prompt: str, num_tokens: int, system: str = ""
+) -> StreamedReply:
     """Send one message and read the reply as it comes, greedily."""
-    body = chat_body(model, prompt, num_tokens)
+    body = chat_body(model, prompt, num_tokens, system)
     pieces, times, num_told = [], [], 0
     start = time.perf_counter()
     with closing(endpoint.request("POST", "chat/completions", body)) as response:
@@ -192,18 +196,32 @@ class BehindMeasures:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstMeasures:
+    """The first requests that were sent, one after the other, alike but for a number that they
+    begin with. Says how ready a server is that has just been started.
+    """
+
+    ttft_ms: tuple[float, ...]
+
+    def headline(self) -> dict[str, Any]:
+        return {"first_over_tenth": round(self.ttft_ms[0] / self.ttft_ms[-1], 2)}
+
+
+@dataclass(frozen=True, slots=True)
 class HttpMeasures:
     model: str
     is_counted: bool  # tokens were counted by the server
     levels: dict[str, LevelMeasures]  # by number of clients
     behind: BehindMeasures
+    first: FirstMeasures
     one_by_one: "HttpMeasures | None" = None  # of the same server where requests take no turns
 
     def headline(self) -> dict[str, Any]:
         names = ("ttft", "gap_ms", "token_ms")
         one = {} if self.one_by_one is None else {"one_by_one": self.one_by_one.headline()}
         return (
-            self.behind.headline()
+            self.first.headline()
+            | self.behind.headline()
             | one
             | {
                 clients: {"throughput": level.throughput}
@@ -219,8 +237,7 @@ def measure_http(
     if not prompts:
         raise BenchError("There are no prompts to measure.")
     model = endpoint.find_model()
-    report("warm-up")
-    ask(endpoint, model, prompts[0], min(options.num_tokens, 8))
+    first = measure_first(endpoint, model, prompts[0], report)
     levels, number, is_counted = {}, 0, True
     for num_clients in options.clients:
         report(f"clients at a time: {num_clients} of {max(options.clients)}")
@@ -235,7 +252,14 @@ def measure_http(
         levels[str(num_clients)] = summarize_level(replies, time.perf_counter() - start)
         is_counted &= all(reply.is_counted for reply in replies)
     behind = measure_behind(endpoint, model, min(options.requests, _MOST_BEHIND), report)
-    return HttpMeasures(model, is_counted, levels, behind)
+    return HttpMeasures(model, is_counted, levels, behind, first)
+
+
+def measure_first(endpoint: Endpoint, model: str, prompt: str, report: Report) -> FirstMeasures:
+    report(f"the first {_NUM_FIRST} requests")
+    systems = (f"{number} is your number." for number in range(_NUM_FIRST))
+    replies = [ask(endpoint, model, prompt, _FIRST_TOKENS, system) for system in systems]
+    return FirstMeasures(tuple(round(1000 * reply.piece_s[0], 3) for reply in replies))
 
 
 def measure_behind(endpoint: Endpoint, model: str, count: int, report: Report) -> BehindMeasures:

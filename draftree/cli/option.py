@@ -93,6 +93,13 @@ class Settings:
     ] = None
     block: Annotated[int | None, _engine("Tokens that the draft fills in one pass.")] = None
     max_ctx: Annotated[int | None, _engine("Longest sequence, prompt and reply together.")] = None
+    window: Annotated[
+        int | None,
+        _engine(
+            "Attention looks back this far, and at the system prompt and tools, not at all of a "
+            "long text: faster, but the reply is then another one. Off by default."
+        ),
+    ] = None
     math: Annotated[
         Literal["auto", "exact"] | None,
         _engine("`exact` computes in float32 on decoded weights; `auto` is faster."),
@@ -146,7 +153,7 @@ class Settings:
         from draftree.config import EngineConfig
 
         names = (
-            *("draft", "ngram", "block", "max_ctx", "math", "threads", "device"),
+            *("draft", "ngram", "block", "max_ctx", "window", "math", "threads", "device"),
             "gpu_memory",
         )
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
@@ -174,10 +181,16 @@ class Settings:
         config = replace(self.read_config(), parallel=parallel)
         from draftree.chat import Engine
 
-        engine = Engine.open(model, config)
+        engine = Engine.open(model, config, report=_show_progress)
         if engine.plan.kv_note:
             print(engine.plan.kv_note, file=sys.stderr)
         return engine
+
+
+def _show_progress(number: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if number == total else ""
+        print(f"\rcompiling kernels {number}/{total}", end=end, file=sys.stderr, flush=True)
 
 
 def with_settings(

@@ -17,6 +17,8 @@ def summary_line(usage: "Usage") -> str:
     words += f"; prompt of {_tokens(usage.prompt_tokens)} in {usage.prefill_ms / 1000:.2f} s"
     if usage.cached_tokens:
         words += f", {usage.cached_tokens} of them cached"
+    if usage.window:
+        words += f"; window of {usage.window} behind {_tokens(usage.sinks)}"
     if usage.rounds.off_reason:
         words += f"; speculation was off: {usage.rounds.off_reason}"
     return words

@@ -140,6 +140,12 @@ class DeviceDecoder:
     def start(self, anchor: int) -> None:
         self._anchor = anchor
 
+    def rehearse(self) -> None:
+        """Have all that rounds are made of prepared; none is launched."""
+        self._begin()
+        self._rounds.begin_stretch(1, self._target.state.committed)
+        self._is_begun = False
+
     def step(self, max_tokens: int) -> list[Emitted]:
         """The tokens of the oldest round; the next one runs meanwhile."""
         if self._unread:

@@ -254,7 +254,9 @@ class GpuRounds:
 
     def _prepare(self, key: Hashable, launch: Callable[[], None]) -> None:
         """The graph of a kind of round, or part of one; nothing is live now."""
-        if key not in self._graphs:
+        if self._gpu.rehearsal.is_on:
+            launch()
+        elif key not in self._graphs:
             self._graphs[key] = LaunchGraph(launch, self._gpu)
 
     def _round(self, use_draft: bool) -> None:

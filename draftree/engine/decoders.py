@@ -21,6 +21,10 @@ class Decoders:
         self._parts, self._config = parts, config
         self._budget = parts.plan.max_nodes - 1
         self._rounds = parts.new_rounds(self._budget)
+        self.reset()
+
+    def reset(self) -> None:
+        """Know nothing of earlier requests."""
         self._host = ControllerPair.new(HOST_SCHEDULE)
         self._device = ControllerPair.new(DEVICE_SCHEDULE)
         self._device_trees = ControllerPair.new(DEVICE_SCHEDULE)  # with trees of the host

@@ -1,5 +1,6 @@
 """The device that a plan names, as a source of operations: CPU threads or one GPU."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from draftree.models.target import Target
 
 _CPU_KV: dict[str, type[np.number]] = {"f32": np.float32, "f16": np.float16, BYTE_NAME: np.int8}
 _DRAFT_CHUNK = 64  # rows of features that a draft reads together
+_SHORT_CHUNK = 128  # a GPU's smallest size beyond the buckets
 
 
 class Device(Protocol):
@@ -39,6 +41,18 @@ class Device(Protocol):
 
     def finish_loading(self) -> None:
         """Everything that will run is recorded."""
+        ...
+
+    def first_sizes(self) -> tuple[int, ...]:
+        """Numbers of rows, each of which has something made for it when it first comes."""
+        ...
+
+    def compile_kernels(
+        self, rehearse: Callable[[], None], report: Callable[[int, int], None]
+    ) -> None:
+        """All that rehearse runs into, in which nothing is launched. report: how many of those that
+        have to be compiled are.
+        """
         ...
 
     def close(self) -> None: ...
@@ -105,6 +119,14 @@ class CpuDevice:
         load_choices()
         release_memory()
 
+    def first_sizes(self) -> tuple[int, ...]:
+        return ()
+
+    def compile_kernels(
+        self, rehearse: Callable[[], None], report: Callable[[int, int], None]
+    ) -> None:
+        """They were, as they were recorded."""
+
     def close(self) -> None:
         self._pool.close()
 
@@ -115,9 +137,9 @@ class CudaDevice:
         from draftree.kernels.cuda.memory import limit_memory
         from draftree.kernels.cuda.store import WeightStore
 
-        self._plan = plan
-        limit_memory(plan.memory_limit, gpu(index))
-        self._store = WeightStore(gpu(index))
+        self._plan, self._gpu = plan, gpu(index)
+        limit_memory(plan.memory_limit, self._gpu)
+        self._store = WeightStore(self._gpu)
 
     def new_ops(self) -> Ops:
         key, value = KEY_FORMATS[self._plan.kv_k], VALUE_FORMATS[self._plan.kv_v]
@@ -156,6 +178,24 @@ class CudaDevice:
 
     def finish_loading(self) -> None:
         """Nothing is left over."""
+
+    def first_sizes(self) -> tuple[int, ...]:
+        from draftree.kernels.cuda.program import BUCKETS
+
+        chunk = self._plan.chunk
+        if not self._gpu.is_real:  # no graphs: one size for each choice of kernels
+            return tuple(sorted({1, min(8, chunk), chunk}))
+        return tuple(sorted({size for size in (*BUCKETS, _SHORT_CHUNK) if size < chunk} | {chunk}))
+
+    def compile_kernels(
+        self, rehearse: Callable[[], None], report: Callable[[int, int], None]
+    ) -> None:
+        from draftree.kernels.cuda.compile import compile_missing
+
+        with self._gpu.rehearsal.collect() as sources:
+            rehearse()
+        if self._gpu.is_real:
+            compile_missing(sources, self._gpu.arch, report)
 
     def close(self) -> None:
         """Memory goes with the arrays."""

@@ -19,6 +19,7 @@ from draftree.engine.parts import open_parts
 from draftree.engine.prefix import PrefixCache
 from draftree.engine.stream import TokenStream
 from draftree.engine.turnstile import Turnstile
+from draftree.engine.warm import Report, warm_up
 from draftree.errors import CapacityError
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
@@ -30,7 +31,9 @@ class TokenEngine:
         checkpoint: Checkpoint,
         config: EngineConfig,
         draft_checkpoint: Checkpoint | None = None,
+        report: Report = lambda number, total: None,
     ) -> None:
+        """Ready when it returns. report: kernels compiled, and of how many."""
         self.config = config
         self._parts = open_parts(checkpoint, config, draft_checkpoint)
         self.model_config, self.plan = self._parts.model_config, self._parts.plan
@@ -44,6 +47,8 @@ class TokenEngine:
         self.target.state.commit_program()
         checkpoint.release()
         self._parts.device.finish_loading()
+        if config.warm_up:
+            warm_up(self._use, self.generate, report)
 
     @classmethod
     def open(
@@ -110,6 +115,8 @@ class TokenEngine:
             raise ValueError("the prompt is empty")
         if request.max_tokens < 1:
             raise ValueError("max_tokens must be at least 1")
+        if not 0 <= request.sink_len <= length:
+            raise ValueError("sink_len must be a length of the prompt's beginning")
         if not all(isfinite(value) for _, value in request.logit_bias):
             raise ValueError("logit_bias must be finite numbers")
         if length >= max_ctx:

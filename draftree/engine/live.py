@@ -19,6 +19,8 @@ from draftree.engine.stream import PAUSE, TokenStream
 from draftree.engine.turnstile import Turn, Turnstile
 from draftree.prefill.chunked import prefill
 
+_LEAST_SINKS = 4  # tokens at the beginning: without them, attention has nowhere to rest
+
 
 @dataclass(frozen=True, slots=True)
 class EngineUse:
@@ -49,7 +51,10 @@ class LiveRequest:
     def run(self) -> Iterator[TokenEvent]:
         with self._turn:
             parking = self._use.parking
-            seat = parking.admit(self._request.prompt_ids[:-1])
+            usage, request = self._stream.usage, self._request
+            usage.window = self._use.parts.plan.window
+            usage.sinks = max(request.sink_len, _LEAST_SINKS) if usage.window else 0
+            seat = parking.admit(request.prompt_ids[:-1], usage.sinks)
             try:
                 yield from self._events(seat)
             except GeneratorExit:  # closed between two tokens: state and draft are in step

@@ -18,8 +18,8 @@ _WORTH_WAITING = 16  # tokens; fewer are sooner read than waited for
 class Seat:
     """One live request: what it reads, how far it is, and its copy while it is parked."""
 
-    def __init__(self, prompt: tuple[int, ...]) -> None:
-        self.prompt = prompt
+    def __init__(self, prompt: tuple[int, ...], sinks: int = 0) -> None:
+        self.prompt, self.sinks = prompt, sinks
         self.num_read = 0
         self.stops: Sequence[int] = ()  # where checkpoints will be, from when reading began
         self.is_reading = False
@@ -44,13 +44,13 @@ class Parking:
         """Main memory that the copies take."""
         return sum(seat.parked_bytes for seat in tuple(self._live))
 
-    def admit(self, prompt: tuple[int, ...]) -> Seat:
+    def admit(self, prompt: tuple[int, ...], sinks: int = 0) -> Seat:
         if len(self._live) >= self._max_live:
             raise EngineError(
                 f"{len(self._live)} replies of this engine are unfinished already; read one to its "
                 "end, close it, or open the engine with a larger `parallel`."
             )
-        seat = Seat(prompt)
+        seat = Seat(prompt, sinks)
         self._live.add(seat)
         return seat
 
@@ -63,8 +63,9 @@ class Parking:
         """Give the device to a new request, as far in its prompt as anything is known of it;
         positions where its checkpoints are to be saved. is_parked: what `park` said.
         """
-        held = self._find(seat.prompt)
+        held = self._find(seat)
         self._seated = seat
+        self._prefix.set_sinks(seat.sinks, is_parked=is_parked)
         seat.stops = self._prefix.resume(seat.prompt, points, held, is_parked=is_parked)
         seat.is_reading, seat.num_read = True, self._state.committed
         return seat.stops
@@ -81,6 +82,7 @@ class Parking:
             self._prefix.save()
         assert seat.parked is not None, "whoever lost the device was parked"
         self._seated = None  # until all of it is there
+        self._prefix.set_sinks(seat.sinks, is_parked=True)
         self._prefix.unpark(seat.parked, dict(seat.checkpoints))
         self._seated = seat
 
@@ -98,9 +100,9 @@ class Parking:
         """Whether another request is on its way to read what this one begins with, so that it is
         sooner waited for than read twice.
         """
-        known = self._prefix.store.find(seat.prompt).length
+        known = self._prefix.find(seat.prompt, seat.sinks).length
         for other in self._live - {seat}:
-            if other.is_reading:
+            if other.is_reading and other.sinks == seat.sinks:
                 end = common_len(other.prompt, seat.prompt)
                 if self._state.is_recurrent:
                     end = max((stop for stop in other.stops if stop <= end), default=0)
@@ -121,13 +123,13 @@ class Parking:
             raise
         return True
 
-    def _find(self, tokens: tuple[int, ...]) -> Match:
+    def _find(self, wanted: Seat) -> Match:
         """What the copies hold of a sequence."""
         best = Match()
         for seat in tuple(self._live):
-            if seat.parked is None:
+            if seat.parked is None or seat.sinks != wanted.sinks:
                 continue
-            shared = common_len(seat.parked.tokens, tokens)
+            shared = common_len(seat.parked.tokens, wanted.prompt)
             recurrent: Parts = ()
             length = shared
             if self._state.is_recurrent:

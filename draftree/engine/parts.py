@@ -44,7 +44,7 @@ def open_parts(
     plan = resolve(config, model_config, gpu=find_gpu(config.device), draft=size)
     device = open_device(plan)
     ops = device.new_ops()
-    model = load_model(checkpoint, ops)
+    model = load_model(checkpoint, ops, plan.window)
     if draft is None or size is None:
         return EngineParts(model_config, plan, device, Target(model, ops, plan.max_ctx), ops)
     kind = find_kind(draft)

@@ -27,6 +27,20 @@ class PrefixCache:
     def __init__(self, state: SequenceState, drafter: Drafter | None, max_bytes: int) -> None:
         self.store = PrefixStore(max_bytes, is_recurrent=state.is_recurrent)
         self._state, self._drafter = state, drafter
+        self._sinks = 0
+
+    def set_sinks(self, count: int, *, is_parked: bool) -> None:
+        """Use nothing that was read under other sinks. is_parked: the sequence at hand is."""
+        if count != self._sinks:
+            if not is_parked and self._state.committed:
+                self.save()
+            self.reset()
+            self._sinks = count
+            self._state.set_sinks(count)
+
+    def find(self, tokens: Sequence[int], sinks: int) -> Match:
+        """What is kept of a sequence that was read under so many sinks."""
+        return self.store.find(_keys(tokens, sinks))
 
     def resume(
         self, tokens: tuple[int, ...], points: Sequence[int], held: Match, *, is_parked: bool
@@ -40,7 +54,7 @@ class PrefixCache:
         if not self._is_in_step:
             self.reset()
         shared = common_len(state.tokens, tokens)
-        found = max(held, self.store.find(tokens), key=lambda match: match.length)
+        found = max(held, self.find(tokens, self._sinks), key=lambda match: match.length)
         is_whole = shared == state.committed
         at_hand = shared
         if not is_whole:
@@ -67,10 +81,11 @@ class PrefixCache:
         if not self._is_in_step:
             return
         cut = self._drafter.first if self._drafter is not None else 0
+        keys = _keys(state.tokens, self._sinks)
         for at in sorted(state.checkpoints):
             checkpoint = partial(state.checkpoints.__getitem__, at)
-            self.store.insert(state.tokens[:at], self._copy, checkpoint, cut)
-        self.store.insert(state.tokens, self._copy, state.copy_recurrent, cut)
+            self.store.insert(keys[:at], self._copy, checkpoint, cut)
+        self.store.insert(keys, self._copy, state.copy_recurrent, cut)
 
     def reset(self) -> None:
         """The sequence at hand cannot be trusted; what was kept before can."""
@@ -84,7 +99,7 @@ class PrefixCache:
         only what is new is copied.
         """
         tokens = tuple(self._state.tokens)
-        spans = list(last.spans if last is not None else self.store.find(tokens).spans)
+        spans = list(last.spans if last is not None else self.find(tokens, self._sinks).spans)
         if spans and spans[-1].end - spans[-1].start < _SHORT_SPAN:
             spans.pop()
         start = spans[-1].end if spans else 0
@@ -140,3 +155,8 @@ class PrefixCache:
             rest = [Span(*each) for each in parts if each[2]]
             self._drafter.restore(rest, shared, len(tokens))
         state.restore(Snapshot(tokens, own, recurrent))
+
+
+def _keys(tokens: Sequence[int], sinks: int) -> Sequence[int]:
+    """What a text is kept under: texts of other sinks have another beginning."""
+    return [tokens[0] + (sinks << 32), *tokens[1:]] if sinks and tokens else tokens

@@ -91,6 +91,10 @@ class PassArgs(Protocol):
         """Attention does not look before it, in this pass and those after."""
         ...
 
+    def set_sinks(self, count: int) -> None:
+        """So many positions at the beginning are seen from now on, whatever the window."""
+        ...
+
 
 class Runnable(Protocol):
     def run(self) -> None: ...

@@ -49,6 +49,13 @@ class ServeOptions:
     log_prompts: bool = False
 
 
+def _open_ready(open_engine: "Callable[[], Engine]") -> "Engine":
+    """What the first request would wait for is done before it is let in."""
+    engine = open_engine()
+    engine.prepare_chat()
+    return engine
+
+
 class Service:
     """on_change: told of every change of the engine's state, in the engine's thread."""
 
@@ -68,7 +75,7 @@ class Service:
         digest = hashlib.sha256(f"{options.version} {options.model_id}".encode())
         self.fingerprint = f"fp_{digest.hexdigest()[:10]}"
         self.queue = FairQueue(options.max_queue, options.max_per_client)
-        self.thread = EngineThread(open_engine, self.queue, on_change)
+        self.thread = EngineThread(partial(_open_ready, open_engine), self.queue, on_change)
 
     @property
     def state(self) -> State:

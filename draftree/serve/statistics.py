@@ -34,6 +34,8 @@ def statistics(jobs: Sequence[Job]) -> dict[str, Any]:
         "decode_ms": _round(decode_ms),
         "switch_ms": _round(sum(usage.switch_ms for usage in usages)),
         "cached_tokens": sum(usage.cached_tokens for usage in usages),
+        "window": first.usage.window or None,
+        "sinks": first.usage.sinks or None,
         "speculation_off": next((u.rounds.off_reason for u in usages if u.rounds.off_reason), None),
     }
 

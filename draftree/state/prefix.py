@@ -33,7 +33,7 @@ class _Node:
 
     parent: "_Node | None"
     span: Span
-    tokens: np.ndarray  # int32
+    tokens: np.ndarray  # int64
     children: "dict[tuple[int, int], _Node]" = field(default_factory=dict)  # by start, first token
     checkpoints: dict[int, Parts] = field(default_factory=dict)  # by position in (start, end]
 
@@ -62,7 +62,7 @@ class PrefixStore:
         self.num_bytes = 0
         self._least_bytes = 0.0  # of a position, in any span so far
         self._is_recurrent, self._span_len = is_recurrent, span_len
-        self._root = _Node(None, Span(0, 0, ()), np.empty(0, np.int32))
+        self._root = _Node(None, Span(0, 0, ()), np.empty(0, np.int64))
         # Oldest first. Where no recurrent state is needed, every node has one checkpoint, at its
         # end, and using it uses those before it: the oldest is always the end of a branch.
         self._checkpoints: OrderedDict[tuple[_Node, int], None] = OrderedDict()
@@ -79,7 +79,7 @@ class PrefixStore:
 
     def find(self, tokens: Sequence[int]) -> Match:
         """The longest prefix of the tokens that can be restored."""
-        path = list(self._walk(np.asarray(tokens, np.int32)))
+        path = list(self._walk(np.asarray(tokens, np.int64)))
         shared = path[-1][1]
         # A node's span ends where the walk leaves it: behind a fork lies another text.
         spans = tuple(replace(node.span, end=end) for node, end in path[1:])
@@ -104,7 +104,7 @@ class PrefixStore:
         """Keep a sequence: only what is not here yet is copied, and nothing that does not fit. No
         span goes across cut.
         """
-        ids = np.asarray(tokens, np.int32)
+        ids = np.asarray(tokens, np.int64)
         # The beginning of a recurrent sequence is worth nothing without its end.
         least = len(ids) * self._least_bytes if self._is_recurrent else 0.0
         if self._excess_bytes - self.num_bytes + least >= 0:

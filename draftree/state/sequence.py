@@ -64,6 +64,10 @@ class SequenceState:
         """Whether it can only return to positions that a snapshot was taken at."""
         return bool(self._recurrent)
 
+    def set_sinks(self, count: int) -> None:
+        """So many positions at the beginning are seen from now on, whatever the window."""
+        self._ops.step.set_sinks(count)
+
     def begin(self, tree: DraftTree, *, is_committed: bool = False) -> None:
         """Open a pass over the tree. It is an error to begin twice, or beyond the context."""
         assert self._tree is None, "the last pass was neither committed nor rolled back"

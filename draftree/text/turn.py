@@ -6,6 +6,7 @@ switches, and states formats and forced calls as one grammar over tokens. Knows 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from draftree.core import TokenGrammar
@@ -21,6 +22,7 @@ from draftree.text.tools.dialect import Message, Tool, ToolDialect, read_tools
 from draftree.text.tools.schema import close_objects
 
 OPENING, CLOSING = "<think>", "</think>"
+_LEADING_ROLES = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,15 @@ class TurnPlanner:
         tools = read_tools(options.tools)
         calls = self._plan_calls(tools, options)
         return self._tokenizer.encode_chat(self._write_prompt(messages, tools, calls, options).text)
+
+    def count_leading(
+        self, prompt_ids: Sequence[int], messages: Sequence[Message], options: ReplyOptions
+    ) -> int:
+        """Tokens of the prompt that all conversations with its system messages and tools share."""
+        first = [*takewhile(lambda message: message.get("role") in _LEADING_ROLES, messages)]
+        others = (self.encode([*first, {"role": "user", "content": c}], options) for c in "0x")
+        rows = zip(prompt_ids, *others, strict=False)
+        return sum(1 for _ in takewhile(lambda row: len(set(row)) == 1, rows))
 
     def constrain(self, response_format: ResponseFormat) -> TokenGrammar:
         """For a text that is continued without a conversation."""

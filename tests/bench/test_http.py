@@ -136,9 +136,21 @@ def test_levels_have_as_many_clients_at_a_time(server, say, monkeypatch):
     assert [level.ttft.count for level in measures.levels.values()] == [2, 6]
     assert 1 < server.most_running <= 3
     assert measures.behind.num_ahead == 7
-    prompts = [body["messages"][0]["content"] for body in server.bodies[1:]]
-    assert len(set(prompts)) == len(prompts) == 8 + 2 * 3
+    prompts = [body["messages"][0]["content"] for body in server.bodies]
+    assert len(set(prompts)) == len(prompts) == 10 + 8 + 2 * 3
+    assert len(measures.first.ttft_ms) == 10
     assert "a" not in json.dumps(measures.levels["1"].ttft_ms.samples)
+
+
+def test_the_first_request_is_held_against_the_tenth(server, say, monkeypatch):
+    firsts = iter([0.3, *[0.2] * 8, 0.1])
+
+    def answer(endpoint, model, prompt, num_tokens, system):
+        return StreamedReply("short", 8, True, [next(firsts)], 0.4)
+
+    monkeypatch.setattr(http, "ask", answer)
+    measures = http.measure_first(Endpoint(server.url), "m", "Hello", say)
+    assert measures.headline() == {"first_over_tenth": 3.0}
 
 
 @pytest.mark.parametrize(

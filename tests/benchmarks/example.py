@@ -14,7 +14,13 @@ from benchmarks.start import StartMeasures
 from benchmarks.target import CODER, SMOLLM2
 from draftree.bench.decode import DecodeMeasures
 from draftree.bench.gpu import Equality, GpuMeasures
-from draftree.bench.http import BehindMeasures, HttpMeasures, StreamedReply, summarize_level
+from draftree.bench.http import (
+    BehindMeasures,
+    FirstMeasures,
+    HttpMeasures,
+    StreamedReply,
+    summarize_level,
+)
 from draftree.bench.median import divide, summarize
 from draftree.bench.peers import PeerMeasures, PeerOptions, judge
 from draftree.bench.prefill import PrefillMeasures
@@ -149,8 +155,9 @@ def http():
         BehindMeasures(summarize([ms, 2 * ms], "ms"), summarize([30.0, 40.0], "ms"), 1200)
         for ms in (50.0, 8000.0)
     )
-    one_by_one = HttpMeasures("smollm2", True, levels, late)
-    return HttpMeasures("smollm2", True, levels, behind, one_by_one)
+    first = FirstMeasures((33.0, *[30.0] * 9))
+    one_by_one = HttpMeasures("smollm2", True, levels, late, first)
+    return HttpMeasures("smollm2", True, levels, behind, first, one_by_one)
 
 
 def multiturn():

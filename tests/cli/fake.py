@@ -81,6 +81,9 @@ class Engine:
         self.opened.append((model, config))
         return self
 
+    def prepare_chat(self):
+        """There is no template."""
+
     def close(self):
         self.is_closed = True
 

@@ -71,7 +71,7 @@ def test_start_and_stop(cache):
 def test_a_server_that_does_not_start_says_why(cache):
     broken = """
 from tests.cli import fake
-def open(self, *_):
+def open(self, *_, **options):
     from draftree.errors import ModelError
     raise ModelError("The file is damaged.")
 fake.Engine.open = open

@@ -1,9 +1,12 @@
 """`draftree run` with a fake engine: what is asked of it, what is printed, how it ends."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 
+from draftree.cli.option import Settings
 from draftree.core import SamplingParams, TokenSource
 
 
@@ -170,3 +173,17 @@ def test_bad_stdin_is_refused(draftree, engine, stdin):
     result = draftree("run", stdin=stdin)
     assert result.exit_code == 2
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_compiling_is_shown_on_a_terminal(monkeypatch, capsys, is_terminal):
+    def open_engine(model, config, report):
+        report(1, 2)
+        report(2, 2)
+        return SimpleNamespace(plan=SimpleNamespace(kv_note=""))
+
+    monkeypatch.setattr("draftree.chat.Engine.open", open_engine)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    Settings().open_engine("a model")
+    shown = "\rcompiling kernels 1/2\rcompiling kernels 2/2\n"
+    assert capsys.readouterr().err == (shown if is_terminal else "")

@@ -1,6 +1,6 @@
 """An engine on a GPU, real or emulated."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,8 +24,11 @@ def open_engine(any_gpu: "Gpu", monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(parts_module, "find_gpu", lambda device: gpu)
     monkeypatch.setattr(compile_module, "gpu", lambda index: any_gpu)
 
-    def open_one(budget: int | str, qtype: str = "F16", ngram: str = "auto") -> "TokenEngine":
-        config = EngineConfig(budget=budget, max_ctx=256, chunk=64, ngram=ngram)
+    def open_one(
+        budget: int | str, qtype: str = "F16", ngram: str = "auto", **options: Any
+    ) -> "TokenEngine":
+        usual = {"max_ctx": 256, "chunk": 64, "warm_up": False}
+        config = EngineConfig(budget=budget, ngram=ngram, **usual | options)
         return TokenEngine.open(tiny_path("qwen35-mtp"), config, draft=make_draft(qtype))
 
     return open_one

@@ -141,9 +141,8 @@ def test_kinds_take_turns_on_one_engine(open_engine) -> None:
     for name in (*KINDS, None, *KINDS, None):
         options = KINDS[name] if name is not None else {"sampling": HOT}
         events = list(engine.generate(Request(PROMPT, 4, **options)))
-        assert isinstance(
-            engine._use.decoders.new(Request(PROMPT, 4, **options), None), DeviceDecoder
-        )
+        decoder = engine._use.decoders.new(Request(PROMPT, 4, **options), None)
+        assert isinstance(decoder, DeviceDecoder)
         found = [(event.token, event.scores) for event in events]
         assert texts.setdefault(name, found) == found
         assert all((scores is not None) == ("logprobs" in options) for _, scores in found)

@@ -152,6 +152,31 @@ def test_windows_hide_what_is_further_back(window, dtype):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int8])
+@pytest.mark.parametrize("sinks", [5, 70, 300])
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_window_leaves_the_sinks(sinks, num_threads, dtype):
+    """Chains and trees; sinks that end in the window's chunk, before it, and inside the window."""
+    rng = np.random.default_rng(sinks)
+    tree = make_tree([0, 1, 1, 2, 0, 5, 6, 7, 8, 3, 9], 11)
+    for window in (24, 270):
+        layer = Layer(4, 2, 32, dtype=dtype, threads=num_threads, window=window)
+        layer.step.set_sinks(sinks)
+        inputs, out = layer.random_inputs(rng, 560 + len(tree)), []
+        for i in range(0, 560, 140):
+            out.append(layer.chain([a[i : i + 140] for a in inputs], i))
+        out.append(layer.tree(tree, [a[560:] for a in inputs], 560))
+        masks = []
+        for each in (window, 0):
+            whole = torch.zeros(len(inputs[0]), len(inputs[0]), dtype=torch.bool)
+            whole[:560, :560] = chain_mask(560, 0, each)
+            whole[560:] = tree_mask(list(tree.parents), 560, each)
+            masks.append(whole)
+        is_sink = torch.arange(len(inputs[0])) < sinks
+        expected = _reference(layer, *inputs, masks[0] | (masks[1] & is_sink))
+        np.testing.assert_allclose(np.concatenate(out), expected, atol=3 * TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
 @pytest.mark.parametrize("window", [0, 200])
 @pytest.mark.parametrize("first", [1, 255, 300])
 @pytest.mark.parametrize("num_threads", [1, 3])
@@ -209,12 +234,15 @@ def test_tree_equals_reference(committed, window, dtype):
     committed=st.sampled_from([0, 3, 16, 243, 255, 256, 300]),
     dtype=st.sampled_from([np.float32, np.float16, np.int8]),
     num_threads=st.integers(1, 3),
-    window=st.sampled_from([0, 0, 9, 60]),
+    view=st.sampled_from([(0, 0), (9, 0), (60, 0), (60, 5), (60, 70), (30, 200), (40, 290)]),
 )
-def test_tree_and_commit_equal_token_by_token(tree, shape, committed, dtype, num_threads, window):
+def test_tree_and_commit_equal_token_by_token(tree, shape, committed, dtype, num_threads, view):
+    window, sinks = view
     rng = np.random.default_rng(committed + len(tree))
     layer = Layer(*shape, 384, dtype, num_threads, window=window)
     plain = Layer(*shape, 384, dtype, 1, window=window)
+    for one in (layer, plain):
+        one.step.set_sinks(sinks)
     prompt = layer.random_inputs(rng, committed)
     inputs = layer.random_inputs(rng, len(tree))
     for i in range(0, committed, 150):
@@ -235,11 +263,14 @@ def test_tree_and_commit_equal_token_by_token(tree, shape, committed, dtype, num
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_chunks_equal_token_by_token(num_threads, dtype):
+@pytest.mark.parametrize("view", [(0, 0), (100, 5), (90, 300)])
+def test_chunks_equal_token_by_token(num_threads, dtype, view):
     """Rows alone (keys split over threads) and in blocks (one thread each) give the same bits."""
     rng = np.random.default_rng(num_threads)
-    layer = Layer(9, 3, 64, dtype=dtype, threads=num_threads)
-    plain = Layer(9, 3, 64, dtype=dtype, threads=3)
+    layer = Layer(9, 3, 64, dtype=dtype, threads=num_threads, window=view[0])
+    plain = Layer(9, 3, 64, dtype=dtype, threads=3, window=view[0])
+    for one in (layer, plain):
+        one.step.set_sinks(view[1])
     inputs, done, out = layer.random_inputs(rng, 560), 0, []
     for count in (130, 150, 33, 2, 1, 84, 160):
         out.append(layer.chain([a[done : done + count] for a in inputs], done))

@@ -129,6 +129,7 @@ class Engine:
         if self.opening_error is not None:
             raise self.opening_error
         self.num_opened += 1
+        self.num_prepared = 0
         return self
 
     @property
@@ -140,6 +141,9 @@ class Engine:
 
     def offload(self):
         self.num_kept += 1
+
+    def prepare_chat(self):
+        self.num_prepared += 1
 
     def chat(self, messages, **options):
         return self._start(sum(len(str(m.get("content"))) for m in messages), options, messages)

@@ -97,6 +97,7 @@ def test_while_loading_everything_waits_politely(start, engine):
         assert httpx2.get(f"{running.url}/v1/models").is_success
         may_load.set()
         wait_for(lambda: running.service.state is State.READY)
+        assert engine.num_prepared == 1, "ready means that the template is, too"
         assert post(running).is_success
     finally:
         running.stop()

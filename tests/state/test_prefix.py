@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from draftree.state.prefix import Match, PrefixStore
 from draftree.state.span import Parts, count_bytes
 
-TOKEN_BYTES = 4 + 8  # an id, and what _Source makes of a position
+TOKEN_BYTES = 8 + 8  # an id, and what _Source makes of a position
 MARK_BYTES = 64
 LARGE = 1 << 30
 

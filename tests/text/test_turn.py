@@ -296,3 +296,25 @@ def test_any_schema_is_used_or_refused(name: str, schema: Any, choice: str, stri
 
 
 PARAMETER = "<parameter=a>\n[1]\n</parameter>\n"
+
+
+@pytest.mark.parametrize("tools", [(), (WEATHER, STORE)])
+@pytest.mark.parametrize("system", ["", "You are brief."])
+def test_the_leading_part_ends_where_the_first_message_begins(
+    planner: TurnPlanner, qwen3: Tokenizer, system: str, tools: tuple[Any, ...]
+) -> None:
+    """The same for all conversations with this system prompt and these tools."""
+    options, first = ReplyOptions(tools=tools), [{"role": "system", "content": system}]
+    lengths = set()
+    for words in ("What now?", "x", "0", "x is 0"):
+        turn = [{"role": "user", "content": words}]
+        later = [{"role": "assistant", "content": "That."}, {"role": "user", "content": "Why?"}]
+        for messages in (turn, turn + later):
+            messages = (first if system else []) + messages
+            ids = planner.plan(messages, options).prompt_ids
+            length = planner.count_leading(ids, messages, options)
+            lengths.add(length)
+            text = b"".join(map(qwen3.token_bytes, ids[:length])).decode()
+            assert text.endswith("<|im_start|>user\n") and text.count("user\n") == 1
+            assert system in text and ("get_weather" in text) == bool(tools)
+    assert len(lengths) == 1

@@ -15,11 +15,13 @@ from draftree.kernels.cpu.attention_bytes import attend_bytes, round_queries
 from draftree.kernels.cpu.attention_chunk import (
     CHUNK,
     attend_chunk,
+    count_sinks,
     finish_query,
     lay_out,
     load_rows,
     merge_part,
     seen_by,
+    set_bounds,
 )
 from draftree.kernels.cpu.block import TYPE_I8, multiply_kernel
 from draftree.kernels.cpu.elementwise import head_strides
@@ -56,7 +58,7 @@ def _thread_len(step: PassArgs, cache: KvCache, group: int) -> int:
 
 def _split_rows(step: PassArgs, cache: KvCache, num_heads: int) -> tuple[int, int]:
     """How many rows may leave one part per chunk, and how many float32 those take."""
-    num_chunks = -(-cache.capacity // CHUNK)
+    num_chunks = -(-cache.capacity // CHUNK) - (-step.max_nodes // CHUNK) + 1  # some twice: sinks
     per_row = num_heads * num_chunks * chunk.part_len(cache.value_dim)
     rows = max(1, min(step.max_nodes, _MAX_PARTS_LEN // per_row))
     return rows, rows * per_row
@@ -70,13 +72,16 @@ def attention_scratch_len(step: PassArgs, cache: KvCache, num_heads: int, num_th
 
 @njit
 def _count_items(args, num_threads):
-    """Blocks of rows, rows of a block, chunks if they go to different threads (else 0), and the
-    first of those.
+    """Blocks of rows, rows of a block, chunks if they go to different threads (else 0), how many of
+    those are of sinks, and the first of the others.
     """
     num_rows = load_i64(args[chunk.CONTROL] + 8 * NUM_TOKENS)
     committed, window = load_i64(args[chunk.CONTROL] + 8 * COMMITTED), args[chunk.WINDOW]
     first = load_i64(args[chunk.CONTROL] + 8 * FIRST)
+    num_sinks = 0
     if window > 0:
+        last = min(count_sinks(args), committed + num_rows - window)
+        num_sinks = max(last + CHUNK - 1, 0) // CHUNK
         first = max(first, committed - window + 1)
     first_chunk = first // CHUNK
     num_blocks = (num_rows + args[chunk.ROW_BLOCK] - 1) // args[chunk.ROW_BLOCK]
@@ -85,11 +90,11 @@ def _count_items(args, num_threads):
         num_blocks = max(num_blocks, min(wanted, num_rows * args[chunk.GROUP] // _FEW_QUERIES))
     row_block = (num_rows + num_blocks - 1) // num_blocks
     num_blocks = (num_rows + row_block - 1) // row_block
-    num_chunks = (committed + num_rows - 1) // CHUNK + 1 - first_chunk
+    num_chunks = num_sinks + (committed + num_rows - 1) // CHUNK + 1 - first_chunk
     is_few = num_blocks * args[chunk.KV_HEADS] < _FEW_ITEMS * num_threads
     if num_threads == 1 or num_chunks == 1 or not is_few or num_rows > args[chunk.SPLIT_ROWS]:
         num_chunks = 0
-    return num_blocks, row_block, num_chunks, first_chunk
+    return num_blocks, row_block, num_chunks, num_sinks, first_chunk
 
 
 @kernel
@@ -101,7 +106,7 @@ def _attention_kernel(args, ticket, thread, num_threads):
     lay_out(args, own)
     num_all, group = load_i64(args[chunk.CONTROL] + 8 * NUM_TOKENS), args[chunk.GROUP]
     kv_heads, num_bytes = args[chunk.KV_HEADS], args[chunk.PART_BYTES]
-    num_blocks, row_block, num_chunks, first_chunk = _count_items(args, num_threads)
+    num_blocks, row_block, num_chunks, num_sinks, first_chunk = _count_items(args, num_threads)
     per_block = max(num_chunks, 1)
     total = kv_heads * num_blocks * per_block
     states = load_i64(own + chunk.STATES)
@@ -113,19 +118,24 @@ def _attention_kernel(args, ticket, thread, num_threads):
         load_rows(args, own, head, row, num_rows)
         if args[chunk.KV_TYPE] == TYPE_I8:
             round_queries(args, own, num_rows * group)
-        begin, end = seen_by(own, num_rows)
-        if num_chunks > 0:
-            begin = (first_chunk + item % per_block) * CHUNK
-            end = begin + CHUNK
         for q in range(num_rows * group):
             store(states + (q + 1) * num_bytes - 64, splat(0.0))
-        for base in range(begin // CHUNK * CHUNK, end, CHUNK):
-            if args[chunk.KV_TYPE] == TYPE_I8:
-                parts = attend_bytes(args, own, head // group, row, num_rows, base)
-            else:
-                parts = attend_chunk(args, own, head // group, row, num_rows, base)
-            for q in range(num_rows * group):
-                merge_part(states + q * num_bytes, parts + q * num_bytes, args[chunk.VALUE_DIM])
+        for is_rest in range(0 if num_sinks > 0 else 1, 2):
+            set_bounds(args, own, row, num_rows, is_rest)
+            begin, end = seen_by(own, num_rows)
+            if num_chunks > 0:
+                index = item % per_block
+                begin = index * CHUNK
+                if is_rest:
+                    begin = (first_chunk + index - num_sinks) * CHUNK
+                end = begin + CHUNK if is_rest == (index >= num_sinks) else begin
+            for base in range(begin // CHUNK * CHUNK, end, CHUNK):
+                if args[chunk.KV_TYPE] == TYPE_I8:
+                    parts = attend_bytes(args, own, head // group, row, num_rows, base)
+                else:
+                    parts = attend_chunk(args, own, head // group, row, num_rows, base)
+                for q in range(num_rows * group):
+                    merge_part(states + q * num_bytes, parts + q * num_bytes, args[chunk.VALUE_DIM])
         for q in range(num_rows * group):
             state, at = states + q * num_bytes, (row + q // group) * kv_heads * group + head
             if num_chunks > 0:
@@ -171,8 +181,9 @@ def record_attention(
 
     Causal rows see the committed keys and their ancestors (in a chain: all earlier rows) and
     themselves; bidirectional ones see the committed keys and all rows. With a window, keys from
-    that far back on are hidden; so are those before the pass's first position. A ring must hold
-    all that a window and a pass's rows reach.
+    that far back on are hidden, but for the step's sinks; so are those before the pass's first
+    position. A ring must hold all that a window and a pass's rows reach. Where there are sinks, a
+    window must be longer than a tree is deep.
     """
     head_dim, kv_heads = cache.head_dim, cache.kv_heads
     is_ring = cache.ring_len < cache.capacity

@@ -207,8 +207,8 @@ def attend_bytes(args, own, kv_head, row, num_rows, base):
     control = args[chunk.CONTROL]
     committed, num_nodes = load_i64(control + 8 * COMMITTED), load_i64(control + 8 * NUM_TOKENS)
     is_tree = load_i64(control + 8 * IS_TREE) != 0 and args[chunk.BIDIRECTIONAL] == 0
-    has_nodes = is_tree and base + CHUNK > committed
     low, high = seen_by(own, num_rows)
+    has_nodes = is_tree and base + CHUNK > committed and high > committed
     low, high = max(low, base) // BLOCK_COLS * BLOCK_COLS, min(high, base + CHUNK)
     start, end_slot = base, high
     scales = args[chunk.VALUES] + args[chunk.KV_HEADS] * capacity * value_dim

@@ -19,7 +19,7 @@ from draftree.kernels.cpu.block import (
 )
 from draftree.kernels.cpu.instruction import LANES
 from draftree.kernels.cpu.jit import njit
-from draftree.kernels.cpu.pass_args import COMMITTED, FIRST, IS_TREE, NUM_TOKENS
+from draftree.kernels.cpu.pass_args import COMMITTED, FIRST, IS_TREE, NUM_TOKENS, SINKS
 from draftree.kernels.cpu.simd import (
     bits_to_float,
     blend,
@@ -97,8 +97,26 @@ def lay_out(args, own):
 
 @njit
 def load_rows(args, own, first_head, row, num_rows):
-    """Scaled queries [rows x group, head_dim], and the positions [begin, end) each row sees."""
-    control, group, head_dim = args[CONTROL], args[GROUP], args[HEAD_DIM]
+    """Scaled queries [rows x group, head_dim]."""
+    group, head_dim = args[GROUP], args[HEAD_DIM]
+    queries, scale = load_i64(own + QUERIES), splat(np.float32(bits_to_float(args[SCALE])))
+    for q in range(num_rows * group):
+        head = (first_head + q % group) * args[Q_HEAD]
+        source = args[Q] + (row + q // group) * args[Q_ROW] + head
+        for c in range(0, 4 * head_dim, 64):
+            store(queries + 4 * q * head_dim + c, load(source + c) * scale)
+
+
+@njit
+def count_sinks(args):
+    """Positions at the beginning that a window leaves."""
+    return load_i64(args[CONTROL] + 8 * SINKS) if args[WINDOW] > 0 else _ZERO
+
+
+@njit
+def set_bounds(args, own, row, num_rows, is_rest):
+    """The positions [begin, end) that each row sees: of the sinks, or else of the rest."""
+    control = args[CONTROL]
     committed, window = load_i64(control + 8 * COMMITTED), args[WINDOW]
     is_tree, first = load_i64(control + 8 * IS_TREE) != 0, load_i64(control + 8 * FIRST)
     bounds = load_i64(own + _BOUNDS)
@@ -111,14 +129,11 @@ def load_rows(args, own, first_head, row, num_rows):
             position = committed + load_i64(args[DEPTHS] + 8 * (row + r))
             end = position + 1
         begin = max(first, position - window + 1) if window > 0 else first
+        if is_rest == 0:
+            end = max(min(count_sinks(args), begin), first)
+            begin = first
         store_i64(bounds + 16 * r, begin)
         store_i64(bounds + 16 * r + 8, end)
-    queries, scale = load_i64(own + QUERIES), splat(np.float32(bits_to_float(args[SCALE])))
-    for q in range(num_rows * group):
-        head = (first_head + q % group) * args[Q_HEAD]
-        source = args[Q] + (row + q // group) * args[Q_ROW] + head
-        for c in range(0, 4 * head_dim, 64):
-            store(queries + 4 * q * head_dim + c, load(source + c) * scale)
 
 
 @njit
@@ -276,12 +291,12 @@ def attend_chunk(args, own, kv_head, row, num_rows, base):
     weights, parts = load_i64(own + WEIGHTS), load_i64(own + CHUNK_PARTS)
     committed, limit = load_i64(args[CONTROL] + 8 * COMMITTED), base + CHUNK
     is_tree = load_i64(args[CONTROL] + 8 * IS_TREE) != 0 and args[BIDIRECTIONAL] == 0
-    has_nodes = is_tree and limit > committed
+    low, high = seen_by(own, num_rows)
+    has_nodes = is_tree and limit > committed and high > committed
     if is_tree:
         limit = min(limit, committed)
     for p in range(parts, parts + num_queries * stride, 64):
         store(p, splat(0.0))
-    low, high = seen_by(own, num_rows)
     low, high = max(low, base) // BLOCK_COLS * BLOCK_COLS, min(high, limit)
     _score(args, own, kv_head, num_queries, low, high, weights + 4 * (low - base), 4 * CHUNK)
     if has_nodes:

@@ -14,7 +14,7 @@ import numpy as np
 
 from draftree.kernels.ops import Integers
 
-NUM_TOKENS, COMMITTED, IS_TREE, PATH_LEN, NUM_ROWS, FIRST = range(6)
+NUM_TOKENS, COMMITTED, IS_TREE, PATH_LEN, NUM_ROWS, FIRST, SINKS = range(7)
 
 
 class PassArgs:
@@ -80,6 +80,10 @@ class PassArgs:
     def set_first(self, position: int) -> None:
         """Attention does not look before it, in this pass and those after."""
         self._control[FIRST] = position
+
+    def set_sinks(self, count: int) -> None:
+        """So many positions at the beginning are seen from now on, whatever the window."""
+        self._control[SINKS] = count
 
 
 def _words(array: np.ndarray) -> Any:

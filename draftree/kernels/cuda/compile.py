@@ -6,7 +6,9 @@ current stream, also while a CUDA graph is captured. Needs a driver and NVRTC, n
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -22,6 +24,7 @@ _FOLDER = Path(__file__).parent / "source"
 OLDEST_ARCH = 80
 # Dynamic shared memory that needs no leave: 48 KiB, less what the kernel declares itself.
 _PLAIN_SHARED = 32 * 1024
+_COMPILERS = 8  # at a time
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,29 @@ class Launchable(Protocol):
     ) -> None: ...
 
 
+class Rehearsal:
+    """While it is on, launches run nothing, and the kernels that they need are listed."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._sources: dict[KernelSource, None] = {}  # in order, each once
+
+    @contextmanager
+    def collect(self) -> Iterator[Collection[KernelSource]]:
+        self.is_on, self._sources = True, {}
+        try:
+            yield self._sources
+        finally:
+            self.is_on = False
+
+    def note(self, source: KernelSource) -> "Rehearsal":
+        self._sources[source] = None
+        return self
+
+    def launch(self, *args: object, **options: object) -> None:
+        """In place of a kernel."""
+
+
 @dataclass(frozen=True)
 class Gpu:
     """What kernels need to know of a device. A loader replaces the compiler: tests run the same
@@ -63,6 +89,7 @@ class Gpu:
     shared_per_sm: int
     shared_per_block: int
     loader: Callable[[KernelSource], Launchable] | None = field(default=None, compare=False)
+    rehearsal: Rehearsal = field(default_factory=Rehearsal, compare=False, repr=False)
 
     @property
     def is_real(self) -> bool:
@@ -93,24 +120,39 @@ def gpu(index: int) -> Gpu:
 
 def compile_cubin(source: KernelSource, arch: int) -> bytes:
     """Machine code for compute capability arch / 10, made once and then read from disk."""
-    from cuda.bindings import nvrtc
-
     if arch < OLDEST_ARCH:
         raise ValueError(
             f"the GPU kernels need compute capability 8.0 or newer, this is {arch / 10}"
         )
-    text = source.text()
-    _, major, minor = nvrtc.nvrtcVersion()
-    digest = hashlib.sha256(f"{arch} {major}.{minor} {text}".encode()).hexdigest()[:24]
-    path = env.cache_dir() / "cuda" / f"{source.name}_{digest}.cubin"
+    path = _cubin_path(source, arch)
     if path.exists():
         return path.read_bytes()
-    code = _compile(text, source.name, arch)
+    code = _compile(source.text(), source.name, arch)
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}")
     scratch.write_bytes(code)
     scratch.replace(path)  # another process never sees half a file
     return code
+
+
+def _cubin_path(source: KernelSource, arch: int) -> Path:
+    from cuda.bindings import nvrtc
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    digest = hashlib.sha256(f"{arch} {major}.{minor} {source.text()}".encode()).hexdigest()[:24]
+    return env.cache_dir() / "cuda" / f"{source.name}_{digest}.cubin"
+
+
+def compile_missing(
+    sources: Collection[KernelSource], arch: int, report: Callable[[int, int], None]
+) -> None:
+    """Those that are not on disk yet, several at a time. report: how many are, and of how many."""
+    missing = [source for source in sources if not _cubin_path(source, arch).exists()]
+    with ThreadPoolExecutor(_COMPILERS) as pool:
+        done = as_completed([pool.submit(compile_cubin, source, arch) for source in missing])
+        for number, each in enumerate(done, 1):
+            each.result()
+            report(number, len(missing))
 
 
 def _compile(text: str, name: str, arch: int) -> bytes:
@@ -168,8 +210,12 @@ class Kernel:
         self._shared_limit = shared_bytes
 
 
-@cache
 def load_kernel(source: KernelSource, device: Gpu) -> Launchable:
+    return device.rehearsal.note(source) if device.rehearsal.is_on else _load(source, device)
+
+
+@cache
+def _load(source: KernelSource, device: Gpu) -> Launchable:
     return Kernel(source, device) if device.loader is None else device.loader(source)
 
 

@@ -61,7 +61,7 @@ class Program:
         """One pass over what the step holds."""
         size = bucket(self._step.num_rows if self.by_rows else self._step.num_tokens)
         size = min(size, self._step.max_tokens)
-        if not self._gpu.is_real:
+        if not self._gpu.is_real or self._gpu.rehearsal.is_on:
             self.launch(size)
         elif size > MOST_ROWS:
             self._run_long(size)
@@ -74,7 +74,7 @@ class Program:
         """The first pass of a size is launched one by one: libraries look for their best kernels
         then, which they may not do while a graph is captured.
         """
-        key = size, self._step.committed == 0
+        key = size, self._step.committed == 0 and not self._step.sinks  # which the host counts
         if key not in self._long:
             self.launch(size)
             self._long[key] = []

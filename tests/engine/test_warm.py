@@ -1,0 +1,122 @@
+"""A warmed engine answers as one that was not, and its first requests find all that they need."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from draftree.config import EngineConfig, GpuInfo
+from draftree.core import Request, SamplingParams
+from draftree.engine import parts as parts_module
+from draftree.engine.engine import TokenEngine
+from draftree.kernels.cuda import compile as cuda_compile
+from draftree.kernels.cuda.compile import Gpu, KernelSource
+from draftree.kernels.cuda.graph import Timestamp
+from tests.made import make_draft
+from tests.tiny import tiny_path
+
+LONG = tuple(int(t) for t in np.random.default_rng(3).integers(0, 250, 40))
+REQUESTS = (
+    Request(LONG, 6),
+    Request((5, 9, 200, 31), 4, SamplingParams(temperature=3.0, top_p=0.9, seed=4)),
+    Request((*LONG, 7, 8), 4),
+)
+
+
+def answer(engine: TokenEngine) -> list[object]:
+    """All that the first requests bring and leave behind."""
+    found: list[object] = []
+    for request in REQUESTS:
+        stream = engine.generate(request)
+        found.append([(event.token, event.source, event.round_index) for event in stream])
+        usage = stream.usage
+        found += [usage.cached_tokens, usage.rounds.num_rounds, usage.rounds.num_drafted]
+        found += [engine.kept_bytes, engine.parked_bytes, engine.target.num_forwards]
+    return found
+
+
+@pytest.fixture
+def seen(any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> list[KernelSource]:
+    """Kernels that were asked for, in order; engines run on that GPU."""
+    asked: list[KernelSource] = []
+    load = cuda_compile._load
+
+    def note(source: KernelSource, device: Gpu):
+        asked.append(source)
+        return load(source, device)
+
+    monkeypatch.setattr(cuda_compile, "_load", note)
+    monkeypatch.setattr(cuda_compile, "gpu", lambda index: any_gpu)
+    monkeypatch.setattr(parts_module, "find_gpu", lambda device: GpuInfo(0, "a GPU", 2**36))
+    return asked
+
+
+def open_on_gpu(*, warm_up: bool, budget: int | str = 8) -> TokenEngine:
+    config = EngineConfig(budget=budget, max_ctx=256, chunk=64, warm_up=warm_up)
+    return TokenEngine.open(tiny_path("qwen35-mtp"), config, draft=make_draft("F16"))
+
+
+def test_nothing_is_left_on_a_gpu(seen: list[KernelSource]) -> None:
+    warmed, cold = open_on_gpu(warm_up=True), open_on_gpu(warm_up=False)
+    assert warmed.target.state.committed == warmed.kept_bytes == warmed.target.num_forwards == 0
+    assert answer(warmed) == answer(cold)
+    a, b = (engine.target.state.snapshot() for engine in (warmed, cold))
+    assert a.tokens == b.tokens
+    for left, right in zip(a.parts, b.parts, strict=True):
+        assert all(np.array_equal(x, y) for x, y in zip(left, right, strict=True))
+
+
+def test_controllers_know_nothing(
+    seen: list[KernelSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Timestamp, "wait_since", lambda self, earlier: 5.0)  # there is a clock
+    engines = [open_on_gpu(warm_up=warm, budget="auto") for warm in (True, False)]
+    warmed, cold = (engine._use.decoders for engine in engines)
+    for name in ("_host", "_device", "_device_trees"):
+        assert pickle.dumps(getattr(warmed, name)) == pickle.dumps(getattr(cold, name))
+
+
+def test_the_first_requests_need_no_other_kernels(
+    seen: list[KernelSource], any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that the rehearsal lists are all that are ever loaded, and nothing is run for it."""
+    listed: list[KernelSource] = []
+    collect = any_gpu.rehearsal.collect
+
+    def noting():
+        context = collect()
+
+        class Noting:
+            def __enter__(self):
+                self.sources = context.__enter__()
+                self.before = len(seen)
+                return self.sources
+
+            def __exit__(self, *error):
+                assert len(seen) == self.before, "a kernel was loaded"
+                listed.extend(self.sources)
+                return context.__exit__(*error)
+
+        return Noting()
+
+    monkeypatch.setattr(any_gpu.rehearsal, "collect", noting)
+    engine = open_on_gpu(warm_up=True, budget="auto")
+    assert len(listed) > 20
+    seen.clear()
+    answer(engine)
+    assert seen and set(seen) <= set(listed)
+
+
+def test_kernels_are_compiled_once_and_counted(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_compile, "_cubin_path", lambda source, arch: tmp_path / source.name)
+    monkeypatch.setattr(cuda_compile, "_compile", lambda text, name, arch: name.encode())
+    sources, counts = [KernelSource(f"kernel_{i}", ()) for i in range(5)], []
+    (tmp_path / "kernel_3").write_bytes(b"before")
+    cuda_compile.compile_missing(sources, 80, lambda *count: counts.append(count))
+    assert counts == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert (tmp_path / "kernel_4").read_bytes() == b"kernel_4"
+    assert (tmp_path / "kernel_3").read_bytes() == b"before"
+    cuda_compile.compile_missing(sources, 80, lambda *count: counts.append(count))
+    assert len(counts) == 4
