@@ -75,7 +75,7 @@ class EngineConfig:
     prefix_bytes: int | str = "auto"  # main memory for earlier conversations; 0: none
     parallel: int = 0  # unfinished requests that may take turns; 1: one after the other
     window: int = 0  # positions that attention looks back, besides the beginning; 0: all
-    warm_up: bool = True  # make at opening what would else be made by the first requests
+    warm_up: bool = False  # make at opening what would else be made by the first requests
 
     def __post_init__(self) -> None:
         checks = (

@@ -195,7 +195,7 @@ def test_every_way_of_drafting_gives_the_same(
     vocab_size = knowing.tokens.model_config.vocab_size
     oracle = OracleDrafter(knowing.tokens.target.state, text, vocab_size, seed=len(tokens))
     knowing.tokens.drafter = oracle
-    knowing.tokens._decoders._parts = replace(knowing.tokens._parts, drafter=oracle)
+    knowing.tokens._use.decoders._parts = replace(knowing.tokens._parts, drafter=oracle)
     generation = ask(knowing, wish, sampling)
     assert read(generation)[0] == expected
     assert generation.usage.rounds.num_accepted > 0
