@@ -208,11 +208,12 @@ class Engine:
     def close(self) -> None:
         self.tokens.close()
 
-    def offload(self) -> None:
+    def offload(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Save the last conversation, so that others may come between its turns. For a moment in
-        which nothing is asked; without it, that is done when the next one begins.
+        which nothing is asked; without it, that is done when the next one begins. should_stop:
+        asked before each file that is written, where a folder was given.
         """
-        self.tokens.offload()
+        self.tokens.offload(should_stop)
 
     def chat(
         self,

@@ -6,11 +6,12 @@ positions that were marked while they were passed. Of a long text the draft's co
 alone: where that is gone, it goes on with less. Knows token ids, no text.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from draftree.drafts.drafter import Drafter
 from draftree.state.prefix import Match, PrefixStore
+from draftree.state.prefix_file import PrefixFolder
 from draftree.state.sequence import SequenceState, Snapshot, common_len
 from draftree.state.span import Parts, Span, count_bytes
 
@@ -22,10 +23,18 @@ _SHORT_SPAN = 64  # positions; a parked one is copied again with what follows it
 
 
 class PrefixCache:
-    """Copies are made only of what is about to be lost, or when there is time (`save`)."""
+    """Copies are made only of what is about to be lost, or when there is time (`save`). folder:
+    where they outlive the engine.
+    """
 
-    def __init__(self, state: SequenceState, drafter: Drafter | None, max_bytes: int) -> None:
-        self.store = PrefixStore(max_bytes, is_recurrent=state.is_recurrent)
+    def __init__(
+        self,
+        state: SequenceState,
+        drafter: Drafter | None,
+        max_bytes: int,
+        folder: PrefixFolder | None = None,
+    ) -> None:
+        self.store = PrefixStore(max_bytes, is_recurrent=state.is_recurrent, folder=folder)
         self._state, self._drafter = state, drafter
 
     def resume(
@@ -71,6 +80,11 @@ class PrefixCache:
             checkpoint = partial(state.checkpoints.__getitem__, at)
             self.store.insert(state.tokens[:at], self._copy, checkpoint, cut)
         self.store.insert(state.tokens, self._copy, state.copy_recurrent, cut)
+
+    def offload(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Keep the sequence at hand, then put copies into files until asked to stop."""
+        self.save()
+        self.store.write(should_stop)
 
     def reset(self) -> None:
         """The sequence at hand cannot be trusted; what was kept before can."""

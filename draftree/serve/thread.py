@@ -156,7 +156,7 @@ class EngineThread:
         """Use the moment; an engine that cannot keep the conversation will read it again."""
         assert self.engine is not None
         try:
-            self.engine.offload()
+            self.engine.offload(lambda: not self._queue.is_idle(0))
         except Exception as error:
             log_event("nothing kept", error=f"{type(error).__name__}: {error}")
 

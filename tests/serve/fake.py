@@ -138,7 +138,8 @@ class Engine:
     def close(self):
         pass
 
-    def offload(self):
+    def offload(self, should_stop):
+        assert not should_stop()
         self.num_kept += 1
 
     def chat(self, messages, **options):

@@ -188,7 +188,7 @@ def test_conversations_are_kept_when_nothing_waits(start, engine):
 def test_keeping_that_fails_harms_nobody(start, engine, monkeypatch):
     running = start()
 
-    def fail():
+    def fail(should_stop):
         raise MemoryError("no room")
 
     monkeypatch.setattr(engine, "offload", fail)
