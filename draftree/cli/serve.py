@@ -57,6 +57,13 @@ def serve(
     grace: Annotated[
         float, _server("Seconds that a reply may go on when the server is stopped.", min=0.0)
     ] = 10.0,
+    read_ahead: Annotated[
+        bool,
+        _server(
+            "While nothing waits, read a reply as the next request will show it.",
+            "--read-ahead/--no-read-ahead",
+        ),
+    ] = True,
     log_prompts: Annotated[
         bool, _server("Write requests to the log, with their text.", "--log-prompts")
     ] = False,
@@ -83,6 +90,7 @@ def serve(
         max_body_bytes=max_body * 2**20,
         grace_s=grace,
         log_prompts=log_prompts,
+        read_ahead=read_ahead,
     )
     from draftree.serve.server import bind
 

@@ -4,7 +4,7 @@ Opens and closes, checks requests, and says what is kept of those that have ende
 nor how models are read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
@@ -24,6 +24,8 @@ from draftree.engine.turnstile import Turnstile
 from draftree.errors import CapacityError
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
+
+_WORTH_READING = 16  # tokens; fewer are read with those that follow
 
 
 class TokenEngine:
@@ -95,6 +97,27 @@ class TokenEngine:
                 except BaseException:
                     self._parking.reset()
                     raise
+
+    def read_ahead(
+        self, tokens: Sequence[int], should_stop: Callable[[], bool] = lambda: False
+    ) -> int:
+        """Read what a later prompt is likely to begin with, if nothing else is to be done, until
+        should_stop says that something is; how many tokens were read. What is known already, and
+        what could not be kept beside the last conversation, is left.
+        """
+        ids, max_ctx = tuple(tokens), self.plan.max_ctx
+        with self._turnstile.try_hold() as is_free:
+            num_new = len(ids) - self._prefix.count_known(ids) if is_free else 0
+        if num_new < _WORTH_READING or len(ids) >= max_ctx or self.plan.prefix_bytes == 0:
+            return 0
+        stream = TokenStream(iter(()), Usage(prompt_tokens=len(ids)))
+        request = Request((*ids, ids[-1]), max_tokens=0)  # the last one is not read
+        stream._events = LiveRequest(self._use, request, stream, lambda: None).run()
+        stream.on_chunk = lambda: stream.cancel() if should_stop() else None
+        stream.is_cancelled = should_stop()
+        for _ in stream:
+            raise AssertionError("nothing was asked for")
+        return stream.usage.read_tokens - stream.usage.cached_tokens
 
     @property
     def kept_bytes(self) -> int:

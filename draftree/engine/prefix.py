@@ -62,8 +62,18 @@ class PrefixCache:
         elif not is_whole:  # spans: the draft's context may be gone where the target's is at hand
             self._restore(tokens[:at_hand], found.spans, state.checkpoints.get(at_hand, ()))
         self._limit_checkpoints()
-        ends = points[-_NUM_POINTS:] or (len(tokens) - _OPENING_LEN,)
+        ends, end = {*points[-_NUM_POINTS:]}, len(tokens) - _OPENING_LEN
+        if max(ends, default=0) <= end - _MIN_GAP:
+            ends.add(end)
         return self._plan_checkpoints(len(tokens), {max(shared, found.shared), *ends})
+
+    def count_known(self, tokens: tuple[int, ...]) -> int:
+        """Of the beginning of the tokens, how many need not be read."""
+        state = self._state
+        at_hand = common_len(state.tokens, tokens)
+        if state.is_recurrent and at_hand < state.committed:
+            at_hand = max((at for at in state.checkpoints if at <= at_hand), default=0)
+        return max(at_hand, self.store.find(tokens).length)
 
     def save_checkpoint(self) -> None:
         """Make this position one that the sequence can come back to."""
@@ -119,11 +129,14 @@ class PrefixCache:
         return self._drafter is None or self._drafter.position == self._state.committed
 
     def _limit_checkpoints(self) -> None:
-        """The last few, and not so many that nothing else could be kept."""
+        """The first, which other conversations begin with as well, and the last few; not so many
+        that nothing else could be kept.
+        """
         checkpoints = self._state.checkpoints
         checkpoint_bytes = max(map(count_bytes, checkpoints.values()), default=1)
         count = min(NUM_CHECKPOINTS, self.store.max_bytes // 2 // checkpoint_bytes)
-        for at in sorted(checkpoints)[: max(len(checkpoints) - count, 0)]:
+        first = min(1, max(count - 1, 0))
+        for at in sorted(checkpoints)[first : first + max(len(checkpoints) - count, 0)]:
             del checkpoints[at]
         self.store.reserve(checkpoint_bytes * len(checkpoints))
 
