@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any, Final
 
 from draftree.bench.http import Endpoint, read_events
+from draftree.bench.median import Samples, summarize
 from draftree.errors import BenchError
 
 Message = dict[str, Any]
@@ -100,13 +100,13 @@ class AgentTurn:
 @dataclass(frozen=True, slots=True)
 class AgentReport:
     turns: list[AgentTurn]
-    first_over_cold: float  # turns from the second on, median
+    first_over_cold: Samples  # turns from the second on
     cached_share: float  # of all prompt tokens of those turns
     tokens_per_second: dict[str, float]  # by kind of turn, after the first token
     total_s: float
 
     def headline(self) -> dict[str, float]:
-        return {"first_over_cold": self.first_over_cold, "cached_share": self.cached_share}
+        return {"first_over_cold": self.first_over_cold.median, "cached_share": self.cached_share}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def _summarize(turns: Sequence[AgentTurn], total_s: float) -> AgentReport:
         speeds[kind] = sum(turn.num_tokens for turn in own) / decode_s if decode_s else 0.0
     return AgentReport(
         list(turns),
-        median(turn.first_ms / turn.cold_first_ms for turn in later),
+        summarize([turn.first_ms / turn.cold_first_ms for turn in later], "ratio"),
         sum(t.cached_tokens for t in later) / max(sum(t.prompt_tokens for t in later), 1),
         speeds,
         total_s,
