@@ -11,7 +11,7 @@ from draftree.errors import BenchError
 
 KINDS: Final = (
     *("peers", "decode", "prefill", "operations", "memory", "start", "parity"),
-    *("kv-quality", "suite", "context", "budget", "multiturn", "overhead", "http", "gpu"),
+    *("kv-quality", "suite", "context", "budget", "multiturn", "agent", "overhead", "http", "gpu"),
     "gpu-depth",
 )
 _FIELDS: Final = {

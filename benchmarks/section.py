@@ -3,6 +3,7 @@ Out: lines.
 """
 
 from collections.abc import Callable, Mapping
+from statistics import median
 from typing import Final
 
 from benchmarks.markdown import short, spread, table
@@ -314,6 +315,25 @@ def _multiturn(record: Json) -> list[str]:
     return [*table(["to the first token", "ms"], rows), "", note]
 
 
+def _agent(record: Json) -> list[str]:
+    measures, settings = record["measures"], record["settings"]
+    speeds = measures["tokens_per_second"]
+    rows = []
+    for kind, speed in speeds.items():
+        own = [turn for turn in measures["turns"][1:] if turn["kind"] == kind]
+        names = ("prompt_tokens", "cached_tokens", "first_ms", "cold_first_ms")
+        middles = [median(turn[name] for turn in own) for name in names] if own else []
+        rows.append([kind, str(len(own)), *map(short, middles), f"{speed:.1f}"])
+    head = ["turn", "count", "prompt", "cached", "first token, ms", "read cold, ms", "tok/s"]
+    note = (
+        f"A session of {settings['num_turns']} turns with {settings['pause_s']:g} s between them, "
+        f"medians of all but the first: the first token comes after "
+        f"{measures['first_over_cold']['median']:.3f} of the time that the same prompt takes cold, "
+        f"and {measures['cached_share']:.1%} of the prompts' tokens were cached."
+    )
+    return [*table(head, rows), "", note]
+
+
 SECTIONS: Final[tuple[tuple[str, str, Section], ...]] = (
     ("peers", "Beside llama.cpp", _peers),
     ("decode", "Decoding", _decode),
@@ -327,6 +347,7 @@ SECTIONS: Final[tuple[tuple[str, str, Section], ...]] = (
     ("context", "Depth of context", _context),
     ("budget", "Budgets", _budget),
     ("multiturn", "Turns of a conversation", _multiturn),
+    ("agent", "A coding agent's session", _agent),
     ("overhead", "Cost of the server", _overhead),
     ("http", "Many clients", _http),
     ("gpu", "A GPU with synthetic weights", gpu),

@@ -191,11 +191,10 @@ def _depth_targets() -> tuple[Target, ...]:
         return lambda m: float(m["runs"][run]["max_ctx"]) if run in m["runs"] else None
 
     def unequal(measures: Json) -> float:
-        runs = measures["runs"].values()
-        return float(sum(run["num_texts"] - run["num_equal"] for run in runs))
+        return sum(float(r["num_texts"] - r["num_equal"]) for r in measures["runs"].values())
 
     rates = {"f16": (140, 150), "q8_0": (145, 150), "q4": (148, 150), "tq3_0": (145, 150)}
-    contexts = {"f16": 2**16, "q8_0": 2**17, "q4": 2**18, "tq3_0": 2**18}
+    contexts = {"f16": 65536, "q8_0": 131072, "q4": 262144, "tq3_0": 262144}
     seconds = {"65536": (8, 7), "131072": (20, 17), "261632": (55, 45)}
     return (
         *(

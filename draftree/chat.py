@@ -4,9 +4,11 @@
 reply must look like as a grammar, and reads token events as text, reasoning and tool calls.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from draftree.config import EngineConfig, Plan
@@ -25,6 +27,7 @@ from draftree.engine.warm import Report
 from draftree.errors import DraftreeError
 from draftree.text.detokenize import Detokenizer
 from draftree.text.grammar import FormatKind, ResponseFormat
+from draftree.text.message import ReplyMessage
 from draftree.text.reply import DeltaKind, ReplyPiece, ReplyReader
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.tools.dialect import Message, ToolCallDelta
@@ -42,6 +45,8 @@ __all__ = [
     "TokenLogprob",
     "ToolCallDelta",
 ]
+
+_NUM_ENDED = 4  # conversations that are waited for together
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +80,18 @@ class Generation:
         self._stream = stream
         self._detokenizer, self._reader = detokenizer, reader
         self._logprobs: list[TokenLogprob] = []
-        self._has_calls = False
         self._deltas = self._run()
-        self.text = ""
+        self.message = ReplyMessage()
+        self.on_end: Callable[[], None] = lambda: None  # called when the whole reply was read
         self.finish_reason: FinishReason | None = None
 
     @property
     def usage(self) -> Usage:
         return self._stream.usage
+
+    @property
+    def text(self) -> str:
+        return self.message.text
 
     def __iter__(self) -> Iterator[Delta]:
         return self._deltas
@@ -143,15 +152,15 @@ class Generation:
         is_stopped = self._reader.is_stopped
         reason = FinishReason.STOP if is_stopped else self._stream.finish_reason
         self.finish_reason = self._reason(reason)
+        if reason is not FinishReason.CANCELLED:
+            self.on_end()
 
     def _show(self, pieces: list[ReplyPiece], event: TokenEvent) -> Iterator[Delta]:
         for piece in pieces:
-            logprobs: tuple[TokenLogprob, ...] = ()
-            if piece.kind is DeltaKind.TEXT:
-                self.text += piece.text
-                logprobs = tuple(self._logprobs)
+            self.message.add(piece)
+            is_text = piece.kind is DeltaKind.TEXT
+            logprobs = tuple(self._logprobs) if is_text else ()
             self._logprobs.clear()
-            self._has_calls |= piece.kind is DeltaKind.TOOL_CALL
             yield Delta(
                 piece.text, event.source, event.round_index, piece.kind, piece.tool_call, logprobs
             )
@@ -169,7 +178,7 @@ class Generation:
         self._logprobs.append(TokenLogprob(event.token, text_of(event.token), logprob, top))
 
     def _reason(self, reason: FinishReason | None) -> FinishReason | None:
-        is_call = self._has_calls and reason is FinishReason.STOP
+        is_call = bool(self.message.calls) and reason is FinishReason.STOP
         return FinishReason.TOOL_CALLS if is_call else reason
 
 
@@ -183,6 +192,8 @@ class Engine:
         self.tokenizer = tokenizer
         self.name = name
         self._planner = TurnPlanner(tokenizer)
+        # Conversations whose replies have been read, with what was asked, for read_ahead.
+        self._ended: deque[tuple[list[Message], ReplyOptions]] = deque(maxlen=_NUM_ENDED)
 
     @classmethod
     def open(
@@ -223,11 +234,37 @@ class Engine:
     def close(self) -> None:
         self.tokens.close()
 
-    def offload(self) -> None:
+    def offload(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Save the last conversation, so that others may come between its turns. For a moment in
-        which nothing is asked; without it, that is done when the next one begins.
+        which nothing is asked; without it, that is done when the next one begins. should_stop:
+        asked before each file that is written, where a folder was given.
         """
-        self.tokens.offload()
+        self.tokens.offload(should_stop)
+
+    def read_ahead(self, should_stop: Callable[[], bool] = lambda: False) -> int:
+        """Read the latest replies of `chat` again where the next prompt will not show them as they
+        were written: a template writes calls its own way, and leaves reasoning out. For a moment in
+        which nothing is asked; ends when should_stop says so. How many tokens were read.
+        """
+        num_read = 0
+        while self._ended and not should_stop():
+            messages, options = self._ended.popleft()
+            with suppress(DraftreeError, ValueError):  # a template that takes no such answer
+                ids = self._planner.foresee(messages, options)
+                num_read += self.tokens.read_ahead(ids, should_stop)
+        return num_read
+
+    def _record_end(
+        self, messages: Sequence[Message], options: ReplyOptions, generation: Generation
+    ) -> None:
+        """Clients send reasoning back or they do not: as they did, or else both ways."""
+        replies = [message for message in messages if message["role"] == "assistant"]
+        is_returned = any(message.get("reasoning_content") for message in replies)
+        ways = {is_returned} if replies else {False, True}
+        for has_reasoning in sorted(ways, reverse=True):
+            reply = generation.message.write(has_reasoning=has_reasoning)
+            if not has_reasoning or reply["reasoning_content"]:
+                self._ended.append(([*messages, reply], options))
 
     def chat(
         self,
@@ -261,9 +298,14 @@ class Engine:
         request = self._request(turn.prompt_ids, max_tokens, sampling, logit_bias, logprobs)
         sink_len = self._count_sinks(turn.prompt_ids, messages, options)
         request = replace(request, grammar=turn.grammar, sink_len=sink_len)
-        return Generation(
+        if self.tokens.target.state.is_recurrent:
+            points = (self._planner.count_opening(messages, options),)
+            request = replace(request, cache_points=points)
+        generation = Generation(
             self.tokens.generate(request), Detokenizer(self.tokenizer), turn.new_reader(stop)
         )
+        generation.on_end = partial(self._record_end, messages, options, generation)
+        return generation
 
     def complete(
         self,

@@ -73,6 +73,7 @@ class EngineConfig:
     chunk: int = 0  # tokens of one prefill pass
     gpu_memory: float = 0.0  # GiB of the GPU that may be used; 0: all of it
     prefix_bytes: int | str = "auto"  # main memory for earlier conversations; 0: none
+    prefix_dir: str = ""  # a folder in which they outlive the engine; "": none
     parallel: int = 0  # unfinished requests that may take turns; 1: one after the other
     window: int = 0  # positions that attention looks back, besides the beginning; 0: all
     warm_up: bool = False  # make at opening what would else be made by the first requests

@@ -182,3 +182,37 @@ def http(
     with progress() as say:
         counts = clients or [1, 2, 4, 8]
         finish(measure_endpoint(endpoint, label, counts, requests, n_gen, results, say))
+
+
+@app.command()
+def agent(
+    url: Annotated[str, typer.Argument(help="Base URL of the server.")],
+    model: Annotated[
+        str,
+        typer.Option("--model", "-m", help="The model's name there.", show_default=False),
+    ] = "",
+    turns: Annotated[int, typer.Option(min=2, max=24, help="Turns of the session.")] = 24,
+    n_gen: NGen = 48,
+    pause: Annotated[float, typer.Option(min=0.0, help="Seconds that a tool takes.")] = 1.0,
+    api_key: Annotated[
+        str | None, typer.Option(help="Key to send, or DRAFTREE_API_KEY.", show_default=False)
+    ] = None,
+    label: Annotated[
+        str, typer.Option(help="Name of the result, if not the model's.", show_default=False)
+    ] = "",
+    results: Results = RESULTS,
+) -> None:
+    """A coding agent's session on a server: first token of each turn, beside a cold read."""
+    from draftree.bench.agent import AgentOptions, measure_agent
+    from draftree.bench.http import Endpoint
+    from draftree.bench.record import name_model, write_result
+
+    endpoint = Endpoint(url, model, api_key or next(iter(env.api_keys()), ""))
+    options = AgentOptions(n_gen, pause, turns)
+    with progress() as say:
+        found = endpoint.find_model()
+        line = write_result(
+            *(results, "agent", name_model(label or found), options.settings()),
+            lambda: measure_agent(endpoint, found, options, say),
+        )
+    finish(line)

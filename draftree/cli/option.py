@@ -133,6 +133,10 @@ class Settings:
             "eighth of what is left, at most 4096."
         ),
     ] = None
+    prefix_cache_dir: Annotated[
+        str | None,
+        _engine("Folder in which they outlive a restart, with as many MiB; no folder by default."),
+    ] = None
 
     def choose_model(self, argument: str | None) -> str:
         if argument and self.model_option and argument != self.model_option:
@@ -162,6 +166,7 @@ class Settings:
         given["budget"] = _read_budget(self.budget)
         if self.prefix_cache is not None:
             given["prefix_bytes"] = self.prefix_cache * 2**20
+        given["prefix_dir"] = self.prefix_cache_dir
         try:
             return EngineConfig(**{name: v for name, v in given.items() if v is not None})
         except ValueError as error:

@@ -57,6 +57,7 @@ def serve(
     grace: Annotated[
         float, _server("Seconds that a reply may go on when the server is stopped.", min=0.0)
     ] = 10.0,
+    read_ahead: Annotated[bool, _server("When idle, read replies as they will come back.")] = True,
     log_prompts: Annotated[
         bool, _server("Write requests to the log, with their text.", "--log-prompts")
     ] = False,
@@ -68,6 +69,7 @@ def serve(
     name = settings.choose_model(model)
     settings.read_config()
     api_keys = _check_keys(tuple(api_key or ()) or env.api_keys())
+    from draftree.serve.server import bind
     from draftree.serve.service import ServeOptions
 
     options = ServeOptions(
@@ -83,9 +85,8 @@ def serve(
         max_body_bytes=max_body * 2**20,
         grace_s=grace,
         log_prompts=log_prompts,
+        read_ahead=read_ahead,
     )
-    from draftree.serve.server import bind
-
     listener = bind(host, port)
     open_engine = functools.partial(settings.open_engine, name, parallel=parallel)
     if daemon:

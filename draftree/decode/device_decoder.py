@@ -41,9 +41,17 @@ class DeviceRounds(Protocol):
         """Whether the device can make all of the request's choices."""
         ...
 
-    def begin(self, request: Request, anchor: int, drafted: int, text: Sequence[int] = ()) -> None:
+    def begin(
+        self,
+        request: Request,
+        anchor: int,
+        drafted: int,
+        text: Sequence[int] = (),
+        written: Sequence[int] = (),
+    ) -> None:
         """drafted: how many positions the draft has read. text: the tokens up to the anchor, if the
-        trees of free stretches are to have what is looked up in them.
+        trees of free stretches are to have what is looked up in them. written: what there is of the
+        reply, for penalties.
         """
         ...
 
@@ -175,7 +183,11 @@ class DeviceDecoder:
     def _begin(self) -> None:
         drafted = self._drafter.flush_context() if self._drafter is not None else 0
         text = (*self._target.state.tokens, self._anchor) if self._use_lookup else ()
-        self._rounds.begin(self._request, self._anchor, drafted, text)
+        written: tuple[int, ...] = ()
+        if self._request.sampling.has_penalties:  # what counts, where a pause came between
+            so_far = *self._target.state.tokens, self._anchor
+            written = so_far[len(self._request.prompt_ids) :]
+        self._rounds.begin(self._request, self._anchor, drafted, text, written)
         self._is_begun = True
 
     def _begin_free(self, max_tokens: int, end_ids: Collection[int] = ()) -> None:

@@ -110,7 +110,14 @@ class GpuRounds:
         """Whether the device can make all of the request's choices."""
         return request.logprobs is None or request.logprobs <= MAX_TOP_K
 
-    def begin(self, request: Request, anchor: int, drafted: int, text: Sequence[int] = ()) -> None:
+    def begin(
+        self,
+        request: Request,
+        anchor: int,
+        drafted: int,
+        text: Sequence[int] = (),
+        written: Sequence[int] = (),
+    ) -> None:
         """What is launched from now on is this request's, as soon as a stretch of it begins."""
         assert not self._under_way, "rounds of the last request are still under way"
         sampling, vocab_size = request.sampling, self._target.logits.shape[1]
@@ -140,6 +147,7 @@ class GpuRounds:
             budget=self._budget,
             logit_bias=request.logit_bias,
             prompt_ids=request.prompt_ids,
+            written=written,
             num_scores=self._num_scores,
         )
 

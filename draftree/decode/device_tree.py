@@ -65,18 +65,7 @@ class DeviceTreeDecoder(DeviceDecoder):
             self._lookup.extend((*self._target.state.tokens, anchor))
 
     def step(self, max_tokens: int) -> list[Emitted]:
-        if not self._is_begun:
-            self._begin()
-        if not self._is_free:
-            self._choose_stretch(max_tokens)
-        if self._is_free:
-            self._launch()
-            emitted = self._read()
-            if self._is_done:
-                self._drain()
-                self._is_free = False
-        else:
-            emitted = self._step_with_tree(max_tokens)
+        emitted = self._unread.popleft() if self._unread else self._next(max_tokens)
         if self._lookup is not None:
             self._lookup.extend([one.token for one in emitted])
         if self._matcher is not None:
@@ -84,6 +73,26 @@ class DeviceTreeDecoder(DeviceDecoder):
                 self._matcher.advance(one.token)
             if self._matcher.is_complete:
                 emitted[-1] = emitted[-1]._replace(is_last=True)
+        return emitted
+
+    def pause(self) -> None:
+        """What was proposed for the next round is proposed again."""
+        super().pause()
+        self._is_free = self._has_trees = False
+        self._has_proposal = None
+
+    def _next(self, max_tokens: int) -> list[Emitted]:
+        if not self._is_begun:
+            self._begin()
+        if not self._is_free:
+            self._choose_stretch(max_tokens)
+        if not self._is_free:
+            return self._step_with_tree(max_tokens)
+        self._launch()
+        emitted = self._read()
+        if self._is_done:
+            self._drain()
+            self._is_free = False
         return emitted
 
     def finish(self) -> None:

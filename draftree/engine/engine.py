@@ -4,7 +4,8 @@ Opens and closes, checks requests, and says what is kept of those that have ende
 nor how models are read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from draftree.core import Request, Usage
 from draftree.decode.decoder import Round
 from draftree.decode.device_decoder import DeviceRounds
 from draftree.engine.decoders import Decoders
+from draftree.engine.identity import open_folder
 from draftree.engine.live import EngineUse, LiveRequest
 from draftree.engine.parking import Parking
 from draftree.engine.parts import open_parts
@@ -23,6 +25,8 @@ from draftree.engine.warm import Report, warm_up
 from draftree.errors import CapacityError
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
+
+_WORTH_READING = 16  # tokens; fewer are read with those that follow
 
 
 class TokenEngine:
@@ -40,7 +44,9 @@ class TokenEngine:
         self.target, self.drafter = self._parts.target, self._parts.drafter
         self.watch: Callable[[Round], None] | None = None
         self._turnstile = Turnstile()
-        self._prefix = PrefixCache(self.target.state, self.drafter, self.plan.prefix_bytes)
+        folder = open_folder(config, self.plan, checkpoint, draft_checkpoint)
+        prefix_bytes = self.plan.prefix_bytes
+        self._prefix = PrefixCache(self.target.state, self.drafter, prefix_bytes, folder)
         self._parking = Parking(self._prefix, self.target.state, self.plan.parallel)
         decoders = Decoders(self._parts, config)
         self._use = EngineUse(self._parts, decoders, self._prefix, self._parking, self._turnstile)
@@ -68,6 +74,9 @@ class TokenEngine:
     def close(self) -> None:
         """Ends after the pass that is being computed; an unfinished reply raises when read on."""
         if not self._turnstile.is_closed:
+            if self.config.prefix_dir:
+                with suppress(Exception):  # what cannot be kept is read again
+                    self.offload()
             self._turnstile.is_closed = True
             self._parts.device.close()
 
@@ -81,17 +90,39 @@ class TokenEngine:
         stream._events = LiveRequest(self._use, request, stream, lambda: self.watch).run()
         return stream
 
-    def offload(self) -> None:
+    def offload(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Copy what the last request left behind now, if nothing else is to be done: later ones
-        that begin like it need not wait for it to be saved, or read it again.
+        that begin like it need not wait for it to be saved, or read it again. Where there is a
+        folder for copies, write them until should_stop says that something is to be done.
         """
         with self._turnstile.try_hold() as is_free:
             if is_free:
                 try:
-                    self._prefix.save()
+                    self._prefix.offload(should_stop)
                 except BaseException:
                     self._parking.reset()
                     raise
+
+    def read_ahead(
+        self, tokens: Sequence[int], should_stop: Callable[[], bool] = lambda: False
+    ) -> int:
+        """Read what a later prompt is likely to begin with, if nothing else is to be done, until
+        should_stop says that something is; how many tokens were read. What is known already, and
+        what could not be kept beside the last conversation, is left.
+        """
+        ids, max_ctx = tuple(tokens), self.plan.max_ctx
+        with self._turnstile.try_hold() as is_free:
+            num_new = len(ids) - self._prefix.count_known(ids) if is_free else 0
+        if num_new < _WORTH_READING or len(ids) >= max_ctx or self.plan.prefix_bytes == 0:
+            return 0
+        stream = TokenStream(iter(()), Usage(prompt_tokens=len(ids)))
+        request = Request((*ids, ids[-1]), max_tokens=0)  # the last one is not read
+        stream._events = LiveRequest(self._use, request, stream, lambda: None).run()
+        stream.on_chunk = lambda: stream.cancel() if should_stop() else None
+        stream.is_cancelled = should_stop()
+        for _ in stream:
+            raise AssertionError("nothing was asked for")
+        return stream.usage.read_tokens - stream.usage.cached_tokens
 
     @property
     def kept_bytes(self) -> int:

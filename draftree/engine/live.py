@@ -73,7 +73,7 @@ class LiveRequest:
         start = self._now()
         yield from self._prefill(seat)
         usage.prefill_ms = (self._now() - start) * 1000
-        if stream.is_cancelled:
+        if stream.is_cancelled or self._request.max_tokens == 0:
             stream.finish_reason = FinishReason.CANCELLED
             return
         decoder = self._use.decoders.new(self._request, stream.watch or self._find_watch())

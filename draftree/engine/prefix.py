@@ -6,11 +6,12 @@ positions that were marked while they were passed. Of a long text the draft's co
 alone: where that is gone, it goes on with less. Knows token ids, no text.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from draftree.drafts.drafter import Drafter
 from draftree.state.prefix import Match, PrefixStore
+from draftree.state.prefix_file import PrefixFolder
 from draftree.state.sequence import SequenceState, Snapshot, common_len
 from draftree.state.span import Parts, Span, count_bytes
 
@@ -22,10 +23,18 @@ _SHORT_SPAN = 64  # positions; a parked one is copied again with what follows it
 
 
 class PrefixCache:
-    """Copies are made only of what is about to be lost, or when there is time (`save`)."""
+    """Copies are made only of what is about to be lost, or when there is time (`save`). folder:
+    where they outlive the engine.
+    """
 
-    def __init__(self, state: SequenceState, drafter: Drafter | None, max_bytes: int) -> None:
-        self.store = PrefixStore(max_bytes, is_recurrent=state.is_recurrent)
+    def __init__(
+        self,
+        state: SequenceState,
+        drafter: Drafter | None,
+        max_bytes: int,
+        folder: PrefixFolder | None = None,
+    ) -> None:
+        self.store = PrefixStore(max_bytes, is_recurrent=state.is_recurrent, folder=folder)
         self._state, self._drafter = state, drafter
         self._sinks = 0
 
@@ -67,8 +76,18 @@ class PrefixCache:
         elif not is_whole:  # spans: the draft's context may be gone where the target's is at hand
             self._restore(tokens[:at_hand], found.spans, state.checkpoints.get(at_hand, ()))
         self._limit_checkpoints()
-        ends = points[-_NUM_POINTS:] or (len(tokens) - _OPENING_LEN,)
+        ends, end = {*points[-_NUM_POINTS:]}, len(tokens) - _OPENING_LEN
+        if max(ends, default=0) <= end - _MIN_GAP:
+            ends.add(end)
         return self._plan_checkpoints(len(tokens), {max(shared, found.shared), *ends})
+
+    def count_known(self, tokens: tuple[int, ...]) -> int:
+        """Of the beginning of the tokens, how many need not be read."""
+        state = self._state
+        at_hand = common_len(state.tokens, tokens)
+        if state.is_recurrent and at_hand < state.committed:
+            at_hand = max((at for at in state.checkpoints if at <= at_hand), default=0)
+        return max(at_hand, self.store.find(tokens).length)
 
     def save_checkpoint(self) -> None:
         """Make this position one that the sequence can come back to."""
@@ -86,6 +105,11 @@ class PrefixCache:
             checkpoint = partial(state.checkpoints.__getitem__, at)
             self.store.insert(keys[:at], self._copy, checkpoint, cut)
         self.store.insert(keys, self._copy, state.copy_recurrent, cut)
+
+    def offload(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Keep the sequence at hand, then put copies into files until asked to stop."""
+        self.save()
+        self.store.write(should_stop)
 
     def reset(self) -> None:
         """The sequence at hand cannot be trusted; what was kept before can."""
@@ -120,11 +144,14 @@ class PrefixCache:
         return self._drafter is None or self._drafter.position == self._state.committed
 
     def _limit_checkpoints(self) -> None:
-        """The last few, and not so many that nothing else could be kept."""
+        """The first, which other conversations begin with as well, and the last few; not so many
+        that nothing else could be kept.
+        """
         checkpoints = self._state.checkpoints
         checkpoint_bytes = max(map(count_bytes, checkpoints.values()), default=1)
         count = min(NUM_CHECKPOINTS, self.store.max_bytes // 2 // checkpoint_bytes)
-        for at in sorted(checkpoints)[: max(len(checkpoints) - count, 0)]:
+        first = min(1, max(count - 1, 0))
+        for at in sorted(checkpoints)[first : first + max(len(checkpoints) - count, 0)]:
             del checkpoints[at]
         self.store.reserve(checkpoint_bytes * len(checkpoints))
 

@@ -5,6 +5,7 @@ In: HTTP requests. Out: calls on the engine, and a Wire that writes the reply.
 
 import asyncio
 import json
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -53,7 +54,10 @@ if TYPE_CHECKING:
     from draftree.chat import Engine
 
 MODELS: Final = (MessagesRequest, CountRequest)
-_NOT_FOR_THE_MODEL: Final = "x-anthropic-"  # says who pays, and differs between requests
+# Says who pays, and differs between requests: pairs of a name and a value, or any line.
+_NOT_FOR_THE_MODEL: Final = re.compile(
+    r"\A(?:\s*x-anthropic-[\w-]+:(?:(?:[ \t]*[\w-]+=[^;\n]*(?:;|(?=\n|\Z)))+|[^\n]*)[ \t]*\n?)+"
+)
 
 
 def make_routes(service: Service) -> APIRouter:
@@ -130,8 +134,9 @@ def make_call(body: MessagesRequest, temperature: float) -> ObservedCall:
 def read_conversation(body: PromptFields) -> Conversation:
     conversation = Conversation()
     for text in _texts(body.system):
-        if not text.startswith(_NOT_FOR_THE_MODEL):
-            conversation.add_text("system", text)
+        rest = _NOT_FOR_THE_MODEL.sub("", text)
+        if rest or not text:
+            conversation.add_text("system", rest)
     for turn in body.messages:
         _add_turn(conversation, turn)
     return conversation

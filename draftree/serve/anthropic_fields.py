@@ -182,7 +182,8 @@ class PromptFields(WireModel):
         min_length=1, description="Text, calls and their results; the last is not the assistant's."
     )
     system: str | list[TextBlock] | None = optional(
-        "Instructions. A block that begins with `x-anthropic-` is left out."
+        "Instructions. Lines at the beginning of a block that start with `x-anthropic-` and a "
+        "colon (Claude Code's billing header, which differs in every request) are left out."
     )
     tools: list[ClientTool] | None = optional(
         "Tools of the client; there are none of the server's.", max_length=512

@@ -47,6 +47,7 @@ class ServeOptions:
     max_body_bytes: int = 32 * _MIB
     grace_s: float = 10.0
     log_prompts: bool = False
+    read_ahead: bool = True
 
 
 def _open_ready(open_engine: "Callable[[], Engine]") -> "Engine":
@@ -75,7 +76,8 @@ class Service:
         digest = hashlib.sha256(f"{options.version} {options.model_id}".encode())
         self.fingerprint = f"fp_{digest.hexdigest()[:10]}"
         self.queue = FairQueue(options.max_queue, options.max_per_client)
-        self.thread = EngineThread(partial(_open_ready, open_engine), self.queue, on_change)
+        opener, reads_ahead = partial(_open_ready, open_engine), options.read_ahead
+        self.thread = EngineThread(opener, self.queue, on_change, reads_ahead=reads_ahead)
 
     @property
     def state(self) -> State:

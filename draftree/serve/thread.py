@@ -49,6 +49,8 @@ class EngineThread:
         queue: FairQueue,
         on_change: Callable[[State], None],
         turns: Turns | None = None,
+        *,
+        reads_ahead: bool = True,
     ) -> None:
         self.state = State.LOADING
         self.engine: Engine | None = None
@@ -58,6 +60,7 @@ class EngineThread:
         self._open_engine = open_engine
         self._queue = queue
         self._on_change = on_change
+        self._reads_ahead = reads_ahead
         self._failures_in_a_row = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -153,12 +156,20 @@ class EngineThread:
         return self.turns.has_others or self._queue.has_ready(self._may_begin)
 
     def _keep(self) -> None:
-        """Use the moment; an engine that cannot keep the conversation will read it again."""
+        """Use the moment, until something comes; an engine that cannot keep the conversation will
+        read it again.
+        """
         assert self.engine is not None
         try:
-            self.engine.offload()
+            if self._reads_ahead:
+                num_read = self.engine.read_ahead(self._is_wanted)
+                log_event("read ahead", tokens=num_read)
+            self.engine.offload(self._is_wanted)
         except Exception as error:
             log_event("nothing kept", error=f"{type(error).__name__}: {error}")
+
+    def _is_wanted(self) -> bool:
+        return not self._queue.is_idle(0)
 
     def _write(self, job: Job) -> str | None:
         """Run a job to its end or its next pause, or to what broke the engine, which is then

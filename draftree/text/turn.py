@@ -7,6 +7,7 @@ switches, and states formats and forced calls as one grammar over tokens. Knows 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from draftree.core import TokenGrammar
@@ -23,6 +24,7 @@ from draftree.text.tools.schema import close_objects
 
 OPENING, CLOSING = "<think>", "</think>"
 _LEADING_ROLES = ("system", "developer")
+_ANY_WORDS = "0", "Yes"  # stand for what is not known yet: a prompt is certain up to there
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class TurnPlanner:
         self._tokenizer = tokenizer
         self._compiler = GrammarCompiler(tokenizer)
         self._template: ChatTemplate | None = None
+        self._opening: tuple[str, int] = "", 0  # the last one that was counted
 
     @property
     def can_think(self) -> bool:
@@ -121,6 +124,39 @@ class TurnPlanner:
         others = (self.encode([*first, {"role": "user", "content": c}], options) for c in "0x")
         rows = zip(prompt_ids, *others, strict=False)
         return sum(1 for _ in takewhile(lambda row: len(set(row)) == 1, rows))
+
+    def foresee(self, messages: Sequence[Message], options: ReplyOptions) -> list[int]:
+        """What the next prompt begins with, if it shows these messages as the template writes them
+        then, the last of which is a reply, and results of its calls or the user's words follow.
+        """
+        calls = messages[-1].get("tool_calls") or ()
+        words = [
+            [{"role": "tool", "tool_call_id": call["id"], "content": word} for call in calls]
+            or [{"role": "user", "content": word}]
+            for word in _ANY_WORDS
+        ]
+        return self._encode_certain([[*messages, *each] for each in words], options)
+
+    def count_opening(self, messages: Sequence[Message], options: ReplyOptions) -> int:
+        """Tokens of instructions and tools, which other conversations begin with as well."""
+        system = [message for message in messages if message["role"] == "system"]
+        if not system and not options.tools:
+            return 0
+        key = repr((system, options.tools, options.tool_choice, options.thinking))
+        if self._opening[0] != key:
+            asked = [[*system, {"role": "user", "content": word}] for word in _ANY_WORDS]
+            self._opening = key, len(self._encode_certain(asked, options))
+        return self._opening[1]
+
+    def _encode_certain(
+        self, conversations: Sequence[Sequence[Message]], options: ReplyOptions
+    ) -> list[int]:
+        """What all of them begin with, but its last token, which may go on."""
+        tools = read_tools(options.tools)
+        calls = self._plan_calls(tools, options)
+        prompts = (self._write_prompt(each, tools, calls, options) for each in conversations)
+        text = commonprefix([each.text for each in prompts])  # noqa: RUF071
+        return self._tokenizer.encode_chat(text)[:-1]
 
     def constrain(self, response_format: ResponseFormat) -> TokenGrammar:
         """For a text that is continued without a conversation."""

@@ -12,6 +12,7 @@ from benchmarks.overhead import OverheadMeasures
 from benchmarks.parity import Agreement, Disagreement, Noise, Noises, ParityMeasures
 from benchmarks.start import StartMeasures
 from benchmarks.target import CODER, SMOLLM2
+from draftree.bench.agent import AgentOptions, AgentReport, AgentTurn
 from draftree.bench.decode import DecodeMeasures
 from draftree.bench.gpu import Equality, GpuMeasures
 from draftree.bench.http import (
@@ -171,6 +172,21 @@ def multiturn():
     )
 
 
+def agent():
+    turns = [
+        AgentTurn("read_file", 400, 0, 20, 300.0, 800.0, 310.0),
+        AgentTurn("answer", 700, 640, 30, 40.0, 900.0, 500.0),
+        AgentTurn("read_file", 900, 850, 20, 44.0, 600.0, 700.0),
+    ]
+    return AgentReport(
+        turns,
+        summarize([0.05, 0.071, 0.09], "ratio"),
+        0.931,
+        {"read_file": 38.0, "answer": 35.0},
+        4.2,
+    )
+
+
 def gpu():
     def by(keys, unit):
         return {str(key): summarize([float(key)], unit) for key in keys}
@@ -205,6 +221,7 @@ SETTINGS = {
     "kv-quality": {"threads": 2, "num_tokens": 2048, "text": "some text"},
     "suite": {"threads": 2, "num_tokens": 96, "limit": 4},
     "multiturn": {"threads": 2, "rounds": 2},
+    "agent": AgentOptions(48, 1.0, 3).settings(),
     "context": {"threads": 2, "rounds": 1, "num_tokens": 32},
     "budget": {"threads": 2, "passes": 2, "num_tokens": 40, "limit": 3, "sets": ["own"]},
     "overhead": {"threads": 2, "rounds": 2, "num_tokens": 64, "limit": 3},

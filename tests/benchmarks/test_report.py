@@ -191,3 +191,12 @@ def test_all_goes_on_without_what_cannot_be_had(tmp_path):
     assert line["results"] == []
     assert "no-such-model" in line["skipped"][0]
     assert "Nothing could be measured." in result.stderr
+
+
+def test_a_session_is_shown_by_kind_of_turn():
+    lines = {kind: write for kind, _, write in SECTIONS}["agent"](example.record("agent"))
+    assert lines[2:4] == [
+        "| read_file | 1 | 900 | 850 | 44 | 700 | 38.0 |",
+        "| answer | 1 | 700 | 640 | 40 | 500 | 35.0 |",
+    ]
+    assert "0.071 of the time" in lines[-1] and "93.1% of the prompts" in lines[-1]

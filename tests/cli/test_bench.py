@@ -45,7 +45,7 @@ def test_a_shape_that_is_not_known_is_refused(tmp_path):
 
 def test_only_what_users_measure_is_in_the_package():
     assert sorted(command.name or command.callback.__name__ for command in bench_commands()) == [
-        *("decode", "gpu", "http", "peers", "prefill", "suite"),
+        *("agent", "decode", "gpu", "http", "peers", "prefill", "suite"),
     ]
 
 

@@ -14,6 +14,7 @@ from draftree.state.sequence import Snapshot
 from tests.decode.scripted import ScriptedRounds
 
 PROMPT = (5, 9, 200, 31, 7, 77)
+OTHER = Request((1, 2, 3), 5, SamplingParams(frequency_penalty=1.0), logit_bias=((7, 20.0),))
 HOT = SamplingParams(temperature=3.0, seed=4)  # the noise decides, and any draft knows the noise
 
 
@@ -25,8 +26,18 @@ def is_over(emitted: list[Emitted], asked: Request) -> bool:
     return bool(emitted) and (emitted[-1].is_last or emitted[-1].token in asked.stop_ids)
 
 
-def decode(engine: TokenEngine, rounds, asked: Request, *, use_draft: bool, budget: int = 0):
-    """What follows the prompt, and tokens a round."""
+def decode(
+    engine: TokenEngine,
+    rounds,
+    asked: Request,
+    *,
+    use_draft: bool,
+    budget: int = 0,
+    has_pauses: bool = False,
+):
+    """What follows the prompt, and tokens a round. has_pauses: after each step another request has
+    its turn on the device.
+    """
     engine.reset()
     prefill(engine.target, asked.prompt_ids[:-1], engine.plan.chunk)
     args = engine.target, None, rounds, asked
@@ -38,6 +49,10 @@ def decode(engine: TokenEngine, rounds, asked: Request, *, use_draft: bool, budg
     emitted: list[Emitted] = []
     while len(emitted) < asked.max_tokens and not is_over(emitted, asked):
         emitted += decoder.step(asked.max_tokens - len(emitted))
+        if has_pauses:
+            decoder.pause()
+            rounds.begin(OTHER, 3, 0)
+            rounds.begin_stretch(1, 0)
     decoder.finish()
     return emitted, len(emitted) / decoder.stats.num_rounds
 
@@ -83,6 +98,10 @@ def check_kind(engine: TokenEngine, asked: Request, budgets: tuple[int, ...]) ->
         rounds = ScriptedRounds(engine, budget, text, budget)
         found, length = decode(engine, rounds, asked, use_draft=True, budget=budget)
         check_alike(found, plain, is_exact=True)
+        rounds = ScriptedRounds(engine, budget, text, budget)
+        args = engine, rounds, asked
+        paused, _ = decode(*args, use_draft=True, budget=budget, has_pauses=True)
+        check_alike(paused, plain, is_exact=True)
         states.append(engine.target.state.snapshot())
         lengths.append(length)
     assert all(equal_parts(state, states[0]) for state in states[1:]), "the states differ"

@@ -53,8 +53,13 @@ class Counting(Rounds):
         self.begun: list[tuple[int, int]] = []
 
     def begin(self, *args: Any) -> None:
-        _, anchor, max_tokens, committed, _ = args
-        assert not self._under_way and anchor == committed
+        super().begin(*args)
+        self._anchor = args[1]
+
+    def begin_stretch(self, *args: Any, **options: Any) -> None:
+        super().begin_stretch(*args, **options)
+        max_tokens, committed = args
+        assert self._anchor == committed
         self.begun.append((max_tokens, committed))
         self._position = committed
 

@@ -345,3 +345,15 @@ def test_the_default_pair(smollm2_path: Path, budget: int) -> None:
     assert cached > 50 and fresh_cached == 0
     assert (text, depths) == (fresh_text, fresh_depths)
     engine.close()
+
+
+def test_the_first_checkpoint_outlives_many_turns() -> None:
+    """Of a session that nobody interrupted, nor offloaded: another one begins like it."""
+    engine, text = _open("hybrid"), SYSTEM
+    for turn in range(7):
+        text += _text(90 + turn, 25)
+        reply = _reply(engine, text, count=2, points=(len(SYSTEM),))
+        text += reply.ids
+    other = _reply(engine, SYSTEM + _text(99, 25))
+    assert other.cached == len(SYSTEM)
+    engine.close()

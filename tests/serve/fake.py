@@ -105,6 +105,7 @@ class Engine:
     ended: list = field(default_factory=list)
     num_opened: int = 0
     num_kept: int = 0
+    num_foreseen: int = 0
     opening_error: Exception | None = None
 
     @property
@@ -139,7 +140,13 @@ class Engine:
     def close(self):
         pass
 
-    def offload(self):
+    def read_ahead(self, should_stop):
+        assert not should_stop()
+        self.num_foreseen += 1
+        return 0
+
+    def offload(self, should_stop):
+        assert not should_stop()
         self.num_kept += 1
 
     def prepare_chat(self):

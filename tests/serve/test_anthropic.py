@@ -303,3 +303,31 @@ def test_count_tokens(client, engine, monkeypatch):
 def test_every_field_of_the_sdk_is_known(model, hints):
     in_headers = {"betas"}
     assert set(typing.get_type_hints(hints)) - set(model.model_fields) - in_headers == set()
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        "x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch={};\nBe brief.",
+        "x-anthropic-billing-header: cc_version=2.1.100.7b4; cc_entrypoint=cli; cch={}\nBe brief.",
+        "x-anthropic-billing-header: cc_version=2.1; cch={};Be brief.",
+        "\nx-anthropic-billing-header: {}\nx-anthropic-other: a=1;\nBe brief.",
+    ],
+)
+@pytest.mark.parametrize("is_block", [False, True])
+def test_lines_that_differ_between_requests_do_not_reach_the_model(
+    client, engine, system, is_block
+):
+    for value in ("eb6c6", "0aaa9"):
+        text = system.format(value)
+        blocks = [{"type": "text", "text": text}]
+        assert ask(client, system=blocks if is_block else text).is_success
+    first, second = (generation.prompt for generation in engine.started)
+    assert first == second
+    assert first[0] == {"role": "system", "content": "Be brief."}
+
+
+def test_words_about_such_lines_stay(client, engine):
+    for text in ("", "Drop x-anthropic-billing-header: a=1; lines.\nx-anthropic-b: 2"):
+        assert ask(client, system=text).is_success
+        assert engine.started[-1].prompt[0] == {"role": "system", "content": text}

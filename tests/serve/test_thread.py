@@ -186,10 +186,18 @@ def test_conversations_are_kept_when_nothing_waits(start, engine):
         stream.close()
 
 
+@pytest.mark.parametrize("is_on", [False, True])
+def test_replies_are_read_ahead_when_nothing_waits(start, engine, is_on):
+    running = start(read_ahead=is_on)
+    assert post(running).is_success
+    wait_for(lambda: engine.num_kept)
+    assert engine.num_foreseen == is_on
+
+
 def test_keeping_that_fails_harms_nobody(start, engine, monkeypatch):
     running = start()
 
-    def fail():
+    def fail(should_stop):
         raise MemoryError("no room")
 
     monkeypatch.setattr(engine, "offload", fail)

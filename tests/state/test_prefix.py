@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.state.prefix import Match, PrefixStore
-from draftree.state.span import Parts, count_bytes
+from draftree.state.span import Parts
 
 TOKEN_BYTES = 8 + 8  # an id, and what _Source makes of a position
 MARK_BYTES = 64
@@ -61,8 +61,8 @@ def _count(store: PrefixStore) -> int:
     total, nodes, checkpoints = 0, [store._root], set()
     while nodes:
         node = nodes.pop()
-        total += count_bytes(node.span.parts) + node.tokens.nbytes
-        total += sum(map(count_bytes, node.checkpoints.values()))
+        total += node.copy.num_bytes + node.tokens.nbytes
+        total += sum(copy.num_bytes for copy in node.checkpoints.values())
         checkpoints |= {(node, at) for at in node.checkpoints}
         nodes += node.children.values()
         assert all(child.parent is node for child in node.children.values())

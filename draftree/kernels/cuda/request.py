@@ -90,14 +90,17 @@ class RequestParams:
         stop_ids: Collection[int] = (),
         logit_bias: Sequence[tuple[int, float]] = (),
         prompt_ids: Sequence[int] = (),
+        written: Sequence[int] = (),
         num_scores: int = 0,
     ) -> None:
-        """Every kernel launched from now on works on this request."""
+        """Every kernel launched from now on works on this request, after what was written."""
         self._set_stops(stop_ids)
         self._set_bias(tuple(logit_bias))
         if filters.has_penalties:
             self.counts.zero_()
-            self.counts[torch.tensor(sorted(set(prompt_ids)), dtype=torch.int64)] = SEEN
+            self.counts[torch.tensor(sorted({*prompt_ids, *written}), dtype=torch.int64)] = SEEN
+            for token in written:
+                self.counts[token] += 1
         params = self._host.numpy()
         params[:] = 0
         params.view(np.uint64)[Param.SEED // 2] = seed
