@@ -100,7 +100,11 @@ member `draftree`:
 | `prefill_ms`, `decode_ms` | time on the engine |
 | `switch_ms` | copying what requests have read so far, where they take turns |
 | `cached_tokens` | of the prompt, not computed again |
+| `compression` | what was [left out](compression.md) of long messages, or null where it is off |
 | `speculation_off` | why nothing was drafted, or null |
+
+`compression` has `texts` that were shortened, `cached_texts` of those, `spans` that were kept,
+`tokens_before`, `tokens_kept` and `tokens_dropped` of these texts, and `score_ms`.
 
 ## Rounds
 

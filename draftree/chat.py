@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from draftree.compress import CompressOptions, Compressor
 from draftree.config import EngineConfig, Plan
 from draftree.core import (
+    Compression,
     FinishReason,
     Request,
     SamplingParams,
@@ -180,6 +182,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.name = name
         self._planner = TurnPlanner(tokenizer)
+        self._compressor = Compressor(tokens, tokenizer, tokens.config)
 
     @classmethod
     def open(cls, model: str, config: EngineConfig | None = None, **options: Any) -> "Engine":
@@ -229,10 +232,13 @@ class Engine:
         stop: Sequence[str] = (),
         logit_bias: Mapping[int, float] | None = None,
         logprobs: int | None = None,
+        compress: str | None = None,
+        compress_keep: float | str | None = None,
     ) -> Generation:
         """Answer a conversation. tool_choice: "auto", "none", "required" or a function's name in
         {"function": {"name": …}}. thinking: None leaves it to the model's template;
-        thinking_budget: tokens of reasoning, then it is closed.
+        thinking_budget: tokens of reasoning, then it is closed. compress, compress_keep: as in
+        EngineConfig, for this reply.
         """
         options = ReplyOptions(
             tools=tools or (),
@@ -242,12 +248,12 @@ class Engine:
             thinking=thinking,
             thinking_budget=thinking_budget,
         )
-        turn = self._planner.plan(messages, options)
+        shorter, report = self._compress(messages, bool(tools), compress, compress_keep)
+        turn = self._planner.plan(shorter, options)
         request = self._request(turn.prompt_ids, max_tokens, sampling, logit_bias, logprobs)
         request = replace(request, grammar=turn.grammar)
-        return Generation(
-            self.tokens.generate(request), Detokenizer(self.tokenizer), turn.new_reader(stop)
-        )
+        stream = self._open_stream(request, report)
+        return Generation(stream, Detokenizer(self.tokenizer), turn.new_reader(stop))
 
     def complete(
         self,
@@ -285,10 +291,12 @@ class Engine:
         """
         if isinstance(prompt, str) and not system and not chat:
             return self.complete(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop)
-        ids = self.encode_chat(prompt, system)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        shorter, report = self._compress(messages, False, None, None)
+        ids = self.encode_chat(shorter, system)
         request = self._request(ids, max_tokens, sampling, None, None)
-        detokenizer = Detokenizer(self.tokenizer)
-        return Generation(self.tokens.generate(request), detokenizer, ReplyReader(stop=stop))
+        stream = self._open_stream(request, report)
+        return Generation(stream, Detokenizer(self.tokenizer), ReplyReader(stop=stop))
 
     def encode_chat(
         self,
@@ -304,6 +312,25 @@ class Engine:
             messages = [{"role": "system", "content": system}, *messages]
         options = ReplyOptions(tools=tools or (), thinking=thinking)
         return self._planner.encode(messages, options)
+
+    def _compress(
+        self,
+        messages: Sequence[Message],
+        has_tools: bool,
+        mode: str | None,
+        keep: float | str | None,
+    ) -> tuple[Sequence[Message], Compression | None]:
+        config = self.tokens.config
+        options = CompressOptions(
+            config.compress if mode is None else mode,
+            config.compress_keep if keep is None else keep,
+        )
+        return self._compressor.compress(messages, options, has_tools=has_tools)
+
+    def _open_stream(self, request: Request, report: Compression | None) -> TokenStream:
+        stream = self.tokens.generate(request)
+        stream.usage.compression = report
+        return stream
 
     def _request(
         self,

@@ -23,6 +23,7 @@ from draftree.kernels.quant.kv_format import (
 from draftree.memory import MemoryPlan, plan_gpu_memory, plan_memory
 
 KV_NAMES = ("f32", *KEY_FORMATS)  # of keys and of values, largest first
+COMPRESS_NAMES = ("off", "auto", "always")
 _DEFAULT_CTX = 8192
 _CHUNK = 128  # more rows are no faster on a CPU, and take more memory
 _MAX_BUDGET = 64
@@ -55,6 +56,12 @@ def _is_kv_name(name: object) -> bool:
     return name in ("auto", *KV_NAMES, *KV_ALIASES)
 
 
+def is_share(value: object) -> bool:
+    """What --compress-keep may be."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value == "auto" or (is_number and 0.0 < float(str(value)) <= 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Options of an engine. 0 or "auto" leaves the choice to the plan."""
@@ -73,6 +80,9 @@ class EngineConfig:
     gpu_memory: float = 0.0  # GiB of the GPU that may be used; 0: all of it
     prefix_bytes: int | str = "auto"  # main memory for earlier conversations; 0: none
     parallel: int = 0  # unfinished requests that may take turns; 1: one after the other
+    compress: str = "off"  # leave parts of long messages out: "off", "auto" or "always"
+    compress_keep: float | str = "auto"  # share of a text that its scores keep
+    compress_with: str = "self"  # who scores: "self", or a model's name or path
 
     def __post_init__(self) -> None:
         checks = (
@@ -82,6 +92,12 @@ class EngineConfig:
             (_is_kv_name(self.kv_k), f"kv k must be auto or one of {', '.join(KV_NAMES)}"),
             (_is_kv_name(self.kv_v), f"kv v must be auto or one of {', '.join(KV_NAMES)}"),
             (self.ngram in ("auto", "on", "off"), "ngram must be auto, on or off"),
+            (self.compress in COMPRESS_NAMES, "compress must be off, auto or always"),
+            (
+                is_share(self.compress_keep),
+                "compress keep must be auto or a number above 0 and at most 1",
+            ),
+            (bool(self.compress_with), "compress with must be self or name a model"),
             (
                 self.budget == "auto" or _is_count(self.budget, 0, 1024),
                 "budget must be auto or a number of nodes from 0 to 1024",
