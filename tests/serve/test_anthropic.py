@@ -303,3 +303,9 @@ def test_count_tokens(client, engine, monkeypatch):
 def test_every_field_of_the_sdk_is_known(model, hints):
     in_headers = {"betas"}
     assert set(typing.get_type_hints(hints)) - set(model.model_fields) - in_headers == set()
+
+
+def test_compression_is_asked_for_by_request(client, engine):
+    assert ask(client, draftree={"compress": "auto", "compress_keep": "auto"}).status_code == 200
+    assert (engine.calls[-1]["compress"], engine.calls[-1]["compress_keep"]) == ("auto", "auto")
+    assert ask(client, draftree={"compress": "on"}).status_code == 400
