@@ -218,7 +218,7 @@ def compress(
 
     options = CompressOptions(model, drafter, chars, cases, replies, own)
     with progress() as say:
-        out = results / Path(model).stem / "quality.json"
+        out = results / Path(model).name.removesuffix(".gguf") / "quality.json"
         write_compress(out, options, say)
     finish({"file": str(out)})
 
