@@ -26,8 +26,8 @@ from draftree.bench.writing import (
     write_text,
 )
 from draftree.chat import Engine
-from draftree.config import usable_cores
 from draftree.core import SamplingParams
+from draftree.memory import usable_cores
 
 SETS: Final = ("humaneval", "gsm8k", "math500", "chat")
 _SEED: Final = 7

@@ -203,6 +203,26 @@ def acceptance(
         draw_depths(json.loads(out.read_text(encoding="utf-8")), plot)
 
 
+@app.command()
+def compress(
+    model: Model = DEFAULT_MODEL,
+    drafter: Annotated[str, typer.Option(help="The model that scores.")] = DEFAULT_MODEL,
+    chars: Annotated[int, typer.Option(min=4000, help="Characters of a text.")] = 10_000,
+    cases: Annotated[int, typer.Option(min=1, help="Texts of each kind.")] = 4,
+    replies: Annotated[int, typer.Option(min=0, help="Of those, that are answered.")] = 2,
+    own: Annotated[bool, typer.Option(help="Score by the target's own keys as well.")] = True,
+    results: Results = RESULTS / "compress",
+) -> None:
+    """Whether prompt compression keeps what a question needs, and whether it is answered."""
+    from benchmarks.compress import CompressOptions, write_compress
+
+    options = CompressOptions(model, drafter, chars, cases, replies, own)
+    with progress() as say:
+        out = results / Path(model).name.removesuffix(".gguf") / "quality.json"
+        write_compress(out, options, say)
+    finish({"file": str(out)})
+
+
 @app.command("draft-context")
 def draft_context(
     model: Annotated[Path, typer.Argument(help="The target, a GGUF file.")],

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from benchmarks.compress import make_section as compress_section
 from benchmarks.draft_context import make_section
 from benchmarks.markdown import table
 from benchmarks.plot import plot_name, plots_of
@@ -45,6 +46,7 @@ def make_page(folder: Path, plots: Iterable[str] = ()) -> str:
                 "again."
             ) from missing
     lines += _draft_contexts(folder)
+    lines += _compression(folder)
     return "\n".join(lines if len(lines) > 1 else [_HEAD, _NOTHING])
 
 
@@ -55,6 +57,14 @@ def _draft_contexts(folder: Path) -> list[str]:
         result = json.loads(path.read_text(encoding="utf-8"))
         lines += [f"**{result['model']['file']}**", "", *make_section(result), ""]
     return ["## Context of a draft", "", *lines] if lines else []
+
+
+def _compression(folder: Path) -> list[str]:
+    lines = []
+    for path in sorted(folder.glob("compress/*/quality.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        lines += [f"**{result['settings']['target']}**", "", *compress_section(result), ""]
+    return ["## Prompt compression", "", *lines] if lines else []
 
 
 def _machine_part(records: Mapping[str, Json], plots: set[str], place: str) -> list[str]:

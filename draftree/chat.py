@@ -11,15 +11,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from draftree.compress import Compressor
 from draftree.config import EngineConfig, Plan
-from draftree.core import (
-    FinishReason,
-    Request,
-    SamplingParams,
-    TokenEvent,
-    TokenSource,
-    Usage,
-)
+from draftree.core import FinishReason, Request, SamplingParams, TokenEvent, TokenSource, Usage
 from draftree.engine.engine import Round, TokenEngine
 from draftree.engine.locate import locate
 from draftree.engine.stream import PAUSE, TokenStream
@@ -194,6 +188,7 @@ class Engine:
         self._planner = TurnPlanner(tokenizer)
         # Conversations whose replies have been read, with what was asked, for read_ahead.
         self._ended: deque[tuple[list[Message], ReplyOptions]] = deque(maxlen=_NUM_ENDED)
+        self._compressor = Compressor(tokens, tokenizer, tokens.config)
 
     @classmethod
     def open(
@@ -281,10 +276,13 @@ class Engine:
         stop: Sequence[str] = (),
         logit_bias: Mapping[int, float] | None = None,
         logprobs: int | None = None,
+        compress: str | None = None,
+        compress_keep: float | str | None = None,
     ) -> Generation:
         """Answer a conversation. tool_choice: "auto", "none", "required" or a function's name in
         {"function": {"name": …}}. thinking: None leaves it to the model's template;
-        thinking_budget: tokens of reasoning, then it is closed.
+        thinking_budget: tokens of reasoning, then it is closed. compress, compress_keep: as in
+        EngineConfig, for this reply.
         """
         options = ReplyOptions(
             tools=tools or (),
@@ -294,17 +292,20 @@ class Engine:
             thinking=thinking,
             thinking_budget=thinking_budget,
         )
-        turn = self._planner.plan(messages, options)
+        shorter, report = self._compressor.shorten(
+            messages, compress, compress_keep, has_tools=bool(tools)
+        )
+        turn = self._planner.plan(shorter, options)
         request = self._request(turn.prompt_ids, max_tokens, sampling, logit_bias, logprobs)
         sink_len = self._count_sinks(turn.prompt_ids, messages, options)
         request = replace(request, grammar=turn.grammar, sink_len=sink_len)
         if self.tokens.target.state.is_recurrent:
             points = (self._planner.count_opening(messages, options),)
             request = replace(request, cache_points=points)
-        generation = Generation(
-            self.tokens.generate(request), Detokenizer(self.tokenizer), turn.new_reader(stop)
-        )
-        generation.on_end = partial(self._record_end, messages, options, generation)
+        stream = self.tokens.generate(request)
+        stream.usage.compression = report
+        generation = Generation(stream, Detokenizer(self.tokenizer), turn.new_reader(stop))
+        generation.on_end = partial(self._record_end, shorter, options, generation)
         return generation
 
     def complete(
@@ -343,12 +344,14 @@ class Engine:
         """
         if isinstance(prompt, str) and not system and not chat:
             return self.complete(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop)
-        messages, options = _conversation(prompt, system), ReplyOptions()
-        ids = self._planner.encode(messages, options)
+        shorter, report = self._compressor.shorten(_conversation(prompt, system))
+        options = ReplyOptions()
+        ids = self._planner.encode(shorter, options)
         request = self._request(ids, max_tokens, sampling, None, None)
-        request = replace(request, sink_len=self._count_sinks(ids, messages, options))
-        detokenizer = Detokenizer(self.tokenizer)
-        return Generation(self.tokens.generate(request), detokenizer, ReplyReader(stop=stop))
+        request = replace(request, sink_len=self._count_sinks(ids, shorter, options))
+        stream = self.tokens.generate(request)
+        stream.usage.compression = report
+        return Generation(stream, Detokenizer(self.tokenizer), ReplyReader(stop=stop))
 
     def encode_chat(
         self,

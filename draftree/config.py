@@ -5,7 +5,6 @@ The plan's memory is arithmetic on the model's sizes, done before anything is lo
 not fit is refused here, with the numbers.
 """
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
@@ -20,9 +19,10 @@ from draftree.kernels.quant.kv_format import (
     VALUE_FORMATS,
     KvCode,
 )
-from draftree.memory import MemoryPlan, plan_gpu_memory, plan_memory
+from draftree.memory import MemoryPlan, machine_memory, plan_gpu_memory, plan_memory, usable_cores
 
 KV_NAMES = ("f32", *KEY_FORMATS)  # of keys and of values, largest first
+COMPRESS_NAMES = ("off", "auto", "always")
 _DEFAULT_CTX = 8192
 _CHUNK = 128  # more rows are no faster on a CPU, and take more memory
 _MAX_BUDGET = 64
@@ -56,6 +56,12 @@ def _is_kv_name(name: object) -> bool:
     return name in ("auto", *KV_NAMES, *KV_ALIASES)
 
 
+def is_share(value: object) -> bool:
+    """What --compress-keep may be."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value == "auto" or (is_number and 0.0 < float(str(value)) <= 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Options of an engine. 0 or "auto" leaves the choice to the plan."""
@@ -77,6 +83,9 @@ class EngineConfig:
     parallel: int = 0  # unfinished requests that may take turns; 1: one after the other
     window: int = 0  # positions that attention looks back, besides the beginning; 0: all
     warm_up: bool = False  # make at opening what would else be made by the first requests
+    compress: str = "off"  # leave parts of long messages out: "off", "auto" or "always"
+    compress_keep: float | str = "auto"  # share of a text that its scores keep
+    compress_with: str = "self"  # who scores: "self", or a model's name or path
 
     def __post_init__(self) -> None:
         checks = (
@@ -86,6 +95,12 @@ class EngineConfig:
             (_is_kv_name(self.kv_k), f"kv k must be auto or one of {', '.join(KV_NAMES)}"),
             (_is_kv_name(self.kv_v), f"kv v must be auto or one of {', '.join(KV_NAMES)}"),
             (self.ngram in ("auto", "on", "off"), "ngram must be auto, on or off"),
+            (self.compress in COMPRESS_NAMES, "compress must be off, auto or always"),
+            (
+                is_share(self.compress_keep),
+                "compress keep must be auto or a number above 0 and at most 1",
+            ),
+            (bool(self.compress_with), "compress with must be self or name a model"),
             (
                 self.budget == "auto" or _is_count(self.budget, 0, 1024),
                 "budget must be auto or a number of nodes from 0 to 1024",
@@ -154,18 +169,6 @@ class Plan:
 
 def kv_word(kv_k: str, kv_v: str) -> str:
     return kv_k if kv_k == kv_v else f"{kv_k}/{kv_v}"
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def machine_memory() -> int:
-    """Bytes of main memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def plan_prefix_bytes(config: EngineConfig, free_bytes: int) -> int:

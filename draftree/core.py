@@ -270,6 +270,24 @@ class RoundStats:
 
 
 @dataclass(slots=True)
+class Compression:
+    """What was left out of long messages before the prompt was read. Tokens are the target's, of
+    the texts that were shortened; marks count as kept.
+    """
+
+    num_texts: int = 0
+    num_cached: int = 0  # of those, shortened in an earlier request
+    num_spans: int = 0
+    tokens_before: int = 0
+    tokens_kept: int = 0
+    score_ms: float = 0.0  # all of it, the reading by the scoring model included
+
+    @property
+    def tokens_dropped(self) -> int:
+        return self.tokens_before - self.tokens_kept
+
+
+@dataclass(slots=True)
 class Usage:
     """Counts and times of one request."""
 
@@ -284,6 +302,7 @@ class Usage:
     window: int = 0  # positions that attention looked back; 0: all
     sinks: int = 0  # and so many at the beginning
     switch_ms: float = 0.0  # copying sequences, where requests take turns; in none of the others
+    compression: Compression | None = None  # its time is in first_token_ms alone
 
     @property
     def acceptance_length(self) -> float:

@@ -1,5 +1,6 @@
-"""Bytes that a model needs, before anything is loaded: arithmetic on its sizes."""
+"""Bytes that a model needs, by arithmetic on its sizes, and what a machine has."""
 
+import os
 from dataclasses import dataclass
 
 from draftree.core import DraftSize, ModelConfig, count_ring
@@ -92,3 +93,15 @@ def plan_gpu_memory(
     weights = int(1.025 * (model.weight_bytes - model.embedding_bytes))  # padding, stacking
     recurrent = model.recurrent_bytes + model.window_bytes  # windows are there twice
     return MemoryPlan(weights, kv, recurrent, scratch, extra)
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def machine_memory() -> int:
+    """Bytes of main memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

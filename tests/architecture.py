@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 120
-MAX_PACKAGE_LINES = 39_172  # Python and CUDA of draftree/
+MAX_PACKAGE_LINES = 40_015  # Python and CUDA of draftree/
 MAX_DOCSTRING_LINES = 6
 
 # Who may import whom, as docs/architecture.md has it; every part may import itself.
@@ -42,14 +42,36 @@ ALLOWED_IMPORTS = {
         *("decode", "prefill", "drafts", "models", "state", "weights", "kernels", "config", "core"),
         *("memory", "errors"),
     ),
-    "chat": ("engine", "text", "config", "core", "errors"),
+    "compress": ("engine", "text", "config", "core", "errors"),
+    "chat": ("compress", "engine", "text", "config", "core", "errors"),
     "serve": ("chat", "text", "core", "errors"),
     "train": ("engine", "models", "state", "weights", "kernels.quant", "text", "core", "errors"),
-    "bench": ("chat", "engine", "decode", "prefill", "kernels", "config", "core", "errors"),
+    "bench": (
+        "chat",
+        "engine",
+        "decode",
+        "prefill",
+        "kernels",
+        "config",
+        "memory",
+        "core",
+        "errors",
+    ),
     "cli": (
         *("", "errors", "env", "core", "kernels", "weights", "text", "memory", "config", "state"),
         *("layers",),
-        *("models", "drafts", "decode", "prefill", "engine", "chat", "serve", "train", "bench"),
+        *(
+            "models",
+            "drafts",
+            "decode",
+            "prefill",
+            "engine",
+            "compress",
+            "chat",
+            "serve",
+            "train",
+            "bench",
+        ),
     ),
 }
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from draftree.config import EngineConfig, resolve, usable_cores
+from draftree.config import EngineConfig, resolve
 from draftree.core import ModelConfig
 from draftree.errors import CapacityError
+from draftree.memory import usable_cores
 
 FACTS = ModelConfig(
     name="Tiny",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from draftree.config import machine_memory, usable_cores
+from draftree.memory import machine_memory, usable_cores
 
 _PACKAGES: Final = ("draftree", "llvmlite", "numba", "numpy", "tokenizers", "torch", "xllamacpp")
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from draftree.bench.disturbance import foreign_share, look
 from draftree.bench.machine import describe_machine
-from draftree.config import usable_cores
+from draftree.memory import usable_cores
 
 SCHEMA: Final = 1
 _CHUNK_BYTES: Final = 4 << 20

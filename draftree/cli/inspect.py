@@ -201,7 +201,7 @@ def _context_steps(model: "ModelConfig") -> list[int]:
 
 
 def list_places() -> list[Place]:
-    from draftree.config import machine_memory
+    from draftree.memory import machine_memory
 
     return [Place("here", machine_memory())]
 

@@ -154,7 +154,7 @@ def open_measurement(
     kind: type[Kind], model: str, threads: int, results: Path, skip: Callable[[str], None]
 ) -> Iterator[Kind]:
     """A model that is here, and somewhere to say how far things are."""
-    from draftree.config import usable_cores
+    from draftree.memory import usable_cores
     from draftree.weights.hub import resolve
 
     with progress() as say:

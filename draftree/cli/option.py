@@ -126,6 +126,19 @@ class Settings:
     gpu_memory: Annotated[
         float | None, _engine("GiB of the GPU's memory that may be used; all of it by default.")
     ] = None
+    compress: Annotated[
+        Literal["off", "auto", "always"] | None,
+        _engine(
+            "Leave out parts of long messages that the question does not look at; `auto` only "
+            "above 4,096 tokens. Off by default: a reply may miss what was left out."
+        ),
+    ] = None
+    compress_keep: Annotated[
+        str | None, _engine("Share of a long message that its scores keep, or `auto`.")
+    ] = None
+    compress_with: Annotated[
+        str | None, _engine("Who scores: a small model's name or file, or `self`.")
+    ] = None
     prefix_cache: Annotated[
         int | None,
         _engine(
@@ -158,12 +171,13 @@ class Settings:
 
         names = (
             *("draft", "ngram", "block", "max_ctx", "window", "math", "threads", "device"),
-            "gpu_memory",
+            *("gpu_memory", "compress", "compress_with"),
         )
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         both = self._read_kv()
         given |= {"kv_k": self.kv_k or both, "kv_v": self.kv_v or both}
         given["budget"] = _read_budget(self.budget)
+        given["compress_keep"] = _read_share(self.compress_keep)
         if self.prefix_cache is not None:
             given["prefix_bytes"] = self.prefix_cache * 2**20
         given["prefix_dir"] = self.prefix_cache_dir
@@ -241,3 +255,13 @@ def _read_budget(text: str | None) -> int | str | None:
     if not (text.isascii() and text.isdecimal()):
         raise typer.BadParameter(f"--budget is {text!r}; it must be a number or `auto`.")
     return int(text)
+
+
+def _read_share(text: str | None) -> float | str | None:
+    if text is None or text == "auto":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        sentence = f"--compress-keep is {text!r}; it must be a number or `auto`."
+        raise typer.BadParameter(sentence) from None

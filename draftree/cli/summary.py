@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from draftree.core import FinishReason, Usage
+    from draftree.core import Compression, FinishReason, Usage
 
 
 def summary_line(usage: "Usage") -> str:
@@ -19,9 +19,17 @@ def summary_line(usage: "Usage") -> str:
         words += f", {usage.cached_tokens} of them cached"
     if usage.window:
         words += f"; window of {usage.window} behind {_tokens(usage.sinks)}"
+    if usage.compression is not None and usage.compression.num_texts:
+        words += f"; {compression_words(usage.compression)}"
     if usage.rounds.off_reason:
         words += f"; speculation was off: {usage.rounds.off_reason}"
     return words
+
+
+def compression_words(compression: "Compression") -> str:
+    before, kept = compression.tokens_before, compression.tokens_kept
+    words = f"{kept:,} of {before:,} tokens kept of long messages"
+    return f"{words}, scored in {compression.score_ms / 1000:.2f} s"
 
 
 def round_lines(usage: "Usage") -> list[str]:

@@ -28,6 +28,10 @@ class Device(Protocol):
         """
         ...
 
+    def new_scoring_ops(self, max_ctx: int, chunk: int) -> Ops:
+        """For a sequence beside the engine's own, of prompts alone."""
+        ...
+
     def new_rounds(
         self,
         target: Target,
@@ -86,7 +90,18 @@ class CpuDevice:
         ring_len = _ring_len(self._plan, context_len, max_tokens)
         return self._new_ops(max_tokens, block_len, ring_len)
 
-    def _new_ops(self, max_tokens: int, max_nodes: int, ring_len: int, **formats: KvFormat) -> Ops:
+    def new_scoring_ops(self, max_ctx: int, chunk: int) -> Ops:
+        return self._new_ops(chunk, 1, 0, max_ctx)
+
+    def _new_ops(
+        self,
+        max_tokens: int,
+        max_nodes: int,
+        ring_len: int,
+        max_ctx: int = 0,
+        /,
+        **formats: KvFormat,
+    ) -> Ops:
         from draftree.kernels.cpu.ops import CpuOps
 
         plan = self._plan
@@ -94,7 +109,7 @@ class CpuDevice:
             self._pool,
             max_tokens=max_tokens,
             max_nodes=max_nodes,
-            max_ctx=plan.max_ctx,
+            max_ctx=max_ctx or plan.max_ctx,
             ring_len=ring_len,
             exact=plan.is_exact,
             kv_dtype=_CPU_KV.get(plan.kv, np.float16),
@@ -151,6 +166,11 @@ class CudaDevice:
         max_nodes = max(self._plan.max_nodes, block_len)
         ring_len = _ring_len(self._plan, context_len, max_tokens)
         return self._new_ops(max(max_tokens, max_nodes), max_nodes, ring_len)
+
+    def new_scoring_ops(self, max_ctx: int, chunk: int) -> Ops:
+        from draftree.kernels.cuda.ops import CudaOps
+
+        return CudaOps(self._store, max_tokens=chunk, max_nodes=1, max_ctx=max_ctx)
 
     def _new_ops(self, max_tokens: int, max_nodes: int, ring_len: int, **formats: KvFormat) -> Ops:
         from draftree.kernels.cuda.ops import CudaOps

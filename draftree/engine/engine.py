@@ -19,6 +19,7 @@ from draftree.engine.live import EngineUse, LiveRequest
 from draftree.engine.parking import Parking
 from draftree.engine.parts import open_parts
 from draftree.engine.prefix import PrefixCache
+from draftree.engine.scoring import OwnedScorer, open_scorer, score_with_own
 from draftree.engine.stream import TokenStream
 from draftree.engine.turnstile import Turnstile
 from draftree.engine.warm import Report, warm_up
@@ -43,6 +44,7 @@ class TokenEngine:
         self.model_config, self.plan = self._parts.model_config, self._parts.plan
         self.target, self.drafter = self._parts.target, self._parts.drafter
         self.watch: Callable[[Round], None] | None = None
+        self._scorers: list[OwnedScorer] = []
         self._turnstile = Turnstile()
         folder = open_folder(config, self.plan, checkpoint, draft_checkpoint)
         prefix_bytes = self.plan.prefix_bytes
@@ -71,6 +73,17 @@ class TokenEngine:
         """
         return self._parts.new_rounds(budget)
 
+    def new_scorer(self, checkpoint: Checkpoint | None) -> OwnedScorer:
+        """Of long texts: by another model, or by this one. It is closed with the engine."""
+        parts, hold = self._parts, self._turnstile.hold
+        if checkpoint is None:
+            with hold():
+                scorer = score_with_own(parts, hold)
+        else:
+            scorer = open_scorer(checkpoint, parts)
+        self._scorers.append(scorer)
+        return scorer
+
     def close(self) -> None:
         """Ends after the pass that is being computed; an unfinished reply raises when read on."""
         if not self._turnstile.is_closed:
@@ -78,6 +91,8 @@ class TokenEngine:
                 with suppress(Exception):  # what cannot be kept is read again
                     self.offload()
             self._turnstile.is_closed = True
+            for scorer in self._scorers:
+                scorer.close()
             self._parts.device.close()
 
     def generate(self, request: Request) -> TokenStream:

@@ -119,6 +119,8 @@ class LiveRequest:
                 usage.decode_ms = (self._now() - start) * 1000
                 if usage.completion_tokens == 0:
                     usage.first_token_ms = usage.prefill_ms + usage.decode_ms
+                    if usage.compression is not None:
+                        usage.first_token_ms += usage.compression.score_ms
                 usage.completion_tokens += 1
                 if emitted.token in request.stop_ids:
                     stream.finish_reason = FinishReason.STOP

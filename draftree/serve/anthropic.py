@@ -43,6 +43,7 @@ from draftree.serve.conversation import (
 )
 from draftree.serve.length import check_length, count_characters
 from draftree.serve.observed import ObservedCall
+from draftree.serve.openai_fields import compress_options
 from draftree.serve.reply import answer
 from draftree.serve.service import Service
 from draftree.serve.statistics import wants_statistics
@@ -127,6 +128,7 @@ def make_call(body: MessagesRequest, temperature: float) -> ObservedCall:
         thinking_budget=_thinking_budget(body),
         max_tokens=body.max_tokens,
         sampling=choose_sampling(temperature, body.top_p, body.top_k),
+        **compress_options(body.draftree),
     )
     return ObservedCall(call, body.stop_sequences or ())
 

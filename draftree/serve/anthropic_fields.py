@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from draftree.serve.openai_fields import StatisticsOptions, StopText, ToolName
+from draftree.serve.openai_fields import ChatExtras, StopText, ToolName
 from draftree.serve.wire import Nothing, WireModel, optional, refused, returned
 
 _HINT = "A hint; there is one cache, which finds by content."
@@ -221,7 +221,7 @@ class MessagesRequest(PromptFields):
         "End before any of these texts; the reply says which.", max_length=64
     )
     metadata: RequestMetadata | None = optional("Who asks.")
-    draftree: StatisticsOptions | None = optional("What only this server has.")
+    draftree: ChatExtras | None = optional("What only this server has.")
     service_tier: Literal["auto", "standard_only"] | None = refused(
         "There is one tier; auto and standard_only both mean it."
     )

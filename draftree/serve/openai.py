@@ -27,6 +27,7 @@ from draftree.serve.openai_fields import (
     NamedToolChoice,
     SamplingFields,
     TextFormat,
+    compress_options,
 )
 from draftree.serve.openai_reply import ChatWire, CompletionWire, ReplyOptions
 from draftree.serve.queue import Call
@@ -163,6 +164,7 @@ def chat_calls(body: ChatRequest, temperature: float) -> list[Call]:
             max_tokens=body.max_completion_tokens or body.max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             sampling=sampling,
+            **compress_options(body.draftree),
             **_shared_options(body),
         )
         for sampling in samplings(body, temperature, body.n or 1)

@@ -30,12 +30,34 @@ class StatisticsOptions(WireModel):
     )
 
 
+class ChatExtras(StatisticsOptions):
+    compress: Literal["off", "auto", "always"] | None = optional(
+        "Leave parts of long messages out that the question does not look at; if not given, what "
+        "the server was started with."
+    )
+    compress_keep: Annotated[float, Field(gt=0, le=1)] | Literal["auto"] | None = optional(
+        "Share of a long message that its scores keep."
+    )
+
+
+def compress_options(asked: ChatExtras | None) -> dict[str, Any]:
+    """For Engine.chat; what was not given is left to it."""
+    if asked is None:
+        return {}
+    given = {"compress": asked.compress, "compress_keep": asked.compress_keep}
+    return {name: value for name, value in given.items() if value is not None}
+
+
 class StreamExtras(StatisticsOptions):
     rounds: bool = Field(
         False,
         description="Add events of the rounds: every tree, what was accepted, the bonus. Only with "
         "stream.",
     )
+
+
+class ChatStreamExtras(StreamExtras, ChatExtras):
+    """Both."""
 
 
 class SamplingFields(WireModel):
@@ -196,6 +218,7 @@ class TemplateOptions(WireModel):
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions"""
 
+    draftree: ChatStreamExtras | None = optional("What only this server has.")
     messages: list[Message] = Field(
         min_length=1, description="Roles system, developer, user, assistant, tool; text only."
     )

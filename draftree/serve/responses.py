@@ -22,7 +22,7 @@ from draftree.serve.conversation import (
     describe_tool,
 )
 from draftree.serve.observed import ObservedCall
-from draftree.serve.openai_fields import JsonFormat
+from draftree.serve.openai_fields import JsonFormat, compress_options
 from draftree.serve.reply import answer
 from draftree.serve.responses_fields import (
     FunctionCall,
@@ -106,6 +106,7 @@ def make_call(body: ResponsesRequest, temperature: float) -> ObservedCall:
         max_tokens=body.max_output_tokens,
         logprobs=(body.top_logprobs or 0) if _LOGPROBS in (body.include or ()) else None,
         sampling=choose_sampling(_or(body.temperature, temperature), body.top_p),
+        **compress_options(body.draftree),
     )
     return ObservedCall(call)
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from draftree.serve.openai_fields import (
+    ChatExtras,
     JsonFormat,
     ReasoningEffort,
-    StatisticsOptions,
     TextFormat,
     ToolName,
 )
@@ -209,7 +209,7 @@ class ResponsesRequest(WireModel):
     prompt_cache_key: str | None = optional(
         "A hint; there is one cache, which finds by content.", max_length=1000
     )
-    draftree: StatisticsOptions | None = optional("What only this server has.")
+    draftree: ChatExtras | None = optional("What only this server has.")
     store: Literal[False] | None = refused("Nothing is stored here; only false is taken.")
     previous_response_id: Nothing = refused("Nothing is stored here; send the conversation again.")
     conversation: Nothing = refused("Nothing is stored here; send the conversation again.")

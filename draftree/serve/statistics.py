@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from draftree.core import Usage
 from draftree.serve.openai_fields import StatisticsOptions
 from draftree.serve.queue import Job
 
@@ -36,7 +37,24 @@ def statistics(jobs: Sequence[Job]) -> dict[str, Any]:
         "cached_tokens": sum(usage.cached_tokens for usage in usages),
         "window": first.usage.window or None,
         "sinks": first.usage.sinks or None,
+        "compression": _compression(usages),
         "speculation_off": next((u.rounds.off_reason for u in usages if u.rounds.off_reason), None),
+    }
+
+
+def _compression(usages: Sequence[Usage]) -> dict[str, Any] | None:
+    """Of all replies; None where it was off for all."""
+    found = [usage.compression for usage in usages if usage.compression is not None]
+    if not found:
+        return None
+    return {
+        "texts": sum(each.num_texts for each in found),
+        "cached_texts": sum(each.num_cached for each in found),
+        "spans": sum(each.num_spans for each in found),
+        "tokens_before": sum(each.tokens_before for each in found),
+        "tokens_kept": sum(each.tokens_kept for each in found),
+        "tokens_dropped": sum(each.tokens_dropped for each in found),
+        "score_ms": _round(sum(each.score_ms for each in found)),
     }
 
 

@@ -103,13 +103,13 @@ def _explained(sentence: str) -> Iterator[None]:
 
 def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message as templates expect it: text content, tool arguments as objects."""
-    plain = {**message, "content": _plain_content(message.get("content"))}
+    plain = {**message, "content": plain_content(message.get("content"))}
     if message.get("tool_calls"):
         plain["tool_calls"] = [_plain_call(call) for call in message["tool_calls"]]
     return plain
 
 
-def _plain_content(content: Any) -> str | None:
+def plain_content(content: Any) -> str | None:
     if content is None or isinstance(content, str):
         return content
     return "\n".join(_part_texts(content))

@@ -37,13 +37,16 @@ def test_asks_the_engine_for_what_was_typed(draftree, engine):
 
 def test_engine_options_reach_the_config(draftree, engine):
     options = "--draft none --budget 22 --block 8 --max-ctx 512 --math exact --kv f16 --threads 2"
-    options += " --ngram off --prefix-cache 64"
+    options += " --ngram off --prefix-cache 64 --compress auto --compress-keep 0.1"
+    options += " --compress-with some-file"
     result = draftree("run", "-p", "x", *options.split())
     assert result.exit_code == 0, result.stderr
     config = engine.opened[0][1]
     assert (config.draft, config.budget, config.block, config.max_ctx) == ("none", 22, 8, 512)
     assert (config.math, config.kv_k, config.kv_v, config.threads) == ("exact", "f16", "f16", 2)
     assert (config.ngram, config.prefix_bytes) == ("off", 64 << 20)
+    compression = config.compress, config.compress_keep, config.compress_with
+    assert compression == ("auto", 0.1, "some-file")
 
 
 @pytest.mark.parametrize(
@@ -150,6 +153,9 @@ def test_interrupt_stops_between_tokens(draftree, engine):
         (("--seed", "-1"), "seed must be"),
         (("--n-gen", "0"), "--n-gen"),
         (("--budget", "many"), "--budget is 'many'"),
+        (("--compress-keep", "most"), "--compress-keep is 'most'"),
+        (("--compress-keep", "1.5"), "compress keep must be auto or a number"),
+        (("--compress", "on"), "compress"),
         (("--budget", "-3"), "--budget is '-3'"),
         (("--threads", "100000"), "threads must be"),
         (("--math", "fast"), "fast"),

@@ -1,7 +1,7 @@
 """What a reply cost, in words."""
 
 from draftree.cli.summary import round_lines, summary_line
-from draftree.core import RoundStats, Usage
+from draftree.core import Compression, RoundStats, Usage
 
 
 def test_plain_reply_names_no_acceptance_length():
@@ -37,3 +37,12 @@ def test_speculation_is_accounted_for():
 def test_reason_for_not_speculating_is_said():
     usage = Usage(rounds=RoundStats(off_reason="the draft costs more than it saves"))
     assert summary_line(usage).endswith("; speculation was off: the draft costs more than it saves")
+
+
+def test_what_was_left_out_is_said():
+    usage = Usage(compression=Compression(1, 0, 5, 4321, 1234, 1500.0))
+    assert summary_line(usage).endswith(
+        "; 1,234 of 4,321 tokens kept of long messages, scored in 1.50 s"
+    )
+    usage.compression = Compression()
+    assert "kept" not in summary_line(usage)

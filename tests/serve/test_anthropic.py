@@ -331,3 +331,9 @@ def test_words_about_such_lines_stay(client, engine):
     for text in ("", "Drop x-anthropic-billing-header: a=1; lines.\nx-anthropic-b: 2"):
         assert ask(client, system=text).is_success
         assert engine.started[-1].prompt[0] == {"role": "system", "content": text}
+
+
+def test_compression_is_asked_for_by_request(client, engine):
+    assert ask(client, draftree={"compress": "auto", "compress_keep": "auto"}).status_code == 200
+    assert (engine.calls[-1]["compress"], engine.calls[-1]["compress_keep"]) == ("auto", "auto")
+    assert ask(client, draftree={"compress": "on"}).status_code == 400

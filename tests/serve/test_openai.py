@@ -161,6 +161,8 @@ def test_reasoning_effort(client, engine, effort, thinking, budget):
         ({"verbosity": "low"}, "verbosity"),
         ({"chat_template_kwargs": {"tone": "x"}}, "chat_template_kwargs.tone"),
         ({"draftree": {"trees": 1}}, "draftree.trees"),
+        ({"draftree": {"compress": "on"}}, "draftree.compress"),
+        ({"draftree": {"compress_keep": 0}}, "draftree.compress_keep"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
             "messages[0].content[0].type",
@@ -271,3 +273,13 @@ def test_models(start):
     assert httpx2.get(f"{url}/v1/models/org/name").json() == listed["data"][0]
     reply = httpx2.post(f"{url}/v1/chat/completions", json={**HELLO, "model": "other"}).json()
     assert reply["model"] == "other"
+
+
+def test_compression_is_asked_for_by_request(client, engine):
+    asked = {"compress": "always", "compress_keep": 0.1}
+    assert chat(client, draftree=asked).status_code == 200
+    assert {name: engine.calls[-1][name] for name in asked} == asked
+    assert chat(client, draftree={"stats": True}).status_code == 200
+    assert "compress" not in engine.calls[-1]
+    response = complete(client, draftree=asked)
+    assert "draftree.compress" in error_of(response, 400)["param"], "texts are not shortened"

@@ -348,3 +348,9 @@ def test_statistics_when_asked(client, is_stream):
 def test_every_field_of_the_sdk_is_known():
     hints = typing.get_type_hints(response_create_params.ResponseCreateParamsBase)
     assert set(hints) - set(ResponsesRequest.model_fields) == set()
+
+
+def test_compression_is_asked_for_by_request(client, engine):
+    assert ask(client, draftree={"compress": "auto", "compress_keep": "auto"}).status_code == 200
+    assert (engine.calls[-1]["compress"], engine.calls[-1]["compress_keep"]) == ("auto", "auto")
+    assert ask(client, draftree={"compress": "on"}).status_code == 400

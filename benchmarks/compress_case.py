@@ -1,0 +1,147 @@
+"""Long texts with a question whose answer stands in a known place: needles in prose, and code.
+
+In: a kind, a length in characters and a seed. Out: cases. Prose and code are those of Python's own
+library, which is at hand everywhere.
+"""
+
+import ast
+import inspect
+import pydoc_data.topics
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+_PLACES: Final = ("Lisbon", "Oslo", "Cairo", "Lima", "Kyoto", "Quebec", "Nairobi", "Vienna")
+_CODE: Final = ("argparse", "shutil", "textwrap", "statistics", "zipfile", "tarfile", "calendar")
+# What is told and what is asked share no name and no four words.
+_PARAPHRASES: Final = (
+    ("The old baker always puts {} into his bread.", "Which spice goes into the dough?", "cumin"),
+    ("My sister keeps her bicycle in the {}.", "Where does she leave her bike?", "barn"),
+    ("The meeting was moved to {} afternoon.", "On what day will we meet?", "Thursday"),
+    ("We painted the front door {} last summer.", "What colour is the entrance?", "purple"),
+    ("Her new puppy is called {}.", "What name did the dog get?", "Biscuit"),
+    ("The train to the coast leaves from platform {}.", "Which track is it?", "nineteen"),
+    ("Grandfather hid the key under the {}.", "What was it concealed beneath?", "flowerpot"),
+    ("The soup tasted far too much of {}.", "What had the cook used in excess?", "garlic"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """needed: pieces of the text without which the question cannot be answered; answers: what a
+    reply must hold.
+    """
+
+    kind: str
+    text: str
+    question: str
+    needed: tuple[str, ...]
+    answers: tuple[str, ...]
+
+
+def _prose(rng: np.random.Generator, num_chars: int) -> list[str]:
+    topics = pydoc_data.topics.topics
+    names = rng.permutation(sorted(topics)).tolist()
+    paragraphs: list[str] = []
+    while num_chars > 0:
+        parts = textwrap.dedent(topics[names.pop()]).split("\n\n")
+        for part in parts:
+            if len(part) > 60 and num_chars > 0:
+                paragraphs.append(" ".join(part.split()))
+                num_chars -= len(paragraphs[-1])
+    return paragraphs
+
+
+def _hide(rng: np.random.Generator, num_chars: int, needles: list[str]) -> str:
+    """Sentences of their own, apart from each other and from both ends."""
+    paragraphs = _prose(rng, num_chars - sum(map(len, needles)))
+    spots = np.sort(rng.choice(np.arange(3, len(paragraphs) - 4), len(needles), replace=False))
+    for spot, needle in reversed(list(zip(spots.tolist(), needles, strict=True))):
+        paragraphs.insert(spot, needle)
+    return "\n\n".join(paragraphs)
+
+
+def _told(place: str, code: int) -> str:
+    return f"The code of the {place} office is {code}."
+
+
+def _single(rng: np.random.Generator, num_chars: int) -> Case:
+    place, code = str(rng.choice(_PLACES)), int(rng.integers(1000, 9999))
+    told = _told(place, code)
+    question = f"What is the code of the {place} office?"
+    return Case("single", _hide(rng, num_chars, [told]), question, (told,), (str(code),))
+
+
+def _paraphrase(rng: np.random.Generator, num_chars: int) -> Case:
+    told, question, answer = _PARAPHRASES[rng.integers(len(_PARAPHRASES))]
+    told = told.format(answer)
+    return Case("paraphrase", _hide(rng, num_chars, [told]), question, (told,), (answer,))
+
+
+def _multi_key(rng: np.random.Generator, num_chars: int) -> Case:
+    places = rng.permutation(_PLACES)[:4].tolist()
+    codes = rng.integers(1000, 9999, 4).tolist()
+    told = [_told(place, code) for place, code in zip(places, codes, strict=True)]
+    question = f"What is the code of the {places[1]} office?"
+    text = _hide(rng, num_chars, told)
+    return Case("multi-key", text, question, (told[1],), (str(codes[1]),))
+
+
+def _multi_value(rng: np.random.Generator, num_chars: int) -> Case:
+    place, codes = str(rng.choice(_PLACES)), rng.integers(1000, 9999, 3).tolist()
+    told = [f"One code of the {place} office is {code}." for code in codes]
+    question = f"What are the three codes of the {place} office?"
+    answers = tuple(map(str, codes))
+    return Case("multi-value", _hide(rng, num_chars, told), question, tuple(told), answers)
+
+
+def _variables(rng: np.random.Generator, num_chars: int) -> Case:
+    names = [f"VAR_{letter}" for letter in rng.permutation(list("ABCDEFGHKLMNPRST"))[:4]]
+    value = int(rng.integers(10000, 99999))
+    told = [f"{names[0]} = {value}"]
+    told += [f"{later} = {name}" for name, later in pairwise(names)]
+    question = f"What is the number that {names[-1]} holds in the end?"
+    return Case("variables", _hide(rng, num_chars, told), question, tuple(told), (str(value),))
+
+
+def _function(rng: np.random.Generator, num_chars: int) -> Case:
+    name = str(rng.choice(_CODE))
+    source = inspect.getsource(__import__(name))
+    tree, lines = ast.parse(source), source.splitlines()
+    found = [
+        (node, ast.get_docstring(node) or "")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and len((ast.get_docstring(node) or "").split()) > 5
+    ]
+    found = [(node, words) for node, words in found if node.name not in words]
+    node, words = found[rng.integers(len(found))]
+    room = num_chars // 2
+    before, after = lines[: node.lineno - 1], lines[node.lineno - 1 :]
+    text = "\n".join(before)[-room:].partition("\n")[2]
+    text += "\n" + "\n".join(after)[:room].rpartition("\n")[0]
+    sentence = " ".join(words.split("\n\n")[0].split()).rstrip(".")
+    question = f'What is the name of the function whose documentation says "{sentence[:60]}"?'
+    told = lines[node.lineno - 1].strip()
+    return Case("function", text, question, (told,), (node.name,))
+
+
+KINDS: Final = MappingProxyType[str, Callable[[np.random.Generator, int], Case]](
+    {
+        "single": _single,
+        "paraphrase": _paraphrase,
+        "multi-key": _multi_key,
+        "multi-value": _multi_value,
+        "variables": _variables,
+        "function": _function,
+    }
+)
+
+
+def make_case(kind: str, num_chars: int, seed: int) -> Case:
+    rng = np.random.default_rng([seed, *kind.encode()])
+    return KINDS[kind](rng, num_chars)

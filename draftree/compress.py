@@ -1,0 +1,165 @@
+"""Long messages of a conversation, shortened before the target reads them.
+
+In: messages. Out: the same with parts of long contents left out, and what that saved. A text is
+shortened once and remembered by its content and its question, so that a conversation's prompt
+begins with the one before. Knows neither templates nor requests.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Final, NamedTuple
+
+from draftree.config import COMPRESS_NAMES, EngineConfig, is_share
+from draftree.core import Compression
+from draftree.engine.engine import TokenEngine
+from draftree.engine.locate import locate
+from draftree.engine.scoring import CHUNK_LEN, Scorer
+from draftree.text.compress import (
+    LongText,
+    choose_chunks,
+    chunk_places,
+    cut_text,
+    find_long_texts,
+    replace_content,
+)
+from draftree.text.tokenizer import Tokenizer
+from draftree.text.tools.dialect import Message
+
+AUTO_TOKENS: Final = 4096  # a text must have more, for the time it saves to be worth a risk
+LEAST_TOKENS: Final = 1024  # where compression was asked for in any case
+AUTO_SHARE: Final = 0.2  # twice what kept every needle of the benchmark
+_MOST_TEXTS: Final = 512  # that are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class CompressOptions:
+    """Of one request."""
+
+    mode: str = "off"
+    keep: float | str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.mode not in COMPRESS_NAMES:
+            raise ValueError("compress must be off, auto or always")
+        if not is_share(self.keep):
+            raise ValueError("compress_keep must be auto or a number above 0 and at most 1")
+
+    @property
+    def share(self) -> float:
+        return AUTO_SHARE if self.keep == "auto" else float(self.keep)
+
+
+class Shortened(NamedTuple):
+    text: str | None  # None: nothing was gained, the text stays whole
+    num_spans: int
+    tokens_before: int
+    tokens_kept: int
+
+
+class Compressor:
+    """The scoring model is opened when the first long text comes."""
+
+    def __init__(self, tokens: TokenEngine, tokenizer: Tokenizer, config: EngineConfig) -> None:
+        self._tokens, self._tokenizer, self._config = tokens, tokenizer, config
+        self._model = config.compress_with
+        self._scorer: Scorer | None = None
+        self._scorer_tokenizer = tokenizer
+        self._known: OrderedDict[bytes, Shortened] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def is_self(self) -> bool:
+        return self._model == "self"
+
+    def shorten(
+        self,
+        messages: Sequence[Message],
+        mode: str | None = None,
+        keep: float | str | None = None,
+        *,
+        has_tools: bool = False,
+    ) -> tuple[Sequence[Message], Compression | None]:
+        """As asked for, and where nothing was, as the engine was opened."""
+        config = self._config
+        options = CompressOptions(
+            config.compress if mode is None else mode,
+            config.compress_keep if keep is None else keep,
+        )
+        return self.compress(messages, options, has_tools=has_tools)
+
+    def compress(
+        self, messages: Sequence[Message], options: CompressOptions, *, has_tools: bool
+    ) -> tuple[Sequence[Message], Compression | None]:
+        """The last user's own text is read whole where there are tools, and by "auto" where the
+        target itself would have to read it first.
+        """
+        if options.mode == "off":
+            return messages, None
+        is_eager = options.mode == "always"
+        least = LEAST_TOKENS if is_eager else AUTO_TOKENS
+        is_own = not has_tools and (is_eager or not self.is_self)
+        long_texts = find_long_texts(messages, least, is_eager=is_eager, is_own=is_own)
+        report, texts = Compression(), {}
+        with self._lock:
+            for long_text in long_texts:
+                done = self._shorten(long_text, options.share, least, report)
+                if done.text is not None:
+                    texts[long_text.message] = done.text
+                    report.num_texts += 1
+                    report.num_spans += done.num_spans
+                    report.tokens_before += done.tokens_before
+                    report.tokens_kept += done.tokens_kept
+        return replace_content(messages, texts), report
+
+    def _shorten(self, asked: LongText, share: float, least: int, report: Compression) -> Shortened:
+        settings = f"{share}\0{least}\0{asked.kept}\0{asked.question}\0{asked.text}"
+        key = sha256(settings.encode("utf-8", "replace")).digest()
+        known = self._known.get(key)
+        if known is not None:
+            self._known.move_to_end(key)
+            report.num_cached += known.text is not None
+            return known
+        start = time.perf_counter()
+        done = self._score_and_cut(asked, share, least)
+        report.score_ms += (time.perf_counter() - start) * 1000
+        self._known[key] = done
+        if len(self._known) > _MOST_TEXTS:
+            self._known.popitem(last=False)
+        return done
+
+    def _score_and_cut(self, asked: LongText, share: float, least: int) -> Shortened:
+        before = self._count(asked.text)
+        if before <= least:
+            return Shortened(None, 0, before, before)
+        scorer, tokenizer = self._open()
+        ids = tokenizer.encode(asked.text, add_special=False, parse_special=False)
+        question = tokenizer.encode(
+            f"\n\n{asked.question}", add_special=False, parse_special=False, starts_text=False
+        )
+        places = chunk_places(tokenizer, asked.text, ids, CHUNK_LEN)
+        scores = scorer.score(ids, question).tolist()
+        is_kept = choose_chunks(scores, share, places, asked.text, asked)
+        text, num_spans = cut_text(asked.text, places, is_kept, self._count)
+        kept = self._count(text)
+        if kept >= before:
+            return Shortened(None, 0, before, before)
+        return Shortened(text, num_spans, before, kept)
+
+    def _count(self, text: str) -> int:
+        ids = self._tokenizer.encode(
+            text, add_special=False, parse_special=False, starts_text=False
+        )
+        return len(ids)
+
+    def _open(self) -> tuple[Scorer, Tokenizer]:
+        if self._scorer is None:
+            checkpoint = None
+            if not self.is_self:
+                checkpoint = locate(self._model, "none").checkpoint
+                self._scorer_tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
+            self._scorer = self._tokens.new_scorer(checkpoint)
+        return self._scorer, self._scorer_tokenizer

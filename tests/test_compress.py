@@ -1,0 +1,166 @@
+"""Long messages are shortened once, by the question that followed them, and prompts go on from the
+one before.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from draftree import Engine
+from draftree.compress import AUTO_TOKENS, CompressOptions, Compressor
+from draftree.config import EngineConfig
+from draftree.text.tokenizer import Tokenizer
+from tests.text.metadata import byte_metadata
+
+ALWAYS = CompressOptions("always", 0.1)
+LONG = "\n".join(f"line {number} holds nothing of note" for number in range(150))
+NEEDLE = "the kettle is in the shed"
+
+
+class CountingScorer:
+    """Prefers chunks by their place, and counts."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def score(self, text: Sequence[int], question: Sequence[int]) -> np.ndarray:
+        self.num_calls += 1
+        return np.arange(-(-len(text) // 32), dtype=np.float32) % 7
+
+
+class FakeTokens:
+    def __init__(self) -> None:
+        self.scorer = CountingScorer()
+        self.checkpoints: list[Any] = []
+
+    def new_scorer(self, checkpoint: Any) -> CountingScorer:
+        self.checkpoints.append(checkpoint)
+        return self.scorer
+
+
+def open_compressor() -> tuple[Compressor, FakeTokens]:
+    tokens = FakeTokens()
+    tokenizer = Tokenizer.from_metadata(byte_metadata())
+    return Compressor(tokens, tokenizer, EngineConfig()), tokens  # type: ignore[arg-type]
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def reply(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+def test_a_conversation_begins_as_it_did_a_turn_before() -> None:
+    compressor, tokens = open_compressor()
+    messages: list[Any] = [{"role": "system", "content": LONG}]
+    before: list[Any] = []
+    for turn in range(4):
+        messages.append(user(f"{LONG}\n\nWhat is in {turn}?"))
+        shorter, report = compressor.compress(messages, ALWAYS, has_tools=False)
+        assert report is not None and report.num_texts == 2 * turn + 1
+        assert report.num_cached == max(2 * turn - 1, 0)
+        assert list(shorter[: len(before)]) == before
+        assert shorter[0] == messages[0] and len(shorter[-1]["content"]) < len(LONG)
+        assert shorter[-1]["content"].endswith(f"What is in {turn}?")
+        before = list(shorter)
+        messages.append(reply(f"{turn}: {LONG}"))
+    assert tokens.scorer.num_calls == 7 and tokens.checkpoints == [None]
+
+
+def test_what_was_dropped_is_counted() -> None:
+    compressor, _ = open_compressor()
+    messages = [user(LONG), reply("Fine."), user("Where is the kettle?")]
+    shorter, report = compressor.compress(messages, ALWAYS, has_tools=False)
+    assert report is not None
+    text = shorter[0]["content"]
+    assert report.tokens_before == len(LONG.encode()) and report.tokens_kept == len(text.encode())
+    assert report.tokens_dropped > 0 and report.score_ms > 0
+    assert text.count("tokens left out …]") == report.num_spans - 1
+    _, again = compressor.compress(messages, ALWAYS, has_tools=False)
+    assert again is not None and again.num_cached == 1 and again.score_ms == 0.0
+
+
+def test_off_and_short_messages_change_nothing() -> None:
+    compressor, tokens = open_compressor()
+    messages = [user(LONG), reply("Fine."), user("Where is the kettle?")]
+    assert compressor.compress(messages, CompressOptions(), has_tools=False) == (messages, None)
+    short = [user("a" * 1024), reply("Fine."), user("Where is the kettle?")]
+    assert list(compressor.compress(short, ALWAYS, has_tools=False)[0]) == short
+    auto = CompressOptions("auto")
+    within = [user(LONG[:AUTO_TOKENS]), *messages[1:]]
+    assert list(compressor.compress(within, auto, has_tools=False)[0]) == within
+    assert tokens.scorer.num_calls == 0
+    assert len(LONG) > AUTO_TOKENS, "else the next line would say nothing"
+    assert compressor.compress(messages, auto, has_tools=False)[0][0] != messages[0]
+
+
+def test_with_tools_only_what_is_old_is_shortened() -> None:
+    compressor, _ = open_compressor()
+    asked = user(f"{LONG}\n\nWhere is the kettle?")
+    for has_tools in (True, False):
+        shorter, _ = compressor.compress([asked], ALWAYS, has_tools=has_tools)
+        assert (shorter[0] == asked) is has_tools
+    shorter, _ = compressor.compress([asked, reply("?"), user("Why?")], ALWAYS, has_tools=True)
+    assert shorter[0] != asked and list(shorter[1:]) == [reply("?"), user("Why?")]
+
+
+def test_auto_does_not_have_the_target_read_a_new_text_twice() -> None:
+    compressor, tokens = open_compressor()
+    asked = user(f"{LONG}\n\nWhere is the kettle?")
+    shorter, _ = compressor.compress([asked], CompressOptions("auto"), has_tools=False)
+    assert list(shorter) == [asked] and tokens.scorer.num_calls == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "keep"), [("on", 0.1), ("auto", 0.0), ("auto", 1.5), ("auto", "x")]
+)
+def test_bad_options_are_refused(mode: str, keep: Any) -> None:
+    with pytest.raises(ValueError, match="compress"):
+        CompressOptions(mode, keep)
+    with pytest.raises(ValueError, match="compress"):
+        EngineConfig(compress=mode, compress_keep=keep)
+
+
+@pytest.fixture(scope="module", params=["self", "drafter"])
+def engine(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[Engine]:
+    scorer = "self" if request.param == "self" else str(smollm2_path)
+    engine = Engine.open(
+        str(smollm2_path), max_ctx=2048, compress="always", compress_keep=0.05, compress_with=scorer
+    )
+    yield engine
+    engine.close()
+
+
+def make_text() -> str:
+    lines = [f"Entry {number}: the weather was mild and nothing was seen." for number in range(90)]
+    lines.insert(40, NEEDLE)
+    return "\n".join(lines)
+
+
+def test_a_reply_goes_on_from_the_shortened_prompt(engine: Engine) -> None:
+    messages = [user(make_text()), reply("I have read it."), user("in which building is the pot?")]
+    generation = engine.chat(messages, max_tokens=6)
+    text = "".join(delta.text for delta in generation)
+    usage = generation.usage
+    report = usage.compression
+    assert report is not None and report.num_texts == 1 and report.score_ms > 0
+    full = len(engine.encode_chat(messages))
+    assert usage.prompt_tokens == full - report.tokens_dropped < full // 2
+    least_ms = usage.prefill_ms + report.score_ms
+    assert usage.first_token_ms >= least_ms, "the first token waits for the scores"
+    again = engine.generate(messages, max_tokens=6)
+    assert "".join(delta.text for delta in again) == text
+    assert again.usage.compression is not None and again.usage.compression.num_cached == 1
+    assert again.usage.cached_tokens >= usage.prompt_tokens - 1
+    shorter, _ = engine._compressor.compress(
+        messages, CompressOptions("always", 0.05), has_tools=False
+    )
+    if engine.tokens.config.compress_with != "self":
+        assert NEEDLE in shorter[0]["content"]
+    plain = engine.chat(shorter, max_tokens=6, compress="off")
+    assert "".join(delta.text for delta in plain) == text and plain.usage.compression is None
