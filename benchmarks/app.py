@@ -6,13 +6,13 @@ Each measurement ends with one line of JSON on stdout; progress goes to stderr.
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from benchmarks.context import DEPTHS
+from benchmarks.gpu_command import gpu_depth, gpu_kernels
 from benchmarks.model import NAMES, pull_model
 from benchmarks.session import ALONE, Session, all_kinds
 from draftree.cli.app import CommandLine
@@ -50,6 +50,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Measurements for the development of draftree; `draftree bench` has those for its users.",
 )
+
+
+app.command("gpu-kernels")(gpu_kernels)
+app.command("gpu-depth")(gpu_depth)
 
 
 def _add_command(kind: str, num_rounds: int, help_text: str) -> None:
@@ -240,42 +244,6 @@ def draft_context(
         runs = write_draft_context(model, draft, out, options, say)
     lengths = {f"{run.depth}, {run.bound or 'none'}": run.acceptance_length for run in runs}
     finish({"acceptance_length": lengths, "file": str(out)})
-
-
-@app.command("gpu-kernels")
-def gpu_kernels(out: Annotated[Path, typer.Argument(help="Result file.")]) -> None:
-    """The GPU kernels one by one, in shapes of a 27B model."""
-    import json
-
-    from benchmarks.gpu_kernel import measure_kernels
-
-    out.write_text(json.dumps(asdict(measure_kernels()), indent=1) + "\n", encoding="utf-8")
-
-
-@app.command("gpu-depth")
-def gpu_depth(
-    folder: Annotated[Path, typer.Argument(help="Where the synthetic files are, or will be.")],
-    shape: Annotated[str, typer.Option(help="27b, 0.8b or tiny.")] = "27b",
-    memory: Annotated[float, typer.Option(help="GiB that may be used.")] = 24.0,
-    depth: Annotated[list[int] | None, typer.Option(help="May be given several times.")] = None,
-    results: Results = RESULTS / "gpu",
-) -> None:
-    """Long texts on a GPU with synthetic weights, by format of keys and values."""
-    from benchmarks.gpu_depth import DEPTHS as LONG
-    from benchmarks.gpu_depth import measure_depths
-    from draftree.bench.record import write_result
-    from draftree.bench.synthetic import identify_pair, write_pair
-
-    with progress() as say:
-        say("writing the files")
-        model = identify_pair(shape, write_pair(shape, folder)[0])
-        settings = {"memory": memory, "shape": shape}
-        depths = tuple(depth) if depth else LONG
-        line = write_result(
-            *(results, "gpu-depth", model, settings),
-            lambda: measure_depths(shape, folder, memory, depths, say),
-        )
-    finish(line)
 
 
 @app.command("build-llama")
