@@ -347,7 +347,7 @@ SECTIONS: Final[tuple[tuple[str, str, Section], ...]] = (
     ("context", "Depth of context", _context),
     ("budget", "Budgets", _budget),
     ("multiturn", "Turns of a conversation", _multiturn),
-    ("agent", "A coding agent's session", _agent),
+    ("agent", "A session of a coding agent", _agent),
     ("overhead", "Cost of the server", _overhead),
     ("http", "Many clients", _http),
     ("gpu", "A GPU with synthetic weights", gpu),

@@ -33,7 +33,7 @@ def test_a_set_that_cannot_be_had_is_said_unless_it_was_asked_for(bench, skipped
 
 
 def test_no_file_holds_the_address_the_key_or_the_prompts(tmp_path, monkeypatch):
-    def answer(endpoint, model, prompt, num_tokens):
+    def answer(endpoint, model, prompt, num_tokens, *_):
         return StreamedReply("words", 4, True, [0.1, 0.2], 0.3)
 
     monkeypatch.setattr(http, "ask", answer)

@@ -18,15 +18,14 @@ def test_a_graph_does_not_hold_the_sinks_of_an_earlier_request(
     step = SimpleNamespace(num_tokens=100, max_tokens=2048, committed=0, sinks=0)
     seen: list[int] = []
 
-    def capture(launch, pool=None):
+    def capture(launch, before_it=None):
         before = len(seen)
         launch()
         held = seen[before:]
         del seen[before:]
-        return lambda: seen.extend(held)
+        return SimpleNamespace(replay=lambda: seen.extend(held))
 
     monkeypatch.setattr(program_module, "capture", capture)
-    monkeypatch.setattr(program_module, "shared_pool", lambda gpu: None)
     program = Program(step, Gpu(0, 90, 1, 1, 1))
     program.add(lambda size: seen.append(step.sinks), is_host_sized=True)
     for sinks in (0, 0, 0, 20, 20, 20, 70, 0, 5):

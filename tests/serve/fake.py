@@ -150,7 +150,7 @@ class Engine:
         self.num_kept += 1
 
     def prepare_chat(self):
-        self.num_prepared += 1
+        self.num_prepared = getattr(self, "num_prepared", 0) + 1
 
     def chat(self, messages, **options):
         return self._start(sum(len(str(m.get("content"))) for m in messages), options, messages)
