@@ -195,9 +195,7 @@ def test_when_the_engine_fails_those_begin_again_that_can(start, engine):
         text = whole.result().json()["choices"][0]["message"]["content"]
     assert text == "three four five" * 20
     wait_for(lambda: running.service.state is State.READY)
-    wait_for(
-        lambda: running.service.queue.num_admitted == 0
-    )
+    wait_for(lambda: running.service.queue.num_admitted == 0)
     assert engine.num_opened == 2
     assert "draftree_engine_failures_total 1" in httpx2.get(f"{running.url}/metrics").text
 
