@@ -51,6 +51,11 @@ class Running:
         assert not self._thread.is_alive()
 
 
+def count_jobs(running):
+    """Jobs that the engine's thread can see: a place is held some time before there is a job."""
+    return running.service.queue.num_waiting + len(running.service.thread.turns.jobs)
+
+
 def wait_for(condition, seconds=120.0):
     deadline = time.monotonic() + seconds
     while not condition():

@@ -9,7 +9,7 @@ from draftree.errors import GrammarError, ModelError
 from draftree.serve.queue import FairQueue
 from draftree.serve.thread import EngineThread, State, explain
 from tests.serve import fake
-from tests.serve.conftest import wait_for
+from tests.serve.conftest import count_jobs, wait_for
 from tests.serve.test_openai import HELLO, chunks, error_of
 from tests.serve.test_reply import open_stream
 
@@ -178,7 +178,7 @@ def test_conversations_are_kept_when_nothing_waits(start, engine):
     gate = threading.Event()
     engine.pieces = [lambda: gate.wait(120), "word "]
     streams = [open_stream(running) for _ in range(3)]
-    wait_for(lambda: running.service.queue.num_admitted == 3)
+    wait_for(lambda: count_jobs(running) == 3)
     gate.set()
     wait_for(lambda: len(engine.ended) == 4)
     wait_for(lambda: engine.num_kept == 2)

@@ -14,7 +14,7 @@ from draftree.core import FinishReason
 from draftree.serve.thread import State
 from draftree.serve.turns import Turns
 from tests.serve import fake
-from tests.serve.conftest import Running, wait_for
+from tests.serve.conftest import Running, count_jobs, wait_for
 from tests.serve.test_openai import HELLO
 from tests.serve.test_reply import open_stream
 from tests.tiny import tiny_path
@@ -187,7 +187,7 @@ def test_when_the_engine_fails_those_begin_again_that_can(start, engine):
         engine.pieces = ["three", " four", " five"] * 20
         parked = pool.submit(httpx2.post, url, json={**HELLO, "stream": True}, timeout=120)
         whole = pool.submit(httpx2.post, url, json=HELLO, timeout=120)
-        wait_for(lambda: running.service.queue.num_admitted == 3)
+        wait_for(lambda: count_jobs(running) == 3)
         gate.set()
         assert "Broken: once" in failing.result().text
         assert "three" in parked.result().text
@@ -207,7 +207,7 @@ def test_live_and_parked_requests_are_counted(start, engine):
     first = open_stream(running)
     wait_for(lambda: engine.started)
     second = open_stream(running)
-    wait_for(lambda: running.service.queue.num_admitted == 2)
+    wait_for(lambda: count_jobs(running) == 2)
     gates[0].set()
     wait_for(lambda: len(running.service.thread.turns.parked) == 1)
     text = httpx2.get(f"{running.url}/metrics").text
