@@ -22,13 +22,21 @@ MAX_NODES = 41
 class CudaPlace:
     """One device: what its targets and drafts share."""
 
-    def __init__(self, gpu: Gpu, *, max_tokens: int = MAX_CTX, max_nodes: int = MAX_NODES) -> None:
-        self.gpu, self._max_tokens, self._max_nodes = gpu, max_tokens, max_nodes
+    def __init__(
+        self,
+        gpu: Gpu,
+        *,
+        max_tokens: int = MAX_CTX,
+        max_nodes: int = MAX_NODES,
+        is_persistent: bool = False,
+    ) -> None:
+        self.gpu, self._sizes = gpu, {"max_tokens": max_tokens, "max_nodes": max_nodes}
+        self._is_persistent = is_persistent
         self.store = WeightStore(gpu)
 
     def new_ops(self) -> CudaOps:
         return CudaOps(
-            self.store, max_tokens=self._max_tokens, max_nodes=self._max_nodes, max_ctx=MAX_CTX
+            self.store, **self._sizes, max_ctx=MAX_CTX, is_persistent=self._is_persistent
         )
 
     def open_target(

@@ -212,9 +212,10 @@ class CudaDevice:
     ) -> None:
         from draftree.kernels.cuda.compile import compile_missing
 
-        with self._gpu.rehearsal.collect() as sources:
+        with self._gpu.rehearsal.collect() as launches:
             rehearse()
         if self._gpu.is_real:
+            sources = dict.fromkeys(launch.source for launch in launches)
             compile_missing(sources, self._gpu.arch, report)
 
     def close(self) -> None:

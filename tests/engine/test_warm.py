@@ -90,13 +90,13 @@ def test_the_first_requests_need_no_other_kernels(
 
         class Noting:
             def __enter__(self):
-                self.sources = context.__enter__()
+                self.launches = context.__enter__()
                 self.before = len(seen)
-                return self.sources
+                return self.launches
 
             def __exit__(self, *error):
                 assert len(seen) == self.before, "a kernel was loaded"
-                listed.extend(self.sources)
+                listed.extend({launch.source for launch in self.launches})
                 return context.__exit__(*error)
 
         return Noting()

@@ -18,6 +18,7 @@ from draftree.kernels.quant.kv_format import KvCode
 SEGMENT_LEN = 256
 _THREADS, _MOST_MERGE_THREADS = 256, 1024
 _TILE, _SPAN, _FOLD_WAVES = 64, 4, 3  # as in source/attention_plan.cu
+_MERGED_SPANS = 32  # between two meetings, as in source/attention_merge.cu
 _MOST_COL_TILES = 6  # groups of 8 columns that a block works on
 _FEW_COL_TILES = 1  # where one row is all there is: more blocks fit beside each other
 _MOST_STAGES, _FEW_STAGES = 6, 4
@@ -168,6 +169,7 @@ def attention(
     scale = head_dim**-0.5 * math.log2(math.e)
     # Many threads for many segments; few leave room for the product that comes next.
     is_long = len(q) <= _FEW_ROWS and cache.capacity > _LONG_CTX
+    is_long = is_long and not gpu.rehearsal.is_persistent
     merge_threads = _MOST_MERGE_THREADS if is_long else _THREADS
     for first in range(0, len(q), _SLICE_ROWS):
         count = min(_SLICE_ROWS, len(q) - first)
@@ -188,6 +190,7 @@ def attention(
             merge_threads,
             *(step.control, positions, *partial, out[first:], *out_strides, *rows),
             plan.num_blocks,
+            shared_bytes=_MERGED_SPANS * plan.dim * 4,
             is_chained=True,
         )
     return out

@@ -36,9 +36,15 @@ class KernelSource:
     macros: tuple[tuple[str, int], ...] = ()
 
     def text(self) -> str:
-        parts = [f"#define {name} {value}\n" for name, value in self.macros]
-        parts += [(_FOLDER / f"{file}.cu").read_text(encoding="utf-8") for file in self.files]
-        return "".join(parts)
+        return self.defines + "".join(map(read_file, self.files))
+
+    @property
+    def defines(self) -> str:
+        return "".join(f"#define {name} {value}\n" for name, value in self.macros)
+
+
+def read_file(name: str) -> str:
+    return (_FOLDER / f"{name}.cu").read_text(encoding="utf-8")
 
 
 class Launchable(Protocol):
@@ -54,27 +60,57 @@ class Launchable(Protocol):
     ) -> None: ...
 
 
+@dataclass(frozen=True)
+class Noted:
+    """A launch that was asked for, and has not run."""
+
+    source: KernelSource
+    grid: tuple[int, ...]
+    block: int
+    args: tuple["Argument", ...]
+    shared_bytes: int
+
+
 class Rehearsal:
-    """While it is on, launches run nothing, and the kernels that they need are listed."""
+    """While it is on, launches run nothing, and are noted.
+
+    is_persistent: they are to be one kernel, so no block may have more threads than it has, and
+    none belongs to a cluster.
+    """
 
     def __init__(self) -> None:
-        self.is_on = False
-        self._sources: dict[KernelSource, None] = {}  # in order, each once
+        self.is_on = self.is_persistent = False
+        self._launches: list[Noted] = []
 
     @contextmanager
-    def collect(self) -> Iterator[Collection[KernelSource]]:
-        self.is_on, self._sources = True, {}
+    def collect(self, *, is_persistent: bool = False) -> Iterator[list[Noted]]:
+        assert not self.is_on, "rehearsals do not nest"
+        self.is_on, self.is_persistent, self._launches = True, is_persistent, []
         try:
-            yield self._sources
+            yield self._launches
         finally:
-            self.is_on = False
+            self.is_on = self.is_persistent = False
 
-    def note(self, source: KernelSource) -> "Rehearsal":
-        self._sources[source] = None
-        return self
+    def note(self, source: KernelSource) -> "Launchable":
+        return _Noting(source, self._launches)
 
-    def launch(self, *args: object, **options: object) -> None:
-        """In place of a kernel."""
+
+@dataclass(frozen=True)
+class _Noting:
+    """In place of a kernel."""
+
+    source: KernelSource
+    launches: list[Noted]
+
+    def launch(
+        self,
+        grid: tuple[int, ...],
+        block: int,
+        *args: "Argument",
+        shared_bytes: int = 0,
+        is_chained: bool = False,
+    ) -> None:
+        self.launches.append(Noted(self.source, grid, block, args, shared_bytes))
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,13 @@ class CudaOps:
         key_format: KvFormat = KEY_FORMATS["f16"],
         value_format: KvFormat = VALUE_FORMATS["f16"],
         ring_len: int = 0,
+        is_persistent: bool = False,
     ) -> None:
-        """ring_len: caches hold so many of the last positions; 0: all."""
+        """ring_len: caches hold so many of the last positions; 0: all.
+
+        is_persistent: short passes are one kernel each.
+        """
+        self._is_persistent = is_persistent
         self.gpu, self.max_ctx, self.ring_len = store.gpu, max_ctx, ring_len
         self.step = CudaPassArgs(max_tokens, max_nodes, store.gpu)
         self._weights = store
@@ -64,7 +69,7 @@ class CudaOps:
     def capture(self) -> Iterator[Program]:
         """Operations called inside are recorded into the program that this yields."""
         assert self._program is None, "captures do not nest"
-        self._program = Program(self.step, self.gpu)
+        self._program = Program(self.step, self.gpu, is_persistent=self._is_persistent)
         try:
             yield self._program
         finally:

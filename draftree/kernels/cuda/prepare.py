@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.layout import Activations, HalfRows
+from draftree.kernels.cuda.layout import Activations, HalfRows, band_tiles
 
 Prepared = Activations | HalfRows
 _Form = TypeVar("_Form", bound=Prepared)
@@ -52,10 +52,13 @@ class RowPlan:
 
 
 def plan_row(padded_cols: int, gpu: Gpu) -> RowPlan:
-    """Depends on the width alone, as the order of sums does."""
+    """Depends on the width alone; the order of sums does not depend on it."""
     warps, blocks = padded_cols // _WARP_COLS, 1
-    most = _FEW_WARPS if gpu.can_chain else _MOST_WARPS
-    has_clusters = gpu.is_real and gpu.arch >= 90
+    if gpu.rehearsal.is_persistent:
+        most, has_clusters = 8 * band_tiles(gpu), False
+    else:
+        most = _FEW_WARPS if gpu.can_chain else _MOST_WARPS
+        has_clusters = gpu.is_real and gpu.arch >= 90
     while has_clusters and blocks < _MOST_BLOCKS and warps > _CLUSTER_WARPS * blocks:
         blocks *= 2
     per_block = -(-warps // blocks)

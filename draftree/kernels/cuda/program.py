@@ -15,6 +15,7 @@ import torch
 from draftree.kernels.cuda.compile import Gpu
 from draftree.kernels.cuda.graph import capture
 from draftree.kernels.cuda.pass_args import CudaPassArgs
+from draftree.kernels.cuda.persistent import PersistentPass
 
 BUCKETS = (1, 8, 16, 24, 32, 48, 64)
 MOST_ROWS = BUCKETS[-1]  # passes of more rows than this are prefill
@@ -38,9 +39,11 @@ class _Recorded:
 class Program:
     """Launches in order; by_rows: sized by the rows whose logits are wanted, not by the tokens."""
 
-    def __init__(self, step: CudaPassArgs, gpu: Gpu) -> None:
+    def __init__(self, step: CudaPassArgs, gpu: Gpu, *, is_persistent: bool = False) -> None:
+        """is_persistent: short passes are one kernel each (persistent.py)."""
         self.by_rows = False
-        self._step, self._gpu = step, gpu
+        self._step, self._gpu, self._is_persistent = step, gpu, is_persistent
+        self._persistent: dict[int, PersistentPass] = {}
         self._recorded: list[_Recorded] = []
         self._graphs: dict[int, Callable[[], None]] = {}
         self._first_long: torch.cuda.CUDAGraph | None = None
@@ -54,8 +57,21 @@ class Program:
 
     def launch(self, size: int) -> None:
         """All launches for `size` rows, on the current stream."""
+        if self._is_persistent and size <= MOST_ROWS and not self._gpu.rehearsal.is_on:
+            self._as_one(size).launch()
+        else:
+            self._launch_each(size)
+
+    def _launch_each(self, size: int) -> None:
         for recorded in self._recorded:
             recorded.launch(size)
+
+    def _as_one(self, size: int) -> PersistentPass:
+        if size not in self._persistent:
+            with self._gpu.rehearsal.collect(is_persistent=True) as launches:
+                self._launch_each(size)
+            self._persistent[size] = PersistentPass(launches, self._gpu)
+        return self._persistent[size]
 
     def run(self) -> None:
         """One pass over what the step holds."""
@@ -67,6 +83,8 @@ class Program:
             self._run_long(size)
         else:
             if size not in self._graphs:
+                if self._is_persistent:
+                    self._as_one(size)  # what it needs cannot be made while a graph is captured
                 self._graphs[size] = capture(partial(self.launch, size)).replay
             self._graphs[size]()
 

@@ -8,7 +8,7 @@ DEV bool has_bit(const int* bits, int token) { return bits[token >> 5] >> (token
 // One block. stops: a bit a token. counts, if there are: of tokens in the text, by token. ends, if there are: [nodes]
 // [end_stride], whose last word says that the path does not go on to the node. text, if there is: by position. records: [num_records][RECORD_LEN], see
 // kernels/cuda/accept.py; they may lie in the host's memory, as chosen and ends.
-extern "C" __global__ void __launch_bounds__(THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS)
     accept_kernel(const int* chosen, int* words, int* control, const int* tokens, const int* parents, const int* depths,
                   int* path, const int* stops, int* counts, const int* ends, int end_stride, int* text, int* records,
                   int num_records) {

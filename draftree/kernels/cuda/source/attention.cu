@@ -300,12 +300,12 @@ struct Worker {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AN_SM)
+KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
     attention_kernel(const int* control, const int* positions, const int* ancestors, const float* q, u8* pool,
                      const int* pages, float* partial, float2* stats, float scale, int ancestor_stride, int q_row,
                      int q_head, int page_bytes, int key_bytes, int value_bytes, int first_row, int num_rows,
                      int kv_heads, int group, int head_dim, int window, int is_bidirectional) {
-  extern __shared__ __align__(128) u8 shared[];
+  DYNAMIC_SHARED(shared);
   __shared__ Board board;
   __shared__ Plan plan;
   __shared__ Item item;

@@ -13,7 +13,7 @@ struct CacheEntry {
 
 // Node path[d] goes to slot committed + d, in every cache of the list, 16 bytes a thread. A node never lies before its
 // place on the path, so a batch that is read before it is written loses nothing that later ones need.
-extern "C" __global__ void kv_commit_kernel(const int* control, const int* path, const CacheEntry* caches, const int* table) {
+KERNEL void kv_commit_kernel(const int* control, const int* path, const CacheEntry* caches, const int* table) {
   let_later_grids_start();
   wait_for_earlier_grids();
   const CacheEntry entry = caches[blockIdx.y];

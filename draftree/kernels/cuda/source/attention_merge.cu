@@ -39,11 +39,12 @@ DEV State merge_span(const Plan& plan, const float4* partial, const float2* stat
 }
 
 // A block a row and head; the threads are groups of QUADS, which share out the spans.
-extern "C" __global__ void __launch_bounds__(1024)
+KERNEL void LAUNCH_BOUNDS(1024)
     attention_merge_kernel(const int* control, const int* positions, const float4* partial, const float2* stats, float* out,
                            int out_row, int out_head, int first_row, int num_rows, int kv_heads, int group, int head_dim,
                            int window, int is_bidirectional, int num_blocks) {
-  __shared__ float4 sums[ROUND][QUADS];
+  DYNAMIC_SHARED(shared);
+  float4* sums = reinterpret_cast<float4*>(shared);  // [ROUND][QUADS]
   __shared__ float2 span_stats[ROUND];
   let_later_grids_start();
   wait_for_earlier_grids();
@@ -64,12 +65,12 @@ extern "C" __global__ void __launch_bounds__(1024)
     for (int i = helper; i < count; i += num_helpers) {
       const int span = begin + i + (begin + i < sink_spans ? 0 : skipped);
       const State found = merge_span(plan, partial, stats, span, first, last, heads, row * heads + head, quad);
-      sums[i][quad] = found.sums;
+      sums[i * QUADS + quad] = found.sums;
       if (quad == 0) span_stats[i] = found.stats;
     }
     __syncthreads();
     if (helper == 0)
-      for (int i = 0; i < count; i++) add(state.sums, merge(state.stats, span_stats[i]), sums[i][quad]);
+      for (int i = 0; i < count; i++) add(state.sums, merge(state.stats, span_stats[i]), sums[i * QUADS + quad]);
     __syncthreads();
   }
   const float sum = state.stats.y;

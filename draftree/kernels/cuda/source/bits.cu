@@ -6,6 +6,20 @@ typedef unsigned long long u64;
 #define DEV static __device__ __forceinline__
 #define DEV_MEMBER __device__ __forceinline__
 
+// How a kernel begins, and its dynamic shared memory. In a persistent kernel (machine.cu) kernels are functions.
+#ifndef SHARED_MEMORY
+#define SHARED_MEMORY(name) extern __shared__ __align__(128) u8 name[]
+#endif
+#ifdef PERSISTENT
+#define KERNEL DEV
+#define LAUNCH_BOUNDS(...)
+#define DYNAMIC_SHARED(name) u8* const name = own_memory()
+#else
+#define KERNEL extern "C" __global__
+#define LAUNCH_BOUNDS(...) __launch_bounds__(__VA_ARGS__)
+#define DYNAMIC_SHARED(name) SHARED_MEMORY(name)
+#endif
+
 // Tests run the sources as C++ and define EMULATED; they bring their own versions of what is assembly here.
 #ifndef EMULATED
 DEV u32 hmul2(u32 a, u32 b) {
@@ -125,7 +139,11 @@ DEV int exponent_to(float largest, int top) {
 }
 
 // With a chained launch the grid may start before the one ahead of it has ended: everything that an earlier
-// grid writes is read, and everything it reads is written, only after wait_for_earlier_grids.
+// grid writes is read, and everything it reads is written, only after wait_for_earlier_grids, which all threads call.
+#ifdef PERSISTENT
+DEV void wait_for_earlier_grids();
+DEV void let_later_grids_start() {}
+#else
 DEV void wait_for_earlier_grids() {
 #if __CUDA_ARCH__ >= 900 && !defined(EMULATED)
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -137,3 +155,4 @@ DEV void let_later_grids_start() {
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
+#endif

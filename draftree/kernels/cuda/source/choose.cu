@@ -57,7 +57,7 @@ DEV void choose_largest(const float* logits, int vocab, u64* slices, int* arrive
 }
 
 // Blocks [slices, rows]. Row i is that of node rows[i]; its token will stand one position further.
-extern "C" __global__ void __launch_bounds__(THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS)
     choose_kernel(const float* logits, const int* control, const int* rows, const int* positions, const int* words,
                   const u64* thresholds, u64* slices, int* arrived, int* chosen, int stride, int vocab) {
   __shared__ Best best;

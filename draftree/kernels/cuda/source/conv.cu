@@ -39,7 +39,7 @@ DEV const float* find_window(const float* windows, const int* second_at, const i
 }
 
 // A chain that is kept: its rows follow the window, and the window moves on.
-extern "C" __global__ void __launch_bounds__(128)
+KERNEL void LAUNCH_BOUNDS(128)
     conv_kernel(const int* control, const float* x, const float* weight, float* windows, const int* second_at, float* out, int channels,
                 int x_stride, int out_stride) {
   const int vector = blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * CHUNK;
@@ -76,7 +76,7 @@ struct ConvEntry {
 };
 
 // Moves the window of every layer along the path; stash: what the last tree kept of its nodes.
-extern "C" __global__ void __launch_bounds__(128)
+KERNEL void LAUNCH_BOUNDS(128)
     conv_commit_kernel(const ConvEntry* layers, const int* control, const int* path, int channels) {
   const int vector = blockIdx.x * blockDim.x + threadIdx.x;
   let_later_grids_start();

@@ -1,5 +1,5 @@
 // out[i] = x[rows[i]], or x[i] without rows; a thread copies 16 bytes.
-extern "C" __global__ void copy_kernel(const float* x, const int* rows, float* out, const int* live, int num_vectors, int x_stride,
+KERNEL void copy_kernel(const float* x, const int* rows, float* out, const int* live, int num_vectors, int x_stride,
                                        int out_stride) {
   let_later_grids_start();
   wait_for_earlier_grids();

@@ -21,7 +21,7 @@ DEV float raw_value(const u8* block, int i) {
 }
 
 // A block: CHUNK columns of a row. The table starts at a multiple of 16 bytes and is padded to one.
-extern "C" __global__ void __launch_bounds__(256) embed_kernel(const u8* table, const int* tokens, const int* live, float* out, int width, int out_stride) {
+KERNEL void LAUNCH_BOUNDS(256) embed_kernel(const u8* table, const int* tokens, const int* live, float* out, int width, int out_stride) {
   __shared__ uint4 raw[CHUNK_BYTES / 16 + 2];
   let_later_grids_start();
   wait_for_earlier_grids();

@@ -23,7 +23,7 @@ DEV float group_offset(const u8* unit, const Scales& s, const Supers& super, int
 constexpr int LINE = HALF_COLS + 16;
 
 // A block a unit, a warp two strips of one half, by way of shared memory so that whole lines are written.
-extern "C" __global__ void __launch_bounds__(256) expand_kernel(const u8* units, const float* row_scale, u16* out, int num_chunks, int out_stride) {
+KERNEL void LAUNCH_BOUNDS(256) expand_kernel(const u8* units, const float* row_scale, u16* out, int num_chunks, int out_stride) {
   __shared__ __align__(16) u16 lines[8][16 * LINE];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, half = warp & 1;
   const u8* unit = units + static_cast<u64>(blockIdx.x) * UNIT_BYTES;
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(256) expand_kernel(const u8* units,
 
 // out[token][row] (+)= product * scales (+ bias), for a slab of rows that cuBLAS has just made. Where product
 // is null, out itself is scaled, and nothing is done where all scales are 1. A block a token.
-extern "C" __global__ void rescale_kernel(const float* product, const float* row_scale, const float* token_scale, const float* bias,
+KERNEL void rescale_kernel(const float* product, const float* row_scale, const float* token_scale, const float* bias,
                                           const int* is_plain, float* out, int slab_rows, int num_rows, int out_stride, int add_to_out) {
   const int token = blockIdx.x;
   const float scale = token_scale[token];

@@ -99,14 +99,14 @@ DEV void walk(const Layer& p, const Rows& rows, const Place& place, const int* v
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS)
     gated_delta_kernel(const int* control, const int* parents, const float* qkv, const float* weight, float* windows, int* second_at,
                        float* stash, const float* alpha, const float* beta, const float* decay, const float* decay_bias, float* state,
                        float* node_keys, float* node_corrections, float* node_decays, float* out, int key_heads, int value_heads,
                        int qkv_stride, int alpha_stride, int beta_stride, int out_stride, int max_rows, int max_nodes) {
   const Layer p = {qkv, weight, windows, second_at, stash, alpha, beta, decay, decay_bias, state, node_keys, node_corrections,
                    node_decays, out, key_heads, value_heads, qkv_stride, alpha_stride, beta_stride, out_stride};
-  extern __shared__ __align__(128) u8 memory[];
+  DYNAMIC_SHARED(memory);
   __shared__ int visits[MAX_ROWS];
   __shared__ u32 origins[MAX_ROWS];
   const Place place = find_place(p);

@@ -170,13 +170,13 @@ DEV void solve(const Chunks& p, const Shared& shared, const Gates& gates, int ch
 }
 
 // A block for each chunk and key head.
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+KERNEL void LAUNCH_BOUNDS(THREADS, 2)
     delta_chunk_kernel(const int* control, int first, const float* qkv, const float* alpha, const float* beta, const float* decay, const float* decay_bias,
                        u16* queries, u16* keys, float* u, u16* w, u16* products, float* growth, int num_rows, int key_heads,
                        int value_heads, int qkv_stride, int alpha_stride, int beta_stride) {
   Chunks p = {qkv, alpha, beta, decay, decay_bias, queries, keys, u, w, products, growth, num_rows,
               key_heads, value_heads, qkv_stride, alpha_stride, beta_stride};
-  extern __shared__ __align__(128) u8 memory[];
+  DYNAMIC_SHARED(memory);
   __shared__ Gates gates;
   const int chunk = blockIdx.x, key_head = blockIdx.y;
   Shared shared;

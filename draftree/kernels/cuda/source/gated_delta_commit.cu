@@ -1,6 +1,6 @@
 // A path of the last tree goes into the states: what gated_delta.cu kept of its nodes, with the same arithmetic.
 // All layers at once; addresses: [layers] state, node keys, node corrections, node decays.
-extern "C" __global__ void __launch_bounds__(THREADS, 768 / THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS, 768 / THREADS)
     delta_commit_kernel(const u64* addresses, const int* control, const int* path, int key_heads, int value_heads) {
   constexpr int GROUP = 8, KEY_VECTORS = HEAD_DIM / 4, COLUMN_VECTORS = COLS / 4;  // nodes read at once
   __shared__ __align__(16) float keys[GROUP * HEAD_DIM], corrections[GROUP * COLS], decays[GROUP];

@@ -125,12 +125,12 @@ DEV void store_out(const Chunks& p, const Lane& at, int chunk, int column, const
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS)
     delta_pass_kernel(const int* control, int first, const u16* queries, const u16* keys, const float* u, const u16* w, const u16* products,
                       const float* growth, float* state, float* out, int num_rows, int key_heads, int value_heads,
                       int out_stride) {
   Chunks p = {queries, keys, u, w, products, growth, out, num_rows, key_heads, value_heads, out_stride};
-  extern __shared__ __align__(128) u8 memory[];
+  DYNAMIC_SHARED(memory);
   __shared__ __align__(16) float weights[CHUNK];
   float* shared_state = reinterpret_cast<float*>(memory);       // [COLS][KEY_STRIDE]
   float* shared_d = shared_state + COLS * KEY_STRIDE;           // [COLS][CHUNK_STRIDE]

@@ -95,17 +95,26 @@ DEV float largest_of_warp(float v) {
   return v;
 }
 
-// Over all threads of a row: the sum, always in the same order, and the largest.
-DEV void reduce_row(float& sum, float& largest) {
-  __shared__ float sums[32 * CLUSTER], peaks[32 * CLUSTER];
-  const int lane = threadIdx.x & 31, at = cluster_rank() * WARPS + (threadIdx.x >> 5);
-  sum = sum_warp(sum), largest = largest_of_warp(largest);
-  if (lane < CLUSTER) store_in_block(sums + at, lane, sum), store_in_block(peaks + at, lane, largest);
-  meet_cluster();
-  sum = 0.0f;
+// Over all threads of a row: the sum, of 256 columns each and then over those in the same order, whatever the number
+// of blocks, warps and slices; and the largest.
+DEV float reduce_row(const float* own, float& largest) {
+  __shared__ float sums[KEPT * WARPS * CLUSTER], peaks[WARPS * CLUSTER];
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 #pragma unroll
-  for (int i = lane; i < WARPS * CLUSTER; i += 32) sum = __fadd_rn(sum, sums[i]), largest = fmaxf(largest, peaks[i]);
-  sum = sum_warp(sum), largest = largest_of_warp(largest);
+  for (int k = 0; k < KEPT; k++) {
+    const float part = sum_warp(own[k]);
+    if (lane < CLUSTER) store_in_block(sums + (cluster_rank() * KEPT + k) * WARPS + warp, lane, part);
+  }
+  largest = largest_of_warp(largest);
+  if (lane < CLUSTER) store_in_block(peaks + cluster_rank() * WARPS + warp, lane, largest);
+  meet_cluster();
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = lane; i < KEPT * WARPS * CLUSTER; i += 32) sum = __fadd_rn(sum, sums[i]);
+#pragma unroll
+  for (int i = lane; i < WARPS * CLUSTER; i += 32) largest = fmaxf(largest, peaks[i]);
+  largest = largest_of_warp(largest);
+  return sum_warp(sum);
 }
 
 DEV float largest_of_slices(const float (*v)[SLICE]) {

@@ -2,7 +2,7 @@
 constexpr int WARPS = 8;
 
 // keys, values: [kv_heads][count][HEAD_DIM]; slots first … first + count - 1.
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+KERNEL void LAUNCH_BOUNDS(WARPS * 32)
     kv_expand_kernel(u8* pool, const int* pages, int page_bytes, int kv_heads, int key_bytes, int value_bytes, int first,
                      int count, uint4* keys, uint4* values) {
   const Cache cache = {pool, pages, page_bytes, kv_heads, key_bytes, value_bytes};

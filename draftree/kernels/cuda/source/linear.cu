@@ -300,15 +300,15 @@ struct Feeder {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
     linear_kernel(const u8* weights, const float* row_scale, const u8* x, const float* token_scale, float* out,
                   const float* bias, float4* partial, u32* arrived, const int* live_count, int num_tokens, int first_token,
                   int num_rows, int num_bands, int num_chunks, int x_tiles, int out_stride, int add_to_out) {
   const Problem p = {weights,     row_scale, x,         token_scale, out,     bias,       partial,   arrived,
                      first_token, num_rows,  num_bands, num_chunks,  x_tiles, out_stride, add_to_out};
-  extern __shared__ __align__(128) u8 stages[];
+  DYNAMIC_SHARED(stages);
   float4* room = reinterpret_cast<float4*>(stages + STAGES * STAGE_BYTES);
-  __shared__ u64 full[STAGES];
+  RING_BARRIERS(full);
   __shared__ u32 num_left[STAGES], num_stored;  // warps that have left a stage, or stored a part of the first band
   __shared__ __align__(8) float scales[TOKEN_TILES * 8];
   __shared__ int live;            // tokens that count
@@ -320,12 +320,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 512 / THREADS)
   let_later_grids_start();
   if (threadIdx.x == 0) {
     shared_magic = MAGIC | num_rows >> 31, num_stored = 0;
-    for (int i = 0; i < STAGES; i++) init_barrier(full + i, 1), num_left[i] = 0;
-    publish_barriers();
+    for (int i = 0; i < STAGES; i++) num_left[i] = 0;
+    if (!is_asked_for()) init_barriers(full, STAGES);
   }
   // Weights never change, so the first of them need not wait for earlier grids.
   const bool starts = !BULK || threadIdx.x == 0;
-  for (u32 i = 0; starts && i < min(STAGES, count); i++) feeder.copy_weights(i);
+  for (u32 i = 0; starts && !is_asked_for() && i < min(STAGES, count); i++) feeder.copy_weights(i);
   const Offsets offsets = find_offsets();
   const u32 first_band = begin / num_chunks;
   if (threadIdx.x / 2 == 16) {  // two threads of the second warp

@@ -2,7 +2,7 @@
 constexpr int THREADS = 256;
 
 // match = the length of the run << 32 | the position after it; it was 0 before.
-extern "C" __global__ void __launch_bounds__(THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS)
     lookup_kernel(const int* text, const int* control, const int* words, u64* match) {
   let_later_grids_start();
   wait_for_earlier_grids();

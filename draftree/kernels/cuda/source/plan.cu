@@ -2,7 +2,7 @@
 constexpr int THREADS = 64;
 
 // A committed pass over the anchor alone.
-extern "C" __global__ void plan_plain_kernel(const int* words, int* control, int* tokens, int* positions, int* parents,
+KERNEL void plan_plain_kernel(const int* words, int* control, int* tokens, int* positions, int* parents,
                                              int* depths, int* order, int* rows, int* ancestors) {
   let_later_grids_start();
   wait_for_earlier_grids();
@@ -14,7 +14,7 @@ extern "C" __global__ void plan_plain_kernel(const int* words, int* control, int
 }
 
 // The anchor and masks behind the draft's context; the rows of the masks are wanted.
-extern "C" __global__ void plan_block_kernel(const int* words, int* control, int* tokens, int* positions, int* rows,
+KERNEL void plan_block_kernel(const int* words, int* control, int* tokens, int* positions, int* rows,
                                              int mask_token, int block_len) {
   let_later_grids_start();
   wait_for_earlier_grids();
@@ -31,7 +31,7 @@ extern "C" __global__ void plan_block_kernel(const int* words, int* control, int
 }
 
 // A committed pass over the target's accepted path, behind the draft's context.
-extern "C" __global__ void plan_context_kernel(const int* control, const int* tokens, const int* path, int* draft_control,
+KERNEL void plan_context_kernel(const int* control, const int* tokens, const int* path, int* draft_control,
                                                int* draft_tokens, int* draft_positions, int* draft_path) {
   let_later_grids_start();
   wait_for_earlier_grids();
@@ -47,7 +47,7 @@ extern "C" __global__ void plan_context_kernel(const int* control, const int* to
 }
 
 // The path is part of the text from now on.
-extern "C" __global__ void advance_kernel(int* control) {
+KERNEL void advance_kernel(int* control) {
   let_later_grids_start();
   wait_for_earlier_grids();
   if (threadIdx.x) return;

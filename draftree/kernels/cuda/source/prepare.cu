@@ -18,7 +18,8 @@ DEV float sum_head(float v) {
   return v;
 }
 
-DEV float sum_squares(const float* v, float sum) {
+DEV float sum_squares(const float* v) {
+  float sum = 0.0f;
   for (int i = 0; i < SLICE; i++) sum = __fmaf_rn(v[i], v[i], sum);
   return sum;
 }
@@ -29,7 +30,7 @@ DEV void copy_slice(const float* v, float* to) {
 }
 
 // rows, if given, says which row of x each row is made from. copy, if given, gets the rows as they came (NORM).
-extern "C" __global__ CLUSTER_DIMS void __launch_bounds__(WARPS * 32, BLOCKS_AN_SM)
+KERNEL CLUSTER_DIMS void LAUNCH_BOUNDS(WARPS * 32, BLOCKS_AN_SM)
     prepare_kernel(const float* x, const float* other, const float* weight, const int* rows, u8* out, float* token_scale,
                    const int* live, float* copy, float eps, int num_cols, int padded_cols, int x_stride, int other_stride,
                    int copy_stride, int x_tiles) {
@@ -57,11 +58,11 @@ extern "C" __global__ CLUSTER_DIMS void __launch_bounds__(WARPS * 32, BLOCKS_AN_
 #pragma unroll
     for (int k = 0; k < KEPT; k++)
       if (slice_column(k) < num_cols) copy_slice(v[k], copy + static_cast<u64>(token) * copy_stride + slice_column(k));
-  float squares = 0.0f, largest = 0.0f;
+  float squares[KEPT], largest = 0.0f;
 #pragma unroll
   for (int k = 0; k < KEPT; k++) {
-    if (HAS_NORM) squares = sum_squares(v[k], OP == NORM ? squares : 0.0f);
-    const float factor = OP == GATED_NORM ? norm_factor(sum_head(squares), HEAD_DIM, eps) : 1.0f;
+    if (HAS_NORM) squares[k] = sum_squares(v[k]);
+    const float factor = OP == GATED_NORM ? norm_factor(sum_head(squares[k]), HEAD_DIM, eps) : 1.0f;
     for (int i = 0; i < SLICE; i++) {
       if (OP == GATED_NORM) v[k][i] = __fmul_rn(__fmul_rn(__fmul_rn(v[k][i], factor), w[k][i]), silu(z[k][i]));
       if (OP == NORM) v[k][i] = __fmul_rn(v[k][i], w[k][i]);
@@ -73,8 +74,7 @@ extern "C" __global__ CLUSTER_DIMS void __launch_bounds__(WARPS * 32, BLOCKS_AN_
   if (token >= num_live) return;
   if (OP == NORM) {  // one exchange for both
     largest = largest_of_slices(v);
-    reduce_row(squares, largest);
-    const float factor = norm_factor(squares, num_cols, eps);
+    const float factor = norm_factor(reduce_row(squares, largest), num_cols, eps);
     largest = __fmul_rn(largest, factor);
     for (int k = 0; k < KEPT; k++)
       for (int i = 0; i < SLICE; i++) v[k][i] = __fmul_rn(v[k][i], factor);

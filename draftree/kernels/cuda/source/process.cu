@@ -14,7 +14,7 @@ DEV float penalized(float value, int seen, const int* words) {
 // Blocks [slices, rows]; what is not wanted is null. Row i is that of node rows[i], which sees what was counted and, if
 // there are depths, the tokens on its way from the root. bias, counts: by token, 0 where there is nothing to do, as long as all slices together.
 // masks: [nodes][mask_stride], a bit a token.
-extern "C" __global__ void __launch_bounds__(THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS)
     process_kernel(float* logits, const int* control, const int* words, const float* bias, const int* counts, const int* masks,
                    const int* rows, const int* tokens, const int* depths, const int* ancestors, int max_nodes, int mask_stride,
                    int stride, int vocab) {

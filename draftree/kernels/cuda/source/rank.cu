@@ -1,7 +1,7 @@
 // The best candidates of each row of a draft's logits, with log-probabilities.
 
 // Blocks [slices, rows]. Row i stands for the position i + 1 after the root of `target`; control counts the rows.
-extern "C" __global__ void __launch_bounds__(THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS)
     rank_kernel(const float* logits, const int* control, const int* target, const int* words, u64* slices, float2* weights,
                 int* arrived, int* ids, float* log_probs, int stride, int vocab, int count) {
   __shared__ Best best;

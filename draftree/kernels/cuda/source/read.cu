@@ -1,5 +1,5 @@
 // Reads memory and does nothing else: the ceiling that matmul speeds are compared with.
-extern "C" __global__ void read_kernel(const uint4* data, u32* out, int num_vectors) {
+KERNEL void read_kernel(const uint4* data, u32* out, int num_vectors) {
   const u32 step = gridDim.x * blockDim.x;
   u32 sum = 0;
 #pragma unroll 8

@@ -16,7 +16,7 @@ DEV float block_bound(const u8* block) {
 
 // A warp a row: the power of two by which the row is divided where its weights are written as 16-bit floats. Quantised
 // weights of ordinary size are rounded well enough as they are; is_plain says that all are.
-extern "C" __global__ void row_scale_kernel(const u8* raw, float* row_scale, int* is_plain, int num_rows, int num_cols) {
+KERNEL void row_scale_kernel(const u8* raw, float* row_scale, int* is_plain, int num_rows, int num_cols) {
   const int row = blockIdx.x * (blockDim.x >> 5) + (threadIdx.x >> 5), num_blocks = num_cols / BLOCK_LEN;
   if (row >= num_rows) return;
   float largest = 0.0f;
@@ -93,7 +93,7 @@ DEV void pack_octet(const u8* row, u8* unit, int strip, int r, int half, int t, 
 
 // A thread: one row, half a unit's columns, one lane's eight columns of each group. raw has the rows from first_row
 // to last_row; what lies after num_rows is zero. Blocks count units from that of first_row on.
-extern "C" __global__ void repack_kernel(const u8* raw, const float* row_scale, u8* units, int first_row, int last_row,
+KERNEL void repack_kernel(const u8* raw, const float* row_scale, u8* units, int first_row, int last_row,
                                          int num_rows, int num_cols, int num_chunks) {
   const u32 index = blockIdx.x * blockDim.x + threadIdx.x;
   const int t = index & 3, half = index >> 2 & 1, r = index >> 3 & 15, strip = index >> 7 & 7, chunk = index / 1024 % num_chunks;

@@ -90,3 +90,15 @@ DEV void meet_at_stage() {
   wait_copies<PENDING>();
   __syncthreads();
 }
+
+// The barriers of a ring, which a persistent kernel has for all its products; it may have asked for the first stages'
+// weights already (machine.cu).
+#ifndef PERSISTENT
+#define RING_BARRIERS(name) __shared__ u64 name[STAGES]
+DEV bool is_asked_for() { return false; }
+
+DEV void init_barriers(u64* barriers, int count) {
+  for (int i = 0; i < count; i++) init_barrier(barriers + i, 1);
+  publish_barriers();
+}
+#endif

@@ -25,7 +25,7 @@ DEV void put(const float* row, u8* to) {
 }
 
 // table: [positions][half] cosine and sine, or none: no turn. A norm is a weight [HEAD_DIM], or none.
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+KERNEL void LAUNCH_BOUNDS(WARPS * 32)
     rotary_kernel(const int* control, const int* positions, float* q, const float* q_norm, float q_eps, int q_heads,
                   int q_stride, const float* k, const float* k_norm, float k_eps, int k_stride, const float* v,
                   int v_stride, u8* pool, const int* pages, int page_bytes, int kv_heads, int key_bytes,
@@ -35,12 +35,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
   const int head = blockIdx.y * WARPS + (threadIdx.x >> 5), plane = head - q_heads;
   const bool is_query = plane < 0, is_value = plane >= kv_heads;
   let_later_grids_start();
-  if (plane >= 2 * kv_heads) return;
   const float* norm = is_query ? q_norm : is_value ? nullptr : k_norm;
   float w[NUMBERS], x[NUMBERS], squares = 0.0f;
 #pragma unroll
   for (int j = 0; j < NUMBERS; j++) w[j] = norm && lane + j * 32 < HEAD_DIM ? norm[lane + j * 32] : 0.0f;
   wait_for_earlier_grids();
+  if (plane >= 2 * kv_heads) return;
   const int num_live = control[NUM_TOKENS], position = positions[row], slot = cache_slot(control, positions, row);
   const float* from = is_query ? q : is_value ? v : k;
   from += static_cast<u64>(row) * (is_query ? q_stride : is_value ? v_stride : k_stride);

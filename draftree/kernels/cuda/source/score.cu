@@ -2,7 +2,7 @@
 
 // Blocks [slices, rows], after the accept walk. Row i is that of the path's node i. records: [num_records][MAX_NODES][ROW_LEN],
 // see kernels/cuda/scores.py; they may lie in the host's memory.
-extern "C" __global__ void __launch_bounds__(THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS)
     score_kernel(const float* logits, const int* control, const int* tokens, const int* path, const int* words, u64* slices,
                  float2* weights, int* arrived, int* records, int num_records, int stride, int vocab) {
   __shared__ Best best;

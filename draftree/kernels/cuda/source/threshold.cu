@@ -33,7 +33,7 @@ DEV bool is_searched(const int* words, int vocab, bool is_mass) {
 }
 
 // The largest value of each slice.
-extern "C" __global__ void __launch_bounds__(THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS)
     peak_kernel(const float* logits, const int* control, const int* words, float* peaks, int stride, int vocab) {
   __shared__ float v[SLICE], parts[THREADS / 32];
   let_later_grids_start();
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // Adds a slice's weights to the row's bins, which are zero before. The last bin has no end and is left out.
-extern "C" __global__ void __launch_bounds__(THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS)
     bin_kernel(const float* logits, const int* control, const int* words, const float* peaks, const u64* thresholds, u64* bins,
                int stride, int vocab, int is_mass) {
   __shared__ u64 own[NUM_BINS];
@@ -132,7 +132,7 @@ DEV u64 find_threshold(const Scoring& s, const Search& search, const u64* member
 
 // Lists the keys of the chosen bin; the row's last block finds the threshold among them, min_p's too when is_mass, and
 // clears the bins.
-extern "C" __global__ void __launch_bounds__(THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS)
     threshold_kernel(const float* logits, const int* control, const int* words, const float* peaks, u64* thresholds, u64* bins,
                   u64* members, int* num_members, int* arrived, int stride, int vocab, int is_mass) {
   __shared__ Found found;

@@ -138,7 +138,7 @@ DEV int find_place(Growth& g, int node) {
 
 // One block. The step becomes a speculative pass over the tree, or over nothing when the request has ended. match, text:
 // where what follows was found, see lookup.cu, or null.
-extern "C" __global__ void __launch_bounds__(THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS)
     tree_kernel(const int* ids, const float* log_probs, int* words, u64* match, const int* text, int* control, int* tokens, int* positions,
                 int* parents, int* depths, int* order, int* rows, int* ancestors, int block_positions, int num_candidates,
                 int max_nodes) {

@@ -1,0 +1,152 @@
+"""One kernel for a whole pass: launches become a list of operations, which blocks that stay on the
+GPU work through.
+
+In: launches as they were noted (compile.Rehearsal). Out: a pass that is one launch. The operations
+are the same sources as the kernels', so a pass has the same bits either way. What is saved is what
+lies between kernels: starts, ends, and weights that were asked for too late.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from draftree.kernels.cuda.compile import Argument, Gpu, KernelSource, Noted, load_kernel, read_file
+from draftree.kernels.cuda.layout import X_TILE_BYTES
+
+_DEFINED = re.compile(r"^#define (\w+)", re.MULTILINE)
+_COMMON = ("bits", "ring")  # files that all operations share
+_MOST_WORDS = 27
+_RESERVED_SHARED = 24 * 1024  # what operations declare themselves, and the driver's own
+_STREAM = np.dtype(
+    [("weights", np.uint64)]
+    + [(name, np.int32) for name in ("step_bytes", "num_steps", "num_shares")]
+    + [(name, np.int32) for name in ("stage_bytes", "num_stages", "x_bytes")]
+)
+# As struct Operation of source/machine.cu.
+_OPERATION = np.dtype(
+    [(name, np.int32) for name in ("kind", "num_threads", "grid_x", "grid_y", "num_workers")]
+    + [(name, np.int32) for name in ("num_before", "shared_offset", "is_asked_for")]
+    + [("has_next", np.int32), ("unused", np.int32), ("next", _STREAM)]
+    + [("words", np.uint64, _MOST_WORDS)]
+)
+
+
+class NotPersistentError(Exception):
+    """These launches cannot be one kernel, for the reason that it names."""
+
+
+@dataclass(frozen=True)
+class PersistentSource(KernelSource):
+    """The kernels of `kinds` as functions of one kernel."""
+
+    kinds: tuple[KernelSource, ...] = ()
+
+    def text(self) -> str:
+        parts = ["#define PERSISTENT 1\n", self.defines, *map(read_file, (*_COMMON, "machine"))]
+        cases = []
+        for number, kind in enumerate(self.kinds):
+            name = f"kind_{number}"
+            body = "".join(read_file(file) for file in kind.files if file not in _COMMON)
+            macros = dict.fromkeys(_DEFINED.findall(kind.defines + body))
+            parts += [f"namespace {name} {{\n", kind.defines, body, "}\n"]
+            parts += [f"#undef {macro}\n" for macro in macros]
+            cases += [f"    case {number}: return Call<{name}::{kind.name}>::run(words);\n"]
+        parts += ["DEV void run_kind(int kind, const u64* words) {\n  switch (kind) {\n", *cases]
+        return "".join([*parts, "  }\n}\n", read_file("persistent")])
+
+
+class PersistentPass:
+    """Launches, as one. Keeps alive what they work on."""
+
+    def __init__(self, launches: Sequence[Noted], gpu: Gpu) -> None:
+        _check(launches)
+        self._gpu, self._launches = gpu, launches
+        kinds = tuple(dict.fromkeys(launch.source for launch in launches))
+        self._num_threads = max(launch.block for launch in launches)
+        macros = (("BLOCK_THREADS", self._num_threads),)
+        self.source = PersistentSource("persistent_kernel", (), macros, kinds)
+        # Emulated blocks run in turn: one alone can wait for nobody.
+        self._num_blocks = gpu.num_sms if gpu.is_real else 1
+        table, self._shared_bytes = self._make_table({k: i for i, k in enumerate(kinds)})
+        flat = torch.from_numpy(table.view(np.uint8).copy())
+        self._operations = flat.to(gpu.place)
+        self._done = torch.zeros(len(table) + 1, dtype=torch.int32, device=gpu.place)
+
+    def launch(self) -> None:
+        load_kernel(self.source, self._gpu).launch(
+            (self._num_blocks,),
+            self._num_threads,
+            *(self._operations, self._done, len(self._done) - 1),
+            shared_bytes=self._shared_bytes,
+        )
+
+    def _make_table(self, kinds: dict[KernelSource, int]) -> tuple[np.ndarray, int]:
+        """The operations, behind one that only asks for the first weights; shared memory."""
+        room = self._gpu.shared_per_block - _RESERVED_SHARED
+        ring = max((each.shared_bytes for each in self._launches if _is_product(each)), default=0)
+        ring = -(-ring // 128) * 128
+        table = np.zeros(len(self._launches) + 1, _OPERATION)
+        table["kind"][0] = -1
+        asker: int | None = 0  # the last product, if the ring has been free since then
+        shared_bytes = ring
+        for number, noted in enumerate(self._launches, 1):
+            row, size = table[number], noted.shared_bytes
+            grid = (*noted.grid, 1)[:2]
+            row["kind"], row["num_threads"] = kinds[noted.source], noted.block
+            row["grid_x"], row["grid_y"] = grid
+            row["num_workers"] = min(grid[0] * grid[1], self._num_blocks)
+            row["num_before"] = table["num_workers"][number - 1]
+            row["words"][: len(noted.args)] = [_word(value) for value in noted.args]
+            if _is_product(noted):
+                if asker is not None:
+                    table["next"][asker], table["has_next"][asker] = _stream(noted), 1
+                    row["is_asked_for"] = 1
+                asker = number
+            elif size:
+                row["shared_offset"] = ring if ring + size <= room else 0
+                asker = asker if row["shared_offset"] else None
+            shared_bytes = max(shared_bytes, int(row["shared_offset"]) + size)
+        return table, shared_bytes
+
+
+def _check(launches: Sequence[Noted]) -> None:
+    for noted in launches:
+        macros = dict(noted.source.macros)
+        if len(noted.grid) > 2 or len(noted.args) > _MOST_WORDS:
+            raise NotPersistentError(f"{noted.source.name} has too many dimensions or arguments")
+        if macros.get("CLUSTER", 1) > 1 or "BULK" in macros:
+            raise NotPersistentError(f"{noted.source.name} is made for clusters or old copies")
+
+
+def _is_product(noted: Noted) -> bool:
+    return noted.source.name == "linear_kernel"
+
+
+def _stream(noted: Noted) -> tuple[int, ...]:
+    """The first weights of a product, from its launch (linear.py)."""
+    macros, (weights, *_) = dict(noted.source.macros), noted.args
+    first_token, _, num_bands, num_chunks, x_tiles = map(_word, noted.args[10:15])
+    step_bytes = macros["BAND"] * macros["HOST_UNIT_BYTES"]
+    x_blocks, tiles = macros["COLS"] // 128, macros["TOKEN_TILES"]
+    return (
+        _word(weights),
+        step_bytes,
+        num_bands * num_chunks,
+        noted.grid[0],
+        step_bytes + tiles * x_blocks * X_TILE_BYTES,
+        macros["STAGES"],
+        x_blocks * min(tiles, x_tiles - first_token // 8) * X_TILE_BYTES,
+    )
+
+
+def _word(value: Argument) -> int:
+    """An argument in 64 bits."""
+    if value is None:
+        return 0
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
+    number = np.float32(value) if isinstance(value, float) else np.int32(value)
+    return int(number.view(np.uint32))
