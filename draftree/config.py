@@ -83,6 +83,7 @@ class EngineConfig:
     parallel: int = 0  # unfinished requests that may take turns; 1: one after the other
     window: int = 0  # positions that attention looks back, besides the beginning; 0: all
     warm_up: bool = False  # make at opening what would else be made by the first requests
+    persistent: bool = False  # on a GPU: short passes and rounds are one kernel each
     compress: str = "off"  # leave parts of long messages out: "off", "auto" or "always"
     compress_keep: float | str = "auto"  # share of a text that its scores keep
     compress_with: str = "self"  # who scores: "self", or a model's name or path
@@ -159,6 +160,7 @@ class Plan:
     gpu: GpuInfo | None = None  # None: the CPU
     memory_limit: int = 0  # bytes of the GPU that may be used
     window: int = 0  # positions that attention looks back, besides the beginning; 0: all
+    is_persistent: bool = False  # short passes and rounds are one kernel each
     kv_note: str = ""  # why "auto" did not choose the first format, for a user to read
 
     @property
@@ -392,6 +394,7 @@ def _resolve_gpu(
         memory=memory,
         gpu=gpu,
         memory_limit=limit,
+        is_persistent=config.persistent,
         window=config.window,
         kv_note=note,
     )

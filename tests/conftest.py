@@ -39,6 +39,7 @@ from tests.needs import has_browser, is_allowed, what_is_missing  # noqa: E402
 
 if TYPE_CHECKING:
     from draftree.kernels.cuda.compile import Gpu
+    from draftree.kernels.cuda.persistent import PersistentPass
 
 collect_ignore = [
     *(() if FULL_SET.exists() else ("models/test_golden_full.py",)),
@@ -136,3 +137,19 @@ def any_gpu(request: pytest.FixtureRequest) -> "Gpu":
     from tests.kernels.emulator import emulated_gpu
 
     return emulated_gpu()
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> "list[PersistentPass]":
+    """Passes and rounds that ran as one kernel."""
+    from draftree.kernels.cuda.persistent import PersistentPass
+
+    seen: list[PersistentPass] = []
+    launch = PersistentPass.launch
+
+    def note(self: PersistentPass) -> None:
+        seen.append(self)
+        launch(self)
+
+    monkeypatch.setattr(PersistentPass, "launch", note)
+    return seen

@@ -265,7 +265,8 @@ class GpuRounds:
         if self._gpu.rehearsal.is_on:
             launch()
         elif key not in self._graphs:
-            self._graphs[key] = LaunchGraph(launch, self._gpu)
+            is_persistent = self._target.ops.is_persistent
+            self._graphs[key] = LaunchGraph(launch, self._gpu, is_persistent=is_persistent)
 
     def _round(self, use_draft: bool) -> None:
         gpu, params, step = self._gpu, self._params, self._target.ops.step

@@ -181,6 +181,7 @@ class CudaDevice:
             max_nodes=max_nodes,
             max_ctx=self._plan.max_ctx,
             ring_len=ring_len,
+            is_persistent=self._plan.is_persistent,
             **formats,
         )
 

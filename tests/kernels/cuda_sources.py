@@ -12,10 +12,11 @@ from draftree.kernels.cuda.embed import embed_source
 from draftree.kernels.cuda.gated_delta import MOST_ROWS, block_cols, commit_source, delta_source
 from draftree.kernels.cuda.gated_delta_prefill import chunk_source, plan_pass
 from draftree.kernels.cuda.kv_cache import COMMIT_SOURCE, KvShape
-from draftree.kernels.cuda.layout import unit_format
+from draftree.kernels.cuda.layout import band_tiles, unit_format
 from draftree.kernels.cuda.linear import plan_linear
 from draftree.kernels.cuda.lookup import lookup_source
 from draftree.kernels.cuda.pack import repack_source
+from draftree.kernels.cuda.persistent import PersistentSource
 from draftree.kernels.cuda.prefill import expand_source
 from draftree.kernels.cuda.prepare import RowOp, plan_row, prepare_source
 from draftree.kernels.cuda.process import process_source
@@ -31,7 +32,30 @@ from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS
 def all_sources(gpu: Gpu) -> list[KernelSource]:
     """Another chip may have other macros: room for more stages, more blocks for a row."""
     states = (*_attention_sources(gpu), *_delta_sources(gpu))
-    return [*_matrix_sources(gpu), *_row_sources(gpu), *states, *_round_sources()]
+    return [
+        *(*_matrix_sources(gpu), *_row_sources(gpu), *states, *_round_sources()),
+        persistent_source(gpu),
+    ]
+
+
+def persistent_source(gpu: Gpu) -> KernelSource:
+    """The operations that ask the most of registers and shared memory, with fewest for others."""
+    num_threads = 256 * band_tiles(gpu)
+    with gpu.rehearsal.collect(is_persistent=True):
+        shape = KvShape(4, 256, KEY_FORMATS["q4"], VALUE_FORMATS["q4"])
+        attention = plan_attention(shape, gpu).shrunk(gpu)
+        kinds = [
+            (plan_linear(unit_format(QuantType.Q4_K), 24, gpu).source, num_threads),
+            (plan_linear(unit_format(QuantType.Q6_K), 24, gpu).source, num_threads),
+            (prepare_source(RowOp.SILU_MUL, plan_row(5120, gpu), in_rows=False), 32),
+            (attention.source, 256),
+            (attention.merge_source, 256),
+            (delta_source(128, 64, 4), 256),
+            (sampling_source("choose_kernel"), 256),
+            (tree_source(), 64),
+        ]
+    macros = (("BLOCK_THREADS", num_threads),)
+    return PersistentSource("persistent_kernel", (), macros, tuple(kinds))
 
 
 def _matrix_sources(gpu: Gpu) -> list[KernelSource]:

@@ -1,6 +1,7 @@
 // CUDA C++ on the host: what a kernel's source expects of the compiler and the chip, spelled in C++17.
 //
-// The threads of a block are fibers of one OS thread, blocks run one after another. A fiber runs until it meets
+// The threads of a block are fibers of one OS thread, blocks run one after another, or together if they were launched
+// so. A fiber runs until it meets
 // others (a barrier, a warp operation) or spins; then the next one runs. Shared memory is full of NaN when a block
 // starts, asynchronous copies arrive only when they are waited for, and the order of warps and lanes turns around at
 // every barrier, so that forgotten barriers show. Included before the source, which sits in an unnamed namespace.
@@ -303,7 +304,7 @@ static bool run_ready_threads() {
   return has_run;
 }
 
-static void run_block(char* stacks, u64 stack_bytes, u32 shared_bytes) {
+static void begin_block(char* stacks, u64 stack_bytes, u32 shared_bytes) {
 #ifdef __ELF__
   if (__start_cuda_shared) memset(__start_cuda_shared, 0xFF, __stop_cuda_shared - __start_cuda_shared);
 #endif
@@ -315,22 +316,88 @@ static void run_block(char* stacks, u64 stack_bytes, u32 shared_bytes) {
     const u32 lanes = num_threads - w * 32 < 32 ? (1u << num_threads % 32) - 1 : ~0u;
     warps[w] = {lanes, lanes, 0, 0};
   }
-  u32 idle = 0;
-  while (num_live && !has_failed) {
-    const bool has_run = run_ready_threads();
-    idle = has_moved ? 0 : idle + 1;
-    if (!has_failed && num_live && (!has_run || idle > MAX_IDLE_PASSES)) report_deadlock();
-  }
+}
+
+static void end_block(char* stacks, u64 stack_bytes, u32 shared_bytes) {
   for (u32 i = 0; i < MARGIN && !has_failed; i++)
     if (dynamic_shared[shared_bytes + i] != '\xFF') note("wrote behind the %u bytes of shared memory", shared_bytes);
   for (u32 thread = 0; thread < num_threads && !has_failed; thread++)
     if (memcmp(stacks + thread * stack_bytes, &STACK_MARK, 8)) note("the stack of thread %u overflowed", thread);
 }
 
-// A null pointer, or what went wrong.
-static const char* launch(void (*run)(), const u32* grid, u32 threads, u32 shared_bytes, char* stacks, u64 stack_bytes) {
+static void run_block(char* stacks, u64 stack_bytes, u32 shared_bytes) {
+  begin_block(stacks, stack_bytes, shared_bytes);
+  u32 idle = 0;
+  while (num_live && !has_failed) {
+    const bool has_run = run_ready_threads();
+    idle = has_moved ? 0 : idle + 1;
+    if (!has_failed && num_live && (!has_run || idle > MAX_IDLE_PASSES)) report_deadlock();
+  }
+  end_block(stacks, stack_bytes, shared_bytes);
+}
+
+// A block that does not run now: what a chip has in one multiprocessor.
+struct Parked {
+  std::vector<Fiber> fibers;
+  std::vector<char> shared;
+  Warp warps[MAX_THREADS / 32];
+  Barrier barriers[NUM_BARRIERS];
+  u32 num_live;
+  bool is_reversed;
+};
+
+static void park(Parked& block, u32 shared_bytes, bool is_leaving) {
+  const u32 dynamic_bytes = shared_bytes + MARGIN;
+  u32 static_bytes = 0;
+  char* statics = nullptr;
+#ifdef __ELF__
+  if (__start_cuda_shared) statics = __start_cuda_shared, static_bytes = __stop_cuda_shared - __start_cuda_shared;
+#endif
+  block.shared.resize(dynamic_bytes + static_bytes), block.fibers.resize(num_threads);
+  char* kept = block.shared.data();
+  const auto copy = [&](void* here, void* there, size_t bytes) { is_leaving ? memcpy(there, here, bytes) : memcpy(here, there, bytes); };
+  copy(dynamic_shared, kept, dynamic_bytes), copy(statics, kept + dynamic_bytes, static_bytes);
+  copy(warps, block.warps, sizeof warps), copy(barriers, block.barriers, sizeof barriers);
+  copy(&num_live, &block.num_live, sizeof num_live), copy(&is_reversed, &block.is_reversed, sizeof is_reversed);
+  for (u32 thread = 0; thread < num_threads; thread++) std::swap(fibers[thread], block.fibers[thread]);
+}
+
+// Blocks that wait for each other: each runs until it can only wait, then the next one does.
+static void run_together(u32 num_blocks, char* stacks, u64 stack_bytes, u32 shared_bytes) {
+  std::vector<Parked> blocks(num_blocks);
+  const u64 block_stacks = num_threads * stack_bytes;
+  u32 num_running = num_blocks, idle = 0;
+  for (u32 x = 0; x < num_blocks; x++) {
+    blockIdx = {x, 0, 0};
+    begin_block(stacks + x * block_stacks, stack_bytes, shared_bytes);
+    park(blocks[x], shared_bytes, true);
+  }
+  while (num_running && !has_failed) {
+    bool has_gone_on = false;
+    for (u32 x = 0; x < num_blocks && !has_failed; x++) {
+      if (!blocks[x].num_live) continue;
+      blockIdx = {x, 0, 0};
+      park(blocks[x], shared_bytes, false);
+      do {
+        run_ready_threads();
+        has_gone_on |= has_moved;
+      } while (has_moved && num_live && !has_failed);
+      if (!num_live) num_running--, end_block(stacks + x * block_stacks, stack_bytes, shared_bytes);
+      if (!has_failed && ++idle > MAX_IDLE_PASSES) report_deadlock();
+      park(blocks[x], shared_bytes, true);
+    }
+    if (has_gone_on) idle = 0;
+  }
+}
+
+// A null pointer, or what went wrong. is_together: blocks wait for each other.
+static const char* launch(void (*run)(), const u32* grid, u32 threads, u32 shared_bytes, bool is_together, char* stacks, u64 stack_bytes) {
   run_thread = run, num_threads = threads, has_failed = false;
   blockDim = {threads, 1, 1}, gridDim = {grid[0], grid[1], grid[2]};
+  if (is_together) {
+    run_together(grid[0], stacks, stack_bytes, shared_bytes);
+    return has_failed ? message : nullptr;
+  }
   for (u32 z = 0; z < grid[2]; z++)
     for (u32 y = 0; y < grid[1]; y++)
       for (u32 x = 0; x < grid[0]; x++) {

@@ -2,7 +2,8 @@
 
 In: a `KernelSource`; out: something that launches like `compile.Kernel` and raises where a real
 chip would hang or give rubbish. See emulator.h for what it checks, emulator_device.h and
-emulator_twins.h for what it knows. Blocks run in turn, so one must not wait for a later one.
+emulator_twins.h for what it knows. Blocks run in turn, so one must not wait for a later one unless
+they were launched together.
 """
 
 import ctypes
@@ -37,10 +38,11 @@ LAUNCH = """
 static const unsigned long long* emulator_words;
 extern "C" const char* emulator_signature() {{ return emulator::signature(&{name}); }}
 extern "C" const char* emulator_launch(const unsigned long long* words, const unsigned* grid,
-    unsigned threads, unsigned shared_bytes, char* stacks, unsigned long long stack_bytes) {{
+    unsigned threads, unsigned shared_bytes, unsigned is_together, char* stacks,
+    unsigned long long stack_bytes) {{
   emulator_words = words;
   return emulator::launch([] {{ emulator::call(&{name}, emulator_words); }}, grid, threads,
-                          shared_bytes, stacks, stack_bytes);
+                          shared_bytes, is_together, stacks, stack_bytes);
 }}
 """
 
@@ -130,6 +132,7 @@ class EmulatedKernel:
         *args: Argument,
         shared_bytes: int = 0,
         is_chained: bool = False,
+        is_together: bool = False,
     ) -> None:
         if not 0 < block <= MAX_THREADS or not 0 < len(grid) <= 3 or min(grid) < 1:
             raise EmulationError(f"{self._name}: no launch of {grid} blocks of {block} threads")
@@ -138,8 +141,9 @@ class EmulatedKernel:
             raise EmulationError(f"{self._name} takes arguments {self._kinds}, not {kinds}")
         words = (ctypes.c_uint64 * max(1, len(args)))(*map(_word, args))
         sizes = (ctypes.c_uint32 * 3)(*grid, *[1] * (3 - len(grid)))
-        stacks = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(_stacks())))
-        shape = ctypes.c_uint32(block), ctypes.c_uint32(shared_bytes)
+        num_stacks = block * grid[0] if is_together else MAX_THREADS
+        stacks = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(_stacks(num_stacks))))
+        shape = map(ctypes.c_uint32, (block, shared_bytes, is_together))
         error = self._launch(words, sizes, *shape, stacks, ctypes.c_uint64(STACK_BYTES))
         if error:
             raise EmulationError(f"{self._name}: {error.decode()}")
@@ -166,5 +170,5 @@ def _word(value: Argument) -> int:
 
 
 @cache
-def _stacks() -> mmap.mmap:
-    return mmap.mmap(-1, STACK_BYTES * MAX_THREADS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _stacks(count: int) -> mmap.mmap:
+    return mmap.mmap(-1, STACK_BYTES * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

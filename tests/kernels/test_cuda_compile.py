@@ -65,7 +65,7 @@ def test_every_kernel_is_listed() -> None:
     kernels = {
         name
         for path in folder.glob("*.cu")
-        for head in path.read_text(encoding="utf-8").split("__global__")[1:]
+        for head in re.split("KERNEL|__global__", path.read_text(encoding="utf-8"))[1:]
         for name in re.findall(r"(\w+_kernel)\s*\(", head)[:1]
     }
     assert kernels == {source.name for source in all_sources(device(90))}

@@ -68,6 +68,16 @@ class AttentionPlan:
         files = (*CACHE_FILES, "attention_plan", *files)
         return KernelSource(name, files, (*sizes, *self.shape.macros, *macros))
 
+    def shrunk(self, gpu: Gpu) -> "AttentionPlan":
+        """For a persistent kernel: one block a multiprocessor, with fewer registers a thread and
+        less shared memory.
+        """
+        col_tiles = min(self.col_tiles, 128 * _MOST_COL_TILES // self.dim)
+        plan = replace(self, col_tiles=col_tiles, blocks_an_sm=1, num_blocks=gpu.num_sms)
+        room = gpu.shared_per_block - gpu.reserved_shared(_RESERVED_SHARED)
+        empty = replace(plan, num_stages=0).shared_bytes
+        return replace(plan, num_stages=min(plan.num_stages, (room - empty) // plan.stage_bytes))
+
     def most_entries(self, num_rows: int, num_heads: int, capacity: int) -> int:
         """Partial results of a row and head that a launch can leave."""
         columns = num_rows * num_heads
@@ -160,6 +170,8 @@ def attention(
     if heads != out_heads or heads != group * kv_heads or len(q) != len(out):
         raise ValueError(f"{heads} heads cannot share {kv_heads} key heads")
     plan = workspace.plan_for(len(q), group)
+    if gpu.rehearsal.is_persistent:
+        plan = plan.shrunk(gpu)
     if plan.shape != cache.shape or group > 8 * plan.col_tiles:
         raise ValueError(f"the workspace is for {plan.shape}, not {cache.shape}, {group} a group")
     length = min(cache.capacity, cache.table.num_pages * PAGE)  # of a ring: what windows see

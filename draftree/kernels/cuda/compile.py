@@ -25,6 +25,8 @@ OLDEST_ARCH = 80
 # Dynamic shared memory that needs no leave: 48 KiB, less what the kernel declares itself.
 _PLAIN_SHARED = 32 * 1024
 _COMPILERS = 8  # at a time
+# In a persistent kernel: what all its operations declare themselves, and the driver's own.
+PERSISTENT_RESERVED = 18 * 1024
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Launchable(Protocol):
         *args: "Argument",
         shared_bytes: int = 0,
         is_chained: bool = False,
+        is_together: bool = False,
     ) -> None: ...
 
 
@@ -109,7 +112,9 @@ class _Noting:
         *args: "Argument",
         shared_bytes: int = 0,
         is_chained: bool = False,
+        is_together: bool = False,
     ) -> None:
+        assert not is_together, "one persistent kernel is not part of another"
         self.launches.append(Noted(self.source, grid, block, args, shared_bytes))
 
 
@@ -135,6 +140,10 @@ class Gpu:
     def place(self) -> torch.device:
         """Where tensors for its kernels live."""
         return torch.device("cuda", self.index) if self.is_real else torch.device("cpu")
+
+    def reserved_shared(self, own: int) -> int:
+        """Shared memory that a block has beside its dynamic one, for a kernel that needs `own`."""
+        return PERSISTENT_RESERVED if self.rehearsal.is_persistent else own
 
     @property
     def can_chain(self) -> bool:
@@ -218,10 +227,12 @@ class Kernel:
         *args: Argument,
         shared_bytes: int = 0,
         is_chained: bool = False,
+        is_together: bool = False,
     ) -> None:
         """Tensors are passed as pointers, None as a null pointer, numbers as 32 bits.
 
         A chained launch may overlap with the end of the kernel before; the source must expect that.
+        is_together: blocks wait for each other, so all of them must be on the chip at once.
         """
         from cuda.core import LaunchConfig, launch
 
@@ -232,6 +243,7 @@ class Kernel:
             block=block,
             shmem_size=shared_bytes,
             programmatic_stream_serialization=is_chained and self._device.can_chain,
+            is_cooperative=is_together,
         )
         launch(_current_stream(self._device.index), config, self._kernel, *map(_argument, args))
 

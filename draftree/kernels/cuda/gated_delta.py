@@ -18,6 +18,7 @@ from draftree.kernels.ops import LayerStore
 MOST_ROWS = 64
 _HEAD_DIMS = (16, 32, 64, 128)
 _MOST_LAYERS = 512
+_COMMITTED_AT_ONCE = 8  # nodes of a path
 _RESERVED_SHARED = 2048  # what the kernel has beside the rows and slots
 
 
@@ -102,7 +103,7 @@ def delta_source(head_dim: int, cols: int, kernel_len: int) -> KernelSource:
 
 def commit_source(head_dim: int) -> KernelSource:
     files = "bits", "gated_delta_bits", "gated_delta_columns", "gated_delta_commit"
-    macros = (("HEAD_DIM", head_dim), ("COLS", min(head_dim, 64)))
+    macros = (("HEAD_DIM", head_dim), ("COLS", min(head_dim, 64)), ("GROUP", _COMMITTED_AT_ONCE))
     return KernelSource("delta_commit_kernel", files, macros)
 
 
@@ -170,6 +171,7 @@ def delta_commit(arena: DeltaArena, step: CudaPassArgs, gpu: Gpu) -> None:
         (state.value_heads * (dim // cols), len(arena.states)),
         num_threads(dim, cols),
         *(arena.addresses, step.control, step.path, state.key_heads, state.value_heads),
+        shared_bytes=4 * _COMMITTED_AT_ONCE * (dim + cols),
         is_chained=True,
     )
 

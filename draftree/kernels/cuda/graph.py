@@ -9,12 +9,18 @@ from collections.abc import Callable
 import torch
 
 from draftree.kernels.cuda.compile import Gpu
+from draftree.kernels.cuda.persistent import collect
 
 
 class LaunchGraph:
     """A run over nothing, which the caller has prepared for, loads the kernels first."""
 
-    def __init__(self, launch: Callable[[], None], gpu: Gpu) -> None:
+    def __init__(
+        self, launch: Callable[[], None], gpu: Gpu, *, is_persistent: bool = False
+    ) -> None:
+        """is_persistent: the launches become one kernel."""
+        if is_persistent:
+            launch = collect(launch, gpu).launch
         self.run = launch
         if gpu.is_real:
             launch()

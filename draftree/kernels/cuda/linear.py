@@ -83,7 +83,7 @@ class LinearPlan:
 
 def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
     """The kernel for num_tokens, which are shared out evenly if they are too many for a launch."""
-    room, band = gpu.shared_per_block - _RESERVED_SHARED, band_tiles(gpu)
+    room, band = gpu.shared_per_block - gpu.reserved_shared(_RESERVED_SHARED), band_tiles(gpu)
     most = _MOST_TILES.get(form.qtype, _FEW_TILES)
     plans = [LinearPlan(form, tiles, band, 2) for tiles in TOKEN_TILES if tiles <= most]
     fitting = [plan for plan in plans if plan.shared_bytes <= room]

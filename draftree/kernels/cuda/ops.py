@@ -53,7 +53,7 @@ class CudaOps:
 
         is_persistent: short passes are one kernel each.
         """
-        self._is_persistent = is_persistent
+        self.is_persistent = is_persistent
         self.gpu, self.max_ctx, self.ring_len = store.gpu, max_ctx, ring_len
         self.step = CudaPassArgs(max_tokens, max_nodes, store.gpu)
         self._weights = store
@@ -69,7 +69,7 @@ class CudaOps:
     def capture(self) -> Iterator[Program]:
         """Operations called inside are recorded into the program that this yields."""
         assert self._program is None, "captures do not nest"
-        self._program = Program(self.step, self.gpu, is_persistent=self._is_persistent)
+        self._program = Program(self.step, self.gpu, is_persistent=self.is_persistent)
         try:
             yield self._program
         finally:

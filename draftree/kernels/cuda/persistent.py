@@ -7,19 +7,28 @@ lies between kernels: starts, ends, and weights that were asked for too late.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from draftree.kernels.cuda.compile import Argument, Gpu, KernelSource, Noted, load_kernel, read_file
+from draftree.kernels.cuda.compile import (
+    PERSISTENT_RESERVED,
+    Argument,
+    Gpu,
+    KernelSource,
+    Noted,
+    load_kernel,
+    read_file,
+)
 from draftree.kernels.cuda.layout import X_TILE_BYTES
 
 _DEFINED = re.compile(r"^#define (\w+)", re.MULTILINE)
+_THREADS = "static __device__ constexpr uint3 op_threads = {OP_THREADS, 1, 1};\n"
 _COMMON = ("bits", "ring")  # files that all operations share
 _MOST_WORDS = 27
-_RESERVED_SHARED = 24 * 1024  # what operations declare themselves, and the driver's own
 _STREAM = np.dtype(
     [("weights", np.uint64)]
     + [(name, np.int32) for name in ("step_bytes", "num_steps", "num_shares")]
@@ -34,24 +43,28 @@ _OPERATION = np.dtype(
 )
 
 
+_Kinds: TypeAlias = "dict[tuple[KernelSource, int], int]"
+
+
 class NotPersistentError(Exception):
     """These launches cannot be one kernel, for the reason that it names."""
 
 
 @dataclass(frozen=True)
 class PersistentSource(KernelSource):
-    """The kernels of `kinds` as functions of one kernel."""
+    """The kernels of `kinds`, each with its number of threads, as functions of one kernel."""
 
-    kinds: tuple[KernelSource, ...] = ()
+    kinds: tuple[tuple[KernelSource, int], ...] = ()
 
     def text(self) -> str:
         parts = ["#define PERSISTENT 1\n", self.defines, *map(read_file, (*_COMMON, "machine"))]
         cases = []
-        for number, kind in enumerate(self.kinds):
+        for number, (kind, num_threads) in enumerate(self.kinds):
             name = f"kind_{number}"
+            head = f"#define OP_THREADS {num_threads}\n{kind.defines}"
             body = "".join(read_file(file) for file in kind.files if file not in _COMMON)
-            macros = dict.fromkeys(_DEFINED.findall(kind.defines + body))
-            parts += [f"namespace {name} {{\n", kind.defines, body, "}\n"]
+            macros = dict.fromkeys(_DEFINED.findall(head + body))
+            parts += [f"namespace {name} {{\n", head, _THREADS, body, "}\n"]
             parts += [f"#undef {macro}\n" for macro in macros]
             cases += [f"    case {number}: return Call<{name}::{kind.name}>::run(words);\n"]
         parts += ["DEV void run_kind(int kind, const u64* words) {\n  switch (kind) {\n", *cases]
@@ -64,28 +77,27 @@ class PersistentPass:
     def __init__(self, launches: Sequence[Noted], gpu: Gpu) -> None:
         _check(launches)
         self._gpu, self._launches = gpu, launches
-        kinds = tuple(dict.fromkeys(launch.source for launch in launches))
+        kinds = tuple(dict.fromkeys((each.source, each.block) for each in launches))
         self._num_threads = max(launch.block for launch in launches)
         macros = (("BLOCK_THREADS", self._num_threads),)
         self.source = PersistentSource("persistent_kernel", (), macros, kinds)
-        # Emulated blocks run in turn: one alone can wait for nobody.
-        self._num_blocks = gpu.num_sms if gpu.is_real else 1
-        table, self._shared_bytes = self._make_table({k: i for i, k in enumerate(kinds)})
-        flat = torch.from_numpy(table.view(np.uint8).copy())
-        self._operations = flat.to(gpu.place)
-        self._done = torch.zeros(len(table) + 1, dtype=torch.int32, device=gpu.place)
+        numbers = {kind: number for number, kind in enumerate(kinds)}
+        self._table, self._shared_bytes = self._make_table(numbers)
+        self._operations = torch.from_numpy(self._table.view(np.uint8)).to(gpu.place)
+        self._done = torch.zeros(len(self._table) + 1, dtype=torch.int32, device=gpu.place)
 
     def launch(self) -> None:
         load_kernel(self.source, self._gpu).launch(
-            (self._num_blocks,),
+            (self._gpu.num_sms,),
             self._num_threads,
             *(self._operations, self._done, len(self._done) - 1),
             shared_bytes=self._shared_bytes,
+            is_together=True,
         )
 
-    def _make_table(self, kinds: dict[KernelSource, int]) -> tuple[np.ndarray, int]:
+    def _make_table(self, kinds: _Kinds) -> tuple[np.ndarray, int]:
         """The operations, behind one that only asks for the first weights; shared memory."""
-        room = self._gpu.shared_per_block - _RESERVED_SHARED
+        room = self._gpu.shared_per_block - PERSISTENT_RESERVED
         ring = max((each.shared_bytes for each in self._launches if _is_product(each)), default=0)
         ring = -(-ring // 128) * 128
         table = np.zeros(len(self._launches) + 1, _OPERATION)
@@ -95,9 +107,9 @@ class PersistentPass:
         for number, noted in enumerate(self._launches, 1):
             row, size = table[number], noted.shared_bytes
             grid = (*noted.grid, 1)[:2]
-            row["kind"], row["num_threads"] = kinds[noted.source], noted.block
+            row["kind"], row["num_threads"] = kinds[noted.source, noted.block], noted.block
             row["grid_x"], row["grid_y"] = grid
-            row["num_workers"] = min(grid[0] * grid[1], self._num_blocks)
+            row["num_workers"] = min(grid[0] * grid[1], self._gpu.num_sms)
             row["num_before"] = table["num_workers"][number - 1]
             row["words"][: len(noted.args)] = [_word(value) for value in noted.args]
             if _is_product(noted):
@@ -110,6 +122,13 @@ class PersistentPass:
                 asker = asker if row["shared_offset"] else None
             shared_bytes = max(shared_bytes, int(row["shared_offset"]) + size)
         return table, shared_bytes
+
+
+def collect(launch: Callable[[], None], gpu: Gpu) -> PersistentPass:
+    """What `launch` launches, as one."""
+    with gpu.rehearsal.collect(is_persistent=True) as launches:
+        launch()
+    return PersistentPass(launches, gpu)
 
 
 def _check(launches: Sequence[Noted]) -> None:

@@ -15,8 +15,9 @@ import torch
 from draftree.kernels.cuda.compile import Gpu
 from draftree.kernels.cuda.graph import capture
 from draftree.kernels.cuda.pass_args import CudaPassArgs
-from draftree.kernels.cuda.persistent import PersistentPass
+from draftree.kernels.cuda.persistent import PersistentPass, collect
 
+_FEWEST = 4  # launches that are worth a kernel of their own
 BUCKETS = (1, 8, 16, 24, 32, 48, 64)
 MOST_ROWS = BUCKETS[-1]  # passes of more rows than this are prefill
 _FINE_STEP, _FINE_ROWS, _STEP = 64, 512, 256  # sizes of prefill: up to _FINE_ROWS in fine steps
@@ -57,7 +58,7 @@ class Program:
 
     def launch(self, size: int) -> None:
         """All launches for `size` rows, on the current stream."""
-        if self._is_persistent and size <= MOST_ROWS and not self._gpu.rehearsal.is_on:
+        if self._is_one(size) and not self._gpu.rehearsal.is_on:
             self._as_one(size).launch()
         else:
             self._launch_each(size)
@@ -66,11 +67,12 @@ class Program:
         for recorded in self._recorded:
             recorded.launch(size)
 
+    def _is_one(self, size: int) -> bool:
+        return self._is_persistent and size <= MOST_ROWS and len(self._recorded) >= _FEWEST
+
     def _as_one(self, size: int) -> PersistentPass:
         if size not in self._persistent:
-            with self._gpu.rehearsal.collect(is_persistent=True) as launches:
-                self._launch_each(size)
-            self._persistent[size] = PersistentPass(launches, self._gpu)
+            self._persistent[size] = collect(partial(self._launch_each, size), self._gpu)
         return self._persistent[size]
 
     def run(self) -> None:
@@ -83,7 +85,7 @@ class Program:
             self._run_long(size)
         else:
             if size not in self._graphs:
-                if self._is_persistent:
+                if self._is_one(size):
                     self._as_one(size)  # what it needs cannot be made while a graph is captured
                 self._graphs[size] = capture(partial(self.launch, size)).replay
             self._graphs[size]()

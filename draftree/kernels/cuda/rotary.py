@@ -81,5 +81,6 @@ def rope_and_store_kv(
         *(q.x, q.norm, float(q.eps), q_heads, q.x.stride(0)),
         *(k.x, k.norm, float(k.eps), k.x.stride(0), v, v.stride(0)),
         *(*cache.args, kv_heads, *cache.shape.row_bytes, k.table, half, int(k.interleaved)),
+        shared_bytes=4 * _WARPS * head_dim,
         is_chained=True,
     )

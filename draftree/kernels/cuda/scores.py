@@ -9,12 +9,19 @@ import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.pass_args import CudaPassArgs
-from draftree.kernels.cuda.request import MAX_TOP_K, PARAM_MACROS, RequestParams
-from draftree.kernels.cuda.sampling import FILES, THREADS, SamplingWorkspace, check_logits
+from draftree.kernels.cuda.request import MAX_TOP_K, RequestParams
+from draftree.kernels.cuda.sampling import (
+    FILES,
+    MACROS,
+    ROOM_BYTES,
+    THREADS,
+    SamplingWorkspace,
+    check_logits,
+)
 from draftree.kernels.cuda.tree import MAX_NODES
 
 _ROW_LEN = 1 + 2 * MAX_TOP_K  # of the token, then tokens and log-probabilities of the best
-_MACROS = (*PARAM_MACROS, ("MAX_NODES", MAX_NODES), ("ROW_LEN", _ROW_LEN))
+_MACROS = (*MACROS, ("MAX_NODES", MAX_NODES), ("ROW_LEN", _ROW_LEN))
 
 
 class ScoreRing:
@@ -57,5 +64,6 @@ def score(
         *(logits, step.control, step.tokens, step.path, params.device),
         *(workspace.slices, workspace.weights, workspace.arrived),
         *(ring.records, len(ring.records), logits.stride(0), logits.shape[1]),
+        shared_bytes=ROOM_BYTES,
         is_chained=True,
     )

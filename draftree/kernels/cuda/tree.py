@@ -14,11 +14,13 @@ from draftree.kernels.cuda.request import PARAM_MACROS, RequestParams
 MAX_NODES = 64
 MAX_CANDIDATES = 64
 _THREADS = 64
+_GROWTH_BYTES = 20 * 1024  # of shared memory, for a tree that grows
 _MACROS = (
     *PARAM_MACROS,
     ("MAX_NODES", MAX_NODES),
     ("MAX_CANDIDATES", MAX_CANDIDATES),
     ("MAX_LOOKED", MAX_LOOKED),
+    ("GROWTH_BYTES", _GROWTH_BYTES),
 )
 
 
@@ -54,6 +56,7 @@ def build_tree(
         *(step.control, step.tokens, step.positions),
         *(step.parents, step.depths, step.order, step.rows, step.ancestors),
         *(num_positions, num_candidates, step.max_nodes),
+        shared_bytes=_GROWTH_BYTES,
         is_chained=True,
     )
 

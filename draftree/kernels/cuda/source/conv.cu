@@ -44,9 +44,9 @@ KERNEL void LAUNCH_BOUNDS(128)
                 int x_stride, int out_stride) {
   const int vector = blockIdx.x * blockDim.x + threadIdx.x, first = blockIdx.y * CHUNK;
   let_later_grids_start();
-  if (vector * 4 >= channels) return;
-  const Taps taps = load_taps(weight, vector);
+  const Taps taps = load_taps(weight, min(vector, channels / 4 - 1));
   wait_for_earlier_grids();
+  if (vector * 4 >= channels) return;
   const int live = control[NUM_TOKENS];
   if (first >= live) return;
   const float* window = find_window(windows, second_at, control, channels);
@@ -80,9 +80,9 @@ KERNEL void LAUNCH_BOUNDS(128)
     conv_commit_kernel(const ConvEntry* layers, const int* control, const int* path, int channels) {
   const int vector = blockIdx.x * blockDim.x + threadIdx.x;
   let_later_grids_start();
-  if (vector * 4 >= channels) return;
   const ConvEntry layer = layers[blockIdx.y];
   wait_for_earlier_grids();
+  if (vector * 4 >= channels) return;
   const int length = control[NUM_TOKENS] ? control[PATH_LEN] : 0;
   if (length == 0) return;
   const float* window = find_window(layer.windows, layer.second_at, control, channels);

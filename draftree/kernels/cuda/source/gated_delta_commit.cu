@@ -2,8 +2,10 @@
 // All layers at once; addresses: [layers] state, node keys, node corrections, node decays.
 KERNEL void LAUNCH_BOUNDS(THREADS, 768 / THREADS)
     delta_commit_kernel(const u64* addresses, const int* control, const int* path, int key_heads, int value_heads) {
-  constexpr int GROUP = 8, KEY_VECTORS = HEAD_DIM / 4, COLUMN_VECTORS = COLS / 4;  // nodes read at once
-  __shared__ __align__(16) float keys[GROUP * HEAD_DIM], corrections[GROUP * COLS], decays[GROUP];
+  constexpr int KEY_VECTORS = HEAD_DIM / 4, COLUMN_VECTORS = COLS / 4;
+  DYNAMIC_SHARED(memory);  // of GROUP nodes, which are read at once
+  float *keys = reinterpret_cast<float*>(memory), *corrections = keys + GROUP * HEAD_DIM;
+  __shared__ float decays[GROUP];
   const int slice = blockIdx.x, head = slice / (HEAD_DIM / COLS), column = slice % (HEAD_DIM / COLS) * COLS;
   const u64* layer = addresses + 4 * blockIdx.y;
   let_later_grids_start();

@@ -26,7 +26,7 @@ struct Machine {
   u64 barriers[MOST_STAGES];
   const u32* done;          // how many workers have ended the operation before
   int turn;
-  uint3 block, grid, threads;
+  uint3 block, grid;
 };
 __shared__ Machine machine;
 
@@ -132,8 +132,9 @@ struct Call<FUNCTION> {
   __device__ __noinline__ static void run(const u64* words) { run(words, typename Count<sizeof...(A)>::type()); }
 };
 
-// From here to persistent.cu, what kernels know of their grid is what the operation says.
+// From here to persistent.cu, what kernels know of their grid is what the operation says. Each kernel has a namespace of
+// its own, in which OP_THREADS and op_threads are defined (persistent.py).
 #define blockIdx machine.block
 #define gridDim machine.grid
-#define blockDim machine.threads
-#define __syncthreads() meet_some(0, at_hand().num_threads)
+#define blockDim op_threads
+#define __syncthreads() meet_some(0, OP_THREADS)

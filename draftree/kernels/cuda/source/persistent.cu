@@ -39,7 +39,6 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     if (thread == 0) {
       machine.turn = number & 1, machine.done = done + number - 1;
       machine.grid = {static_cast<u32>(op.grid_x), static_cast<u32>(op.grid_y), 1u};
-      machine.threads = {static_cast<u32>(op.num_threads), 1u, 1u};
     }
     if (real_block() < op.num_workers) run_blocks(op);
     if (fetches) places[(number + 1 & 1) * OPERATION_VECTORS + thread] = next;

@@ -30,7 +30,7 @@ KERNEL void LAUNCH_BOUNDS(WARPS * 32)
                   int q_stride, const float* k, const float* k_norm, float k_eps, int k_stride, const float* v,
                   int v_stride, u8* pool, const int* pages, int page_bytes, int kv_heads, int key_bytes,
                   int value_bytes, const float2* table, int half, int is_interleaved) {
-  __shared__ __align__(16) float shared[WARPS][HEAD_DIM];
+  DYNAMIC_SHARED(shared);  // [WARPS][HEAD_DIM]
   const int row = blockIdx.x, lane = threadIdx.x & 31;
   const int head = blockIdx.y * WARPS + (threadIdx.x >> 5), plane = head - q_heads;
   const bool is_query = plane < 0, is_value = plane >= kv_heads;
@@ -53,7 +53,7 @@ KERNEL void LAUNCH_BOUNDS(WARPS * 32)
   if (row >= num_live) return;
   const float mean = squares / static_cast<float>(HEAD_DIM);
   const float factor = 1.0f / sqrtf(__fadd_rn(mean, is_query ? q_eps : k_eps));
-  float* turned = shared[threadIdx.x >> 5];
+  float* turned = reinterpret_cast<float*>(shared) + (threadIdx.x >> 5) * HEAD_DIM;
 #pragma unroll
   for (int j = 0; j < NUMBERS; j++) {
     if (norm) x[j] = __fmul_rn(__fmul_rn(x[j], factor), w[j]);

@@ -3,6 +3,7 @@
 constexpr int NUM_BINS = 1024;
 constexpr float BINS_PER_UNIT = 32.0f;
 constexpr int MEMBERS = 4096;  // of a bin, that a row's list can hold
+static_assert(NUM_BINS <= ROOM, "bins take the place of keys");
 constexpr int BINS_A_THREAD = NUM_BINS / THREADS;
 static_assert(MEMBERS * sizeof(u64) <= SLICE * sizeof(float), "members take the place of the values");
 
@@ -35,7 +36,10 @@ DEV bool is_searched(const int* words, int vocab, bool is_mass) {
 // The largest value of each slice.
 KERNEL void LAUNCH_BOUNDS(THREADS)
     peak_kernel(const float* logits, const int* control, const int* words, float* peaks, int stride, int vocab) {
-  __shared__ float v[SLICE], parts[THREADS / 32];
+  DYNAMIC_SHARED(memory);
+  Room& room = *reinterpret_cast<Room*>(memory);
+  float* v = room.v;
+  __shared__ float parts[THREADS / 32];
   let_later_grids_start();
   wait_for_earlier_grids();
   if (blockIdx.y >= control[NUM_ROWS]) return;
@@ -54,8 +58,10 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
 KERNEL void LAUNCH_BOUNDS(THREADS)
     bin_kernel(const float* logits, const int* control, const int* words, const float* peaks, const u64* thresholds, u64* bins,
                int stride, int vocab, int is_mass) {
-  __shared__ u64 own[NUM_BINS];
-  __shared__ float v[SLICE];
+  DYNAMIC_SHARED(memory);
+  Room& room = *reinterpret_cast<Room*>(memory);
+  float* v = room.v;
+  u64* own = room.best.keys;
   let_later_grids_start();
   wait_for_earlier_grids();
   if (blockIdx.y >= control[NUM_ROWS] || !is_searched(words, vocab, is_mass)) return;
@@ -136,8 +142,10 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
     threshold_kernel(const float* logits, const int* control, const int* words, const float* peaks, u64* thresholds, u64* bins,
                   u64* members, int* num_members, int* arrived, int stride, int vocab, int is_mass) {
   __shared__ Found found;
-  __shared__ Best best;
-  __shared__ __align__(8) float v[SLICE];  // then the members
+  DYNAMIC_SHARED(memory);
+  Room& room = *reinterpret_cast<Room*>(memory);
+  Best& best = room.best;
+  float* v = room.v;  // then the members
   let_later_grids_start();
   wait_for_earlier_grids();
   const int row = blockIdx.y;

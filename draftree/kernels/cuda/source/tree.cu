@@ -15,6 +15,7 @@ struct Growth {
   int places[MAX_NODES], depth[MAX_NODES], rank[MAX_NODES];
   double costs[MAX_NODES], place_costs[MAX_NODES];
 };
+static_assert(sizeof(Growth) <= GROWTH_BYTES, "as in tree.py");
 
 // The chain's node at a depth.
 DEV int chain_node(const Growth& g, int depth) { return depth <= g.num_shared ? depth : g.num_looked + depth - g.num_shared; }
@@ -142,7 +143,8 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
     tree_kernel(const int* ids, const float* log_probs, int* words, u64* match, const int* text, int* control, int* tokens, int* positions,
                 int* parents, int* depths, int* order, int* rows, int* ancestors, int block_positions, int num_candidates,
                 int max_nodes) {
-  __shared__ Growth g;
+  DYNAMIC_SHARED(memory);
+  Growth& g = *reinterpret_cast<Growth*>(memory);
   let_later_grids_start();
   wait_for_earlier_grids();
   const int node = threadIdx.x, committed = control[COMMITTED];

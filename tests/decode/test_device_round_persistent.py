@@ -1,0 +1,23 @@
+"""Whole rounds as one kernel each."""
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+from draftree.kernels.cuda.compile import Gpu
+from draftree.kernels.cuda.persistent import PersistentPass
+from tests.decode.device_oracle import HOT, request
+
+
+def test_rounds_are_one_kernel(open_engine, launched: list[PersistentPass], any_gpu: Gpu) -> None:
+    """Draft, tree, verify, accept and commit; the text is that of plain decoding."""
+    count = 100 if any_gpu.is_real else 6
+    plain = [event.token for event in open_engine(0).generate(request(HOT, count))]
+    engine = open_engine(22, persistent=True)
+    stream = engine.generate(request(HOT, count))
+    assert [event.token for event in stream] == plain
+    assert stream.usage.acceptance_length > 1.2
+    rounds = [
+        one for one in launched if any(k.name == "accept_kernel" for k, _ in one.source.kinds)
+    ]
+    assert len(rounds) >= stream.usage.rounds.num_rounds > 1
