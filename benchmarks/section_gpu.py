@@ -25,6 +25,8 @@ def gpu(record: Json) -> list[str]:
         f"{spread(measures['peak_gib'])} GiB with arrays limited to {measures['memory_gib']:.2f}; "
         f"loading {spread(measures['load_s'])} s."
     )
+    if joules := measures.get("joules"):
+        note += f" {joules['plain']:.2f} J a plain token, {joules['round']:.2f} J a round."
     return [
         note,
         "",

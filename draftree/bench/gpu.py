@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from draftree.bench.energy import read_joules
 from draftree.bench.median import Report, Samples, medians, summarize
 from draftree.config import EngineConfig
 from draftree.core import Request, SamplingParams
@@ -30,6 +31,7 @@ _GIB: Final = 2**30
 _PROMPT_LEN: Final = 256
 _NUM_TOKENS: Final = 224
 _STEPS: Final = 24
+_ENERGY_TOKENS: Final = 600
 _SAMPLINGS: Final = {
     "greedy": SamplingParams(),
     "T = 0.8": SamplingParams(temperature=0.8, seed=11),
@@ -59,6 +61,7 @@ class GpuMeasures:
     forward_ms: dict[str, Samples]  # by number of tokens, head included
     prefill: dict[str, Samples]  # tok/s by length
     equality: dict[str, Equality]
+    joules: dict[str, float]  # of a plain token, of a round; empty where the GPU does not count
 
     def headline(self) -> dict[str, Any]:
         groups = ("plain", "round_ms", "forward_ms", "prefill")
@@ -66,6 +69,7 @@ class GpuMeasures:
         return {name: medians(getattr(self, name)) for name in groups} | {
             "peak_gib": self.peak_gib.median,
             "load_s": self.load_s.median,
+            "joules": self.joules,
             "num_equal": sum(item.num_equal for item in texts),
             "num_texts": sum(item.num_texts for item in texts),
         }
@@ -82,6 +86,7 @@ class Subject:
         *,
         kv: str = "f16",
         budget: int = _MAX_BUDGET,
+        persistent: bool = False,
     ) -> None:
         config = EngineConfig(
             device="cuda",
@@ -90,6 +95,7 @@ class Subject:
             gpu_memory=memory_gib,
             kv_k=kv,
             kv_v=kv,
+            persistent=persistent,
         )
         start = time.perf_counter()
         self.engine = TokenEngine.open(pair[0], config, draft=pair[1])
@@ -160,13 +166,18 @@ class Subject:
 
 
 def measure_gpu(
-    pair: tuple[Path, Path], rounds: int, memory_gib: float, report: Report
+    pair: tuple[Path, Path],
+    rounds: int,
+    memory_gib: float,
+    report: Report,
+    *,
+    persistent: bool = False,
 ) -> GpuMeasures:
     from draftree.kernels.cuda.compile import gpu
     from draftree.kernels.cuda.memory import peak_bytes
 
     report("loading")
-    subject = Subject(pair, _SHORT_CTX, memory_gib)
+    subject = Subject(pair, _SHORT_CTX, memory_gib, persistent=persistent)
     found = subject.engine.plan.gpu
     if found is None:
         raise BenchError("There is no GPU to measure.")
@@ -175,13 +186,14 @@ def measure_gpu(
         name: _compare(subject, sampling, report, name) for name, sampling in _SAMPLINGS.items()
     }
     forward = _forward(subject, rounds, report)
+    joules = _joules(subject, report)
     subject.prefill(subject.prompt(_SHORT_CTX - 64))
     peak = peak_bytes(gpu(0)) / _GIB
     subject.engine.close()
     del subject  # its memory is taken again by the next one
     gc.collect()
     report("loading with a long context")
-    subject = Subject(pair, DEPTHS[-1] + 1024)
+    subject = Subject(pair, DEPTHS[-1] + 1024, persistent=persistent)
     lengths = {
         str(n): summarize(
             [n / subject.prefill(subject.prompt(n)) for _ in range(rounds + 1)][1:], "tok/s"
@@ -206,6 +218,7 @@ def measure_gpu(
         forward_ms=forward,
         prefill=lengths,
         equality=equality,
+        joules=joules,
     )
 
 
@@ -221,6 +234,19 @@ def _compare(subject: Subject, sampling: SamplingParams, report: Report, name: s
         num_equal += tokens == expected
         lengths.append(len(tokens) / len(times))
     return Equality(_NUM_TOKENS, num_equal, len(budgets), round(sum(lengths) / len(lengths), 3))
+
+
+def _joules(subject: Subject, report: Report) -> dict[str, float]:
+    """The counter moves a few times a second: over some seconds."""
+    read, prompt, found = read_joules(), subject.prompt(_PROMPT_LEN), {}
+    if read is None:
+        return {}
+    for name, budget in (("plain", 0), ("round", BUDGET)):
+        report(f"energy: {name}")
+        start = read()
+        _, times = subject.decode(prompt, SamplingParams(), _ENERGY_TOKENS, budget)
+        found[name] = round((read() - start) / len(times), 3)
+    return found
 
 
 def _forward(subject: Subject, rounds: int, report: Report) -> dict[str, Samples]:

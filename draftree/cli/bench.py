@@ -132,8 +132,13 @@ def gpu(
     ] = 22.35,
     rounds: Rounds = 5,
     results: Results = RESULTS / "gpu",
+    persistent: Annotated[
+        bool, typer.Option("--persistent", help="Short passes and rounds are one kernel each.")
+    ] = False,
 ) -> None:
-    """A GPU with synthetic weights: decoding, rounds, passes, prefill, depth, memory, equality."""
+    """A GPU with synthetic weights: decoding, rounds, passes, prefill, depth, memory, energy,
+    equality.
+    """
     require_packages("A GPU", "gpu", "torch", "gguf")
     from draftree.bench.gpu import measure_gpu
     from draftree.bench.record import write_result
@@ -144,10 +149,11 @@ def gpu(
     with progress() as say:
         say("writing the files")
         pair = write_pair(shape, folder)
-        settings = {"rounds": rounds, "memory": memory, "shape": shape}
+        settings = {"rounds": rounds, "memory": memory, "shape": shape, "persistent": persistent}
         model = identify_pair(shape, pair[0])
         line = write_result(
-            results, "gpu", model, settings, lambda: measure_gpu(pair, rounds, memory, say)
+            *(results, "gpu", model, settings),
+            lambda: measure_gpu(pair, rounds, memory, say, persistent=persistent),
         )
     finish(line)
 

@@ -38,6 +38,7 @@ def test_the_page_shows_gpu_targets_beside_gpu_results_only(tmp_path) -> None:
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "gpu.json").write_text(json.dumps(record(example.gpu())))
     page = make_page(tmp_path)
+    assert "2.50 J a plain token, 4.00 J a round." in page
     assert "plain decoding at depth 65536" in page and "decode against llama.cpp" not in page
     (tmp_path / "start.json").write_text(json.dumps(example.record("start")))
     both = make_page(tmp_path)

@@ -1,5 +1,7 @@
 """A pass as one kernel: the bits of its kernels, waits, weights asked for ahead."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,14 @@ def test_a_pass_has_the_bits_of_its_kernels(any_gpu: Gpu, launched: list[Persist
     assert not launched
     assert all_equal(run(open_target(any_gpu, is_persistent=True)), expected)
     assert len(launched) == 3  # a body each; head and commit are too short to be worth it
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arch", [86, 89, 90])
+def test_cards_with_little_shared_memory(arch: int) -> None:
+    """As much as a 3090 or a 4090 has: smaller rings, blocks of 256 threads."""
+    gpu = replace(emulated_gpu(arch), shared_per_sm=102400, shared_per_block=101376)
+    assert all_equal(*(run(open_target(gpu, is_persistent=flag)) for flag in (True, False)))
 
 
 def test_blocks_that_do_not_wait_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
