@@ -2,7 +2,8 @@
 
 Draft as long as it gains, with plain steps in between to compare with, and after pauses again, to
 see whether it gains now. One controller for rounds of the host and of a device; a device cannot
-tell in advance what a tree is worth, so there the gain is the one that was measured.
+tell in advance what a tree is worth, so there the gain is the one that was measured, and
+tree_size.py says how many rows.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from draftree.decode.calibration import Calibration, follow, path_probabilities
 from draftree.decode.cost import CostModel, best_budget
 from draftree.decode.tree import RankedTree
+from draftree.decode.tree_size import TreeSizes
 
 PRIOR_GAIN, PRIOR_SAMPLED_GAIN = 1.2, 1.05  # where noise decides, less can be guessed
 _GAIN_WEIGHT = 0.06  # of the running mean of the gain: rounds differ by half of it
@@ -62,6 +64,7 @@ class SpeculationController:
         prior_gain: float = PRIOR_GAIN,
     ) -> None:
         self.cost = cost or schedule.new_cost()
+        self.sizes = TreeSizes()  # of a device's rounds
         self._schedule = schedule
         self._calibration = Calibration()
         self._prior_gain = self._gain = prior_gain

@@ -2,7 +2,8 @@
 
 The device drafts, builds the tree, verifies, accepts and commits by itself (device_round.py);
 here rounds are started, their records read, and the host's picture of the sequence kept in step.
-With an automatic budget, rounds without a draft take over where drafting does not pay.
+With an automatic budget, a controller says how many rows the next round has, down to one where
+drafting does not pay.
 """
 
 from collections import deque
@@ -68,8 +69,15 @@ class DeviceRounds(Protocol):
         """
         ...
 
-    def launch(self, *, use_draft: bool) -> None:
-        """Queue a round of a free stretch behind those under way."""
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Rows that a round with a tree may verify, in ascending order."""
+        ...
+
+    def launch(self, size: int) -> None:
+        """Queue a round of a free stretch behind those under way: of one of the sizes, or 1, which
+        drafts nothing.
+        """
         ...
 
     def propose(self) -> None:
@@ -139,7 +147,7 @@ class DeviceDecoder:
         self._use_draft, self._controller = use_draft, controller if use_draft else None
         if self._controller is not None:
             self._controller.begin_request()
-        self._under_way: deque[bool] = deque()  # whether each round drafts
+        self._under_way: deque[int] = deque()  # rows of each round
         self._anchor = -1
         self._is_begun = self._is_done = False
         self._unread: deque[list[Emitted]] = deque()  # of rounds that a pause has waited for
@@ -197,9 +205,15 @@ class DeviceDecoder:
 
     def _launch(self) -> None:
         if not self._is_done:
-            use_draft = self._is_draft_next()
-            self._rounds.launch(use_draft=use_draft)
-            self._under_way.append(use_draft)
+            size = self._next_size()
+            self._rounds.launch(size)
+            self._under_way.append(size)
+
+    def _next_size(self) -> int:
+        if not self._is_draft_next():
+            return 1
+        controller, sizes = self._controller, self._rounds.sizes
+        return sizes[-1] if controller is None else controller.sizes.choose(sizes)
 
     def _is_draft_next(self) -> bool:
         if self._controller is None:
@@ -207,7 +221,7 @@ class DeviceDecoder:
         return self._controller.is_draft_next(self._target.state.committed)
 
     def _read(self) -> list[Emitted]:
-        was_drafted = self._under_way.popleft()
+        size = self._under_way.popleft()
         record = self._rounds.read()
         if record is None:
             return []
@@ -217,7 +231,7 @@ class DeviceDecoder:
         if self._drafter is not None:
             self._drafter.record_context(len(path))
         self._anchor = bonus
-        self._observe(was_drafted, len(path), record.ms)
+        self._observe(size, path, record.ms)
         self.stats.count(tree.num_nodes, max(tree.depths), len(path) - 1)
         self.stats.verify_ms += record.ms
         self.round_ms.append(record.ms)
@@ -231,10 +245,12 @@ class DeviceDecoder:
             emitted = [token._replace(scores=scores) for token, scores in pairs]
         return emitted
 
-    def _observe(self, was_drafted: bool, num_tokens: int, ms: float) -> None:
-        if self._controller is None or ms <= 0.0:  # a device without a clock
+    def _observe(self, size: int, path: Sequence[int], ms: float) -> None:
+        controller = self._controller
+        if controller is None or ms <= 0.0:  # a device without a clock
             return
-        if was_drafted:
-            self._controller.observe_device_draft(num_tokens, ms)
+        if size > 1:
+            controller.observe_device_draft(len(path), ms)
+            controller.sizes.observe(self._rounds.sizes, size, path, ms)
         else:
-            self._controller.observe_plain(ms, ms, self._target.state.committed)
+            controller.observe_plain(ms, ms, self._target.state.committed)

@@ -23,7 +23,7 @@ from draftree.kernels.cuda.graph import LaunchGraph, Timestamp
 from draftree.kernels.cuda.lookup import DeviceText, find_match
 from draftree.kernels.cuda.pass_args import PATH_LEN
 from draftree.kernels.cuda.process import TreeMasks, process
-from draftree.kernels.cuda.program import bucket
+from draftree.kernels.cuda.program import BUCKETS, bucket
 from draftree.kernels.cuda.request import MAX_TOP_K, End, RequestParams, needs_threshold
 from draftree.kernels.cuda.rows import gather_rows
 from draftree.kernels.cuda.sampling import (
@@ -71,7 +71,10 @@ class GpuRounds:
         drafter: Drafter | None,
         draft_ops: Ops | None,
         budget: int,
+        *,
+        is_auto: bool = False,
     ) -> None:
+        """is_auto: rounds may be of any size up to the budget."""
         self._target, self._budget = target_parts(target, ops), budget
         self._draft = draft_parts(drafter, draft_ops) if drafter is not None else None
         self._gpu, (max_rows, vocab_size) = self._target.ops.gpu, self._target.logits.shape
@@ -94,6 +97,8 @@ class GpuRounds:
         self._ends = new_choices(max_rows, self._gpu, for_host=True)
         self._masks: TreeMasks | None = None
         self._tree_sizes = sorted({bucket(1), bucket(budget + 1)})  # of passes the host sets up
+        largest = bucket(budget + 1)
+        self.sizes = tuple(n for n in BUCKETS if 1 < n < largest and is_auto) + (largest,)
         self._graphs: dict[Hashable, LaunchGraph] = {}
         self._under_way: deque[Timestamp] = deque()
         self._request, self._way, self._tree = Request((), 0), _Way(), DraftTree((), (), ())
@@ -175,13 +180,13 @@ class GpuRounds:
                 for name, launch in self._tree_parts(size).items():
                     self._prepare((name, size, way, self.needs_masks), launch)
         else:
-            for use_draft in (False, True) if self.can_draft else (False,):
-                self._prepare((use_draft, way), partial(self._round, use_draft))
+            for size in (1, *(self.sizes if self.can_draft and self._budget else ())):
+                self._prepare((size, way), partial(self._round, size))
         self._params.resume(max_tokens, {*self._request.stop_ids, *end_ids})
         self._has_ended, self._last = False, Timestamp(self._gpu)
 
-    def launch(self, *, use_draft: bool) -> None:
-        self._graphs[use_draft, self._way].run()
+    def launch(self, size: int) -> None:
+        self._graphs[size, self._way].run()
         self._under_way.append(Timestamp(self._gpu))
 
     def propose(self) -> None:
@@ -268,20 +273,19 @@ class GpuRounds:
             is_persistent = self._target.ops.is_persistent
             self._graphs[key] = LaunchGraph(launch, self._gpu, is_persistent=is_persistent)
 
-    def _round(self, use_draft: bool) -> None:
+    def _round(self, size: int) -> None:
         gpu, params, step = self._gpu, self._params, self._target.ops.step
-        if use_draft:
+        if size > 1:
             text = self._text if self._way.use_lookup else None
             self._propose(self._candidates)
             if text is not None:
                 find_match(text, step, params, gpu)
-            build_tree(*self._candidates, params, step, gpu, text)
+            build_tree(*self._candidates, params, step, gpu, text, max_nodes=size)
         else:
             plan_plain(params, step, gpu)
-        size = bucket(self._budget + 1 if use_draft else 1)
         self._verify(size)
         self._choose(size, self._chosen, use_bias=self._way.is_processed)
-        self._keep(size, self._chosen, is_tree=use_draft)
+        self._keep(size, self._chosen, is_tree=size > 1)
 
     def _propose_to_host(self) -> None:
         self._propose(self._read_candidates)

@@ -20,7 +20,7 @@ class Decoders:
     def __init__(self, parts: EngineParts, config: EngineConfig) -> None:
         self._parts, self._config = parts, config
         self._budget = parts.plan.max_nodes - 1
-        self._rounds = parts.new_rounds(self._budget)
+        self._rounds = parts.new_rounds(self._budget, is_auto=config.budget == "auto")
         self.reset()
 
     def reset(self) -> None:

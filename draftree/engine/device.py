@@ -39,6 +39,8 @@ class Device(Protocol):
         drafter: Drafter | None,
         draft_ops: Ops | None,
         budget: int,
+        *,
+        is_auto: bool,
     ) -> DeviceRounds | None:
         """Whole rounds on the device, where it can run them."""
         ...
@@ -124,6 +126,8 @@ class CpuDevice:
         drafter: Drafter | None,
         draft_ops: Ops | None,
         budget: int,
+        *,
+        is_auto: bool,
     ) -> None:
         return None
 
@@ -192,10 +196,12 @@ class CudaDevice:
         drafter: Drafter | None,
         draft_ops: Ops | None,
         budget: int,
+        *,
+        is_auto: bool,
     ) -> DeviceRounds:
         from draftree.decode.device_round import GpuRounds
 
-        return GpuRounds(target, ops, drafter, draft_ops, budget)
+        return GpuRounds(target, ops, drafter, draft_ops, budget, is_auto=is_auto)
 
     def finish_loading(self) -> None:
         """Nothing is left over."""

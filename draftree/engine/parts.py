@@ -26,12 +26,13 @@ class EngineParts:
     drafter: Drafter | None = None
     draft_ops: Ops | None = None
 
-    def new_rounds(self, budget: int) -> DeviceRounds | None:
+    def new_rounds(self, budget: int, *, is_auto: bool = False) -> DeviceRounds | None:
         """Rounds of at most so many nodes, where the device runs them itself; 0: without the
-        draft.
+        draft. is_auto: or of fewer.
         """
         drafter = self.drafter if budget else None
-        return self.device.new_rounds(self.target, self.ops, drafter, self.draft_ops, budget)
+        parts = self.target, self.ops, drafter, self.draft_ops
+        return self.device.new_rounds(*parts, budget, is_auto=is_auto)
 
 
 def open_parts(

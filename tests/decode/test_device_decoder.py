@@ -34,9 +34,12 @@ class Rounds:
     def begin_stretch(self, *args: Any, **options: Any) -> None:
         assert not self._under_way
 
-    def launch(self, *, use_draft: bool) -> None:
-        self.kinds.append(use_draft)
-        self._under_way.append(use_draft)
+    sizes = (24,)
+
+    def launch(self, size: int) -> None:
+        assert size in (1, *self.sizes)
+        self.kinds.append(size > 1)
+        self._under_way.append(size > 1)
 
     def read(self) -> DeviceRecord:
         count, ms = (self.length, self.ms) if self._under_way.popleft() else (1, PLAIN_MS)

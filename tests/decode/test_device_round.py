@@ -1,7 +1,7 @@
 """Whole rounds on a GPU, real or emulated: the text of plain decoding, and a state that fits it."""
 
 from dataclasses import replace
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -197,3 +197,18 @@ def test_rounds_can_be_watched(open_engine) -> None:
     assert all(isinstance(r, Round) and r.tree.num_nodes <= 9 for r in seen)
     told = [t for r in seen for t in (*(r.tree.tokens[n] for n in r.path[1:]), r.bonus)]
     assert told == text
+
+
+def test_rounds_of_changing_sizes(open_engine, any_gpu: Gpu, monkeypatch) -> None:
+    """An automatic budget: whatever size each round has, the text is that of plain decoding."""
+    count = 200 if any_gpu.is_real else 8
+    plain = [event.token for event in open_engine(0).generate(request(HOT, count))]
+    turns, seen = cycle((8, 1, 16, 8, 16)), []
+    monkeypatch.setattr("draftree.config._GPU_BUDGET", 9)
+    engine = open_engine("auto")
+    monkeypatch.setattr(
+        DeviceDecoder, "_next_size", lambda self: seen.append(next(turns)) or seen[-1]
+    )
+    stream = engine.generate(request(HOT, count))
+    assert [event.token for event in stream] == plain
+    assert stream.usage.acceptance_length > 1.2 and {1, 8, 16} <= set(seen)

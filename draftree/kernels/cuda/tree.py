@@ -39,9 +39,11 @@ def build_tree(
     step: CudaPassArgs,
     gpu: Gpu,
     text: DeviceText | None = None,
+    *,
+    max_nodes: int = MAX_NODES,
 ) -> None:
     """The tree of decode/tree.py, as deep as the request still may go. text: what `find_match` has
-    found in it is the first branch.
+    found in it is the first branch. max_nodes: with the root; the request has a budget, too.
     """
     num_positions, num_candidates = ids.shape
     if num_positions >= MAX_NODES or num_candidates > MAX_CANDIDATES or step.max_nodes > MAX_NODES:
@@ -55,7 +57,7 @@ def build_tree(
         *((None, None) if text is None else (text.match, text.tokens)),
         *(step.control, step.tokens, step.positions),
         *(step.parents, step.depths, step.order, step.rows, step.ancestors),
-        *(num_positions, num_candidates, step.max_nodes),
+        *(num_positions, num_candidates, min(step.max_nodes, max_nodes), step.max_nodes),
         shared_bytes=_GROWTH_BYTES,
         is_chained=True,
     )

@@ -142,14 +142,14 @@ DEV int find_place(Growth& g, int node) {
 KERNEL void LAUNCH_BOUNDS(THREADS)
     tree_kernel(const int* ids, const float* log_probs, int* words, u64* match, const int* text, int* control, int* tokens, int* positions,
                 int* parents, int* depths, int* order, int* rows, int* ancestors, int block_positions, int num_candidates,
-                int max_nodes) {
+                int limit, int max_nodes) {
   DYNAMIC_SHARED(memory);
   Growth& g = *reinterpret_cast<Growth*>(memory);
   let_later_grids_start();
   wait_for_earlier_grids();
   const int node = threadIdx.x, committed = control[COMMITTED];
   const bool is_live = is_running(words);
-  const int budget = min(words[BUDGET], max_nodes - 1);
+  const int budget = min(words[BUDGET], limit - 1);
   const int room = min(min(words[TOKENS_LEFT] - 1, words[MAX_CTX] - committed - 1), budget);
   const int num_positions = max(0, min(room, block_positions)), from = match ? static_cast<u32>(*match) : 0;
   const int num_looked = from ? max(0, min(min(committed + 1 - from, room), MAX_LOOKED)) : 0;
