@@ -5,6 +5,7 @@ from typing import Protocol
 from draftree.core import DraftSize
 from draftree.drafts.dflash import DFlashKind
 from draftree.drafts.drafter import Drafter
+from draftree.drafts.mtp import MtpKind
 from draftree.errors import ModelError
 from draftree.kernels.ops import Ops
 from draftree.models.model import Model
@@ -34,7 +35,7 @@ class DraftKind(Protocol):
         ...
 
 
-KINDS: dict[str, DraftKind] = {"dflash": DFlashKind()}
+KINDS: dict[str, DraftKind] = {"dflash": DFlashKind(), "mtp": MtpKind()}
 
 
 def is_draft(checkpoint: Checkpoint) -> bool:

@@ -7,6 +7,7 @@ from draftree.errors import ModelError
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
 from draftree.weights.hub import draft_for, resolve
+from draftree.weights.mtp import split_mtp
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +17,8 @@ class Located:
 
 
 def locate(model: str, draft: str) -> Located:
-    """draft: a name or path, "none", or "auto" for the one that the catalogue pairs with the model,
-    if downloaded.
+    """draft: a name or path, "none", "mtp" for the block in the model's own file, or "auto"
+    for the draft that the catalogue pairs with the model, if downloaded.
     """
     checkpoint = open_checkpoint(resolve(model))
     if is_draft(checkpoint):
@@ -26,5 +27,17 @@ def locate(model: str, draft: str) -> Located:
         )
     if draft == "none":
         return Located(checkpoint, None)
+    if draft == "mtp":
+        return Located(checkpoint, _take_mtp(checkpoint))
     path = draft_for(model) if draft == "auto" else resolve(draft)
     return Located(checkpoint, open_checkpoint(path) if path is not None else None)
+
+
+def _take_mtp(checkpoint: Checkpoint) -> Checkpoint:
+    block = split_mtp(checkpoint)
+    if block is None:
+        raise ModelError(
+            f"{checkpoint.path} has no block for multi-token prediction; "
+            "give another --draft, or a file that has one."
+        )
+    return block

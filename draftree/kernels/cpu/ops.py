@@ -123,9 +123,12 @@ class CpuOps:
     ) -> CpuMatmulInput:
         if copy_to is not None:
             self.copy_columns(x, copy_to)
+        return self.matmul_input(self.norm(x, weight, eps))
+
+    def norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
         out = self._take(x.shape[1])
         norm.record_rms_norm(self._recording, self.step, x, weight, eps, out)
-        return self.matmul_input(out)
+        return out
 
     def silu_mul(self, gate: np.ndarray, up: np.ndarray) -> CpuMatmulInput:
         elementwise.record_silu_mul(self._recording, self.step, gate, up, gate)

@@ -26,7 +26,7 @@ from draftree.kernels.cuda.pass_args import NUM_ROWS, NUM_TOKENS, CudaPassArgs
 from draftree.kernels.cuda.prefill import prefill_linear
 from draftree.kernels.cuda.program import MOST_ROWS, Launch, Program
 from draftree.kernels.cuda.rotary import RopeArgs, rope_and_store_kv, rope_table
-from draftree.kernels.cuda.rows import copy_columns
+from draftree.kernels.cuda.rows import copy_columns, norm_rows
 from draftree.kernels.cuda.scratch import CudaMatmulInput, Scratch
 from draftree.kernels.cuda.store import LazyMatrix, WeightStore
 from draftree.kernels.ops import Columns, Heads, LayerStore, MatmulInput, Rope, narrow
@@ -112,6 +112,13 @@ class CudaOps:
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, copy_to: Columns | None = None
     ) -> CudaMatmulInput:
         return self._prepare(prepare.norm_prepare, (x,), weight, eps, copy_to=copy_to)
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out = self._scratch.rows(x.shape[1])
+        self._recording.add(
+            lambda n: norm_rows(x[:n], weight, eps, out[:n], self.gpu, live=self._live)
+        )
+        return out
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> CudaMatmulInput:
         return self._prepare(prepare.silu_mul_prepare, (gate, up))

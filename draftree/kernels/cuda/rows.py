@@ -1,6 +1,7 @@
-"""Copies of float32 rows: into some columns of a wider array, and those that an index names.
+"""Float32 rows: copies, into some columns of a wider array or of those that an index names, and
+norms.
 
-`live`, int32 [1] on the device, says how many rows are copied.
+`live`, int32 [1] on the device, says how many rows there are.
 """
 
 import torch
@@ -10,6 +11,7 @@ from draftree.kernels.cuda.prepare import check_rows
 
 _THREADS = 256
 COPY_SOURCE = KernelSource("copy_kernel", ("bits", "copy"))
+NORM_SOURCE = KernelSource("norm_rows_kernel", ("bits", "norm_rows"))
 
 
 def _copy(
@@ -41,3 +43,26 @@ def gather_rows(
 ) -> None:
     """into[i] = x[rows[i]] for int32 rows."""
     _copy(x, rows, into, live, gpu)
+
+
+def norm_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+    gpu: Gpu,
+    *,
+    live: torch.Tensor,
+) -> None:
+    """out = x / sqrt(mean(x²) + eps) * weight for each row."""
+    num_cols = x.shape[1]
+    for array in (x, out):
+        check_rows(array, num_cols)
+    if weight.shape != (num_cols,) or out.shape[0] < x.shape[0]:
+        raise ValueError(f"{num_cols} weights and {x.shape[0]} rows are expected")
+    load_kernel(NORM_SOURCE, gpu).launch(
+        (x.shape[0],),
+        _THREADS,
+        *(x, weight, out, live, float(eps), num_cols, x.stride(0), out.stride(0)),
+        is_chained=True,
+    )
