@@ -68,15 +68,19 @@ class BlockDrafter(ContextDrafter):
             head = ops.pack(target.head_rows.raw[self._tokens], target.head_rows.qtype)
         with ops.scope(), ops.capture() as self._context_program:
             draft.record_context(ops, self._input, states)
+        self._head, self._first_row = draft.head, draft.config.first_row
         with ops.scope():
             with ops.capture() as self._block_program:
                 hidden = draft.record_block(ops, target, states)
+                self._projected = draft.record_projection(ops, hidden)
             with ops.capture() as self._head_program:
                 self._logits = draft.record_head(ops, head, hidden)
         self.hidden = hidden
 
-    def programs(self) -> DraftPrograms:
-        """For devices that run whole rounds by themselves."""
+    def programs(self) -> DraftPrograms | None:
+        """For devices that run whole rounds by themselves, which know blocks of masks alone."""
+        if self._head is not None or self._first_row != 1:
+            return None
         programs = self._context_program, self._block_program, self._head_program
         return DraftPrograms(*programs, self._input, self._logits, self._mask, self.block_len)
 
@@ -84,8 +88,16 @@ class BlockDrafter(ContextDrafter):
         self, anchor: int, ranking: Ranking, num_candidates: int, num_positions: int
     ) -> Proposal:
         """Candidates for positions after the anchor; the head runs only for those wanted."""
-        logits = self.block_logits(anchor, num_positions)
-        return ranking.rank(logits, self._context_len + 1, num_candidates, self._tokens)
+        logits, position = self.block_logits(anchor, num_positions), self._context_len + 1
+        if self._head is None:
+            return ranking.rank(logits, position, num_candidates, self._tokens)
+        hidden: np.ndarray | None = None
+        if self._projected is not None:
+            rows = self._ops.read(self._projected, self._first_row + len(logits))
+            hidden = rows[self._first_row :]
+        return self._head.rank(
+            ranking, logits, hidden, anchor, position, num_candidates, self._tokens
+        )
 
     def block_logits(self, anchor: int, num_positions: int = 0) -> np.ndarray:
         """float32 [positions, tokens]; row i is for position i + 1 after the anchor. 0: all.
@@ -93,10 +105,11 @@ class BlockDrafter(ContextDrafter):
         No more is filled than is wanted: a shorter block costs less and guesses as well.
         """
         self._flush()
-        num_positions = min(num_positions or self.block_len, self.block_len - 1)
-        block = (anchor, *[self._mask] * num_positions)
+        first = self._first_row
+        num_positions = min(num_positions or self.block_len, self.block_len - first)
+        block = (anchor, *[self._mask] * (num_positions + first - 1))
         self._ops.step.set_chain(block, self._context_len)
-        self._ops.step.set_rows(range(1, num_positions + 1))
+        self._ops.step.set_rows(range(first, first + num_positions))
         self._block_program.run()
         self._head_program.run()
         return self._ops.read(self._logits, num_positions)

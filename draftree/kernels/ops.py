@@ -176,6 +176,15 @@ class Ops(Protocol):
         delta_state: LayerStore,
     ) -> Array: ...
 
+    def block_conv(
+        self, x: Array, own: Array, base: Array, *, add_to: Array | None = None
+    ) -> Array:
+        """Each row with those before it in the pass: the sum over taps of (base[tap] + own[tap]) *
+        the row that many before. own: [rows, taps * groups], for groups of columns; base: [taps,
+        width].
+        """
+        ...
+
     def head(self, x: Array, norm: Array, eps: float, weight: Weight) -> Array:
         """Norm and output matrix for the rows that step.rows names: logits [rows, vocabulary]."""
         ...

@@ -35,9 +35,13 @@ def test_an_oracle_changes_nothing(name: str, sampling: SamplingParams, any_gpu:
     assert kinds["partial"] > 0 or kinds["whole"] > 0, kinds
 
 
-@pytest.mark.parametrize("name", PAIRS)
+SHORT = ("mtp, hybrid", "dflash2, dense")
+OTHERS = [name for name in PAIRS if name not in SHORT]
+KINDS = [*SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)]
+
+
+@pytest.mark.parametrize("name", KINDS)
 def test_no_kind_of_draft_changes_anything(name: str, any_gpu: Gpu) -> None:
-    """And what the GPU drafts agrees with what the host does: both draw the same noise."""
     place, draft = CudaPlace(any_gpu), PAIRS[name].open_draft()
     layers = read_draft_size(draft).feature_layers
     target = place.open_target(tiny_path(PAIRS[name].target), layers)
@@ -59,5 +63,4 @@ def test_no_kind_of_draft_changes_anything(name: str, any_gpu: Gpu) -> None:
         tokens += [each.token for each in decoder.step(len(plain.tokens) - len(tokens))]
         assert tuple(tokens) == plain.tokens[: len(tokens)]
         assert drafter.position == target.state.committed
-    kinds = count_kinds(rounds)
-    assert kinds["partial"] + kinds["whole"] > 0, kinds
+    assert any(each.tree.num_nodes > 1 for each in rounds)

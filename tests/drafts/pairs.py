@@ -6,7 +6,11 @@ from functools import cache, partial
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
 from draftree.weights.mtp import split_mtp
+from tests.made import make_draft
 from tests.tiny import tiny_path
+
+RELATIVES = ("dflash2", "dspark", "dspark bonus", "jetspec")
+RELATIVE_LAYERS = (0, 1, 2)  # which both targets have
 
 
 @cache
@@ -22,6 +26,16 @@ class Pair:
     open_draft: partial[Checkpoint]
 
 
+@cache
+def _relative(kind: str) -> Checkpoint:
+    return open_checkpoint(make_draft(feature_layers=RELATIVE_LAYERS, relative=kind))
+
+
 PAIRS = {
     "mtp, hybrid": Pair("qwen35-mtp", partial(_mtp, "qwen35-mtp")),
+    **{
+        f"{kind}, {target}": Pair(name, partial(_relative, kind))
+        for kind in RELATIVES
+        for target, name in (("dense", "llama"), ("hybrid", "qwen35-mtp"))
+    },
 }

@@ -1,5 +1,5 @@
-"""Float32 rows: copies, into some columns of a wider array or of those that an index names, and
-norms.
+"""Float32 rows: copies, into some columns of a wider array or of those that an index names, norms,
+and a convolution over them.
 
 `live`, int32 [1] on the device, says how many rows there are.
 """
@@ -11,6 +11,7 @@ from draftree.kernels.cuda.prepare import check_rows
 
 _THREADS = 256
 COPY_SOURCE = KernelSource("copy_kernel", ("bits", "copy"))
+CONV_SOURCE = KernelSource("block_conv_kernel", ("bits", "block_conv"))
 NORM_SOURCE = KernelSource("norm_rows_kernel", ("bits", "norm_rows"))
 
 
@@ -64,5 +65,33 @@ def norm_rows(
         (x.shape[0],),
         _THREADS,
         *(x, weight, out, live, float(eps), num_cols, x.stride(0), out.stride(0)),
+        is_chained=True,
+    )
+
+
+def block_conv(
+    x: torch.Tensor,
+    own: torch.Tensor,
+    base: torch.Tensor,
+    out: torch.Tensor,
+    gpu: Gpu,
+    *,
+    live: torch.Tensor,
+    is_added: bool,
+) -> None:
+    """out = sum over taps of (base[tap] + own[row, tap, group]) * x[row - tap]; is_added: to what
+    out holds.
+    """
+    taps, width = base.shape
+    for array in (x, out):
+        check_rows(array, width)
+    group_len = width * taps // own.shape[1]
+    if own.shape[1] * group_len != width * taps or own.stride(1) != 1 or not base.is_contiguous():
+        raise ValueError(f"coefficients for groups of {width} columns are expected")
+    load_kernel(CONV_SOURCE, gpu).launch(
+        (x.shape[0], -(-width // _THREADS)),
+        _THREADS,
+        *(x, own, base, out, live, width, group_len, taps),
+        *(x.stride(0), own.stride(0), out.stride(0), int(is_added)),
         is_chained=True,
     )
