@@ -9,6 +9,7 @@ from draftree.drafts.dflash_model import (
     check_fit,
     check_tokens,
     load_draft,
+    name_kind,
     read_draft_config,
     read_draft_size,
 )
@@ -21,6 +22,9 @@ from draftree.weights.checkpoint import Checkpoint
 
 class DFlashKind:
     """How DFlash files become drafters."""
+
+    def name(self, checkpoint: Checkpoint) -> str:
+        return name_kind(checkpoint)
 
     def read_size(self, checkpoint: Checkpoint) -> DraftSize:
         return read_draft_size(checkpoint)

@@ -70,6 +70,9 @@ class MtpBlock:
 class MtpKind:
     """How the block of a target becomes a drafter; weights/mtp.py cuts it out."""
 
+    def name(self, checkpoint: Checkpoint) -> str:
+        return "MTP"
+
     def read_size(self, checkpoint: Checkpoint) -> DraftSize:
         metadata = Metadata(checkpoint)
         head_dim = metadata.count("attention.key_length")

@@ -15,6 +15,10 @@ from draftree.weights.checkpoint import Checkpoint
 class DraftKind(Protocol):
     """One kind of draft file. All but `load` read metadata only."""
 
+    def name(self, checkpoint: Checkpoint) -> str:
+        """What people call a draft of this file."""
+        ...
+
     def read_size(self, checkpoint: Checkpoint) -> DraftSize: ...
     def check_fit(self, checkpoint: Checkpoint, target: Checkpoint, model: Model) -> None:
         """Refuse a draft that was made for another target than this one, loaded as model."""

@@ -27,17 +27,20 @@ def locate(model: str, draft: str) -> Located:
         )
     if draft == "none":
         return Located(checkpoint, None)
-    if draft == "mtp":
-        return Located(checkpoint, _take_mtp(checkpoint))
-    path = draft_for(model) if draft == "auto" else resolve(draft)
-    return Located(checkpoint, open_checkpoint(path) if path is not None else None)
+    if draft == "auto":
+        path = draft_for(model)
+        return Located(checkpoint, open_checkpoint(path) if path is not None else None)
+    return Located(checkpoint, open_draft(draft, checkpoint))
 
 
-def _take_mtp(checkpoint: Checkpoint) -> Checkpoint:
-    block = split_mtp(checkpoint)
+def open_draft(draft: str, target: Checkpoint) -> Checkpoint:
+    """draft: a name or path, or "mtp"."""
+    if draft != "mtp":
+        return open_checkpoint(resolve(draft))
+    block = split_mtp(target)
     if block is None:
         raise ModelError(
-            f"{checkpoint.path} has no block for multi-token prediction; "
+            f"{target.path} has no block for multi-token prediction; "
             "give another --draft, or a file that has one."
         )
     return block
