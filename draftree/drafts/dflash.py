@@ -4,6 +4,7 @@ import numpy as np
 
 from draftree.core import DraftSize
 from draftree.drafts.context import ContextDrafter
+from draftree.drafts.dflash_head import BlockOutput
 from draftree.drafts.dflash_model import (
     Draft,
     check_fit,
@@ -99,9 +100,8 @@ class BlockDrafter(ContextDrafter):
         if self._projected is not None:
             rows = self._ops.read(self._projected, self._first_row + len(logits))
             hidden = rows[self._first_row :]
-        return self._head.rank(
-            ranking, logits, hidden, anchor, position, num_candidates, self._tokens
-        )
+        output = BlockOutput(anchor, position, logits, self._tokens, hidden)
+        return self._head.rank(ranking, output, num_candidates)
 
     def block_logits(self, anchor: int, num_positions: int = 0) -> np.ndarray:
         """float32 [positions, tokens]; row i is for position i + 1 after the anchor. 0: all.

@@ -5,7 +5,7 @@ a bias for the token before to all logits (`MarkovHead`). Both are small, and co
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,21 +27,22 @@ class TokenTable:
         return rows.reshape(*tokens.shape, -1)
 
 
+class BlockOutput(NamedTuple):
+    """What a draft made of a block, for positions from `position` on."""
+
+    anchor: int
+    position: int
+    logits: np.ndarray  # float32 [num_positions, vocab_size], or a column for each of the tokens
+    tokens: np.ndarray | None
+    hidden: np.ndarray | None  # float32 [num_positions, rank]: what the head's projection gave
+
+
 class PairHead(Protocol):
-    """Ranks a block's logits, given the anchor and, where the head projects them, hidden states."""
+    """projection: of the block's hidden states, where the head reads them."""
 
     @property
     def projection(self) -> Projection | None: ...
-    def rank(
-        self,
-        ranking: Ranking,
-        logits: np.ndarray,  # float32 [num_positions, vocab_size or len(tokens)]
-        hidden: np.ndarray | None,  # float32 [num_positions, rank]
-        anchor: int,
-        position: int,
-        num_candidates: int,
-        tokens: np.ndarray | None,
-    ) -> Proposal: ...
+    def rank(self, ranking: Ranking, block: BlockOutput, num_candidates: int) -> Proposal: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +55,11 @@ class Selector:
     top_k: int
     num_tokens: int  # those after them only fill the vocabulary up
 
-    def rank(
-        self,
-        ranking: Ranking,
-        logits: np.ndarray,
-        hidden: np.ndarray | None,
-        anchor: int,
-        position: int,
-        num_candidates: int,
-        tokens: np.ndarray | None,
-    ) -> Proposal:
-        assert hidden is not None
-        if tokens is None:
-            logits = logits[:, : self.num_tokens]
-        ranked = ranking.rank(logits, position, self.top_k, tokens)
-        parents = np.concatenate([np.full_like(ranked.tokens[:1], anchor), ranked.tokens[:-1]])
-        contexts = self.before(parents) * hidden[:, None]
+    def rank(self, ranking: Ranking, block: BlockOutput, num_candidates: int) -> Proposal:
+        assert block.hidden is not None
+        logits = block.logits[:, : self.num_tokens if block.tokens is None else None]
+        ranked = ranking.rank(logits, block.position, self.top_k, block.tokens)
+        contexts = self.before(_parents(block.anchor, ranked.tokens)) * block.hidden[:, None]
         return ranking.rank_edges(ranked, contexts @ self.after(ranked.tokens).swapaxes(1, 2))
 
 
@@ -83,25 +73,21 @@ class MarkovHead:
     after: np.ndarray  # float32 [vocab_size, rank]
     projection: Projection | None = None
 
-    def rank(
-        self,
-        ranking: Ranking,
-        logits: np.ndarray,
-        hidden: np.ndarray | None,
-        anchor: int,
-        position: int,
-        num_candidates: int,
-        tokens: np.ndarray | None,
-    ) -> Proposal:
-        after = self.after[: logits.shape[1]] if tokens is None else self.after[tokens]
+    def rank(self, ranking: Ranking, block: BlockOutput, num_candidates: int) -> Proposal:
+        after = self.after if block.tokens is None else self.after[block.tokens]
         rows: list[Proposal] = []
-        used = [anchor]
-        for i, row in enumerate(logits):
+        used = [block.anchor]
+        for position, row in enumerate(block.logits[:, : len(after)], block.position):
             biased = row + after @ self.before(np.array(used[-1:]))[0]
-            rows.append(ranking.rank(biased[None], position + i, num_candidates, tokens))
+            rows.append(ranking.rank(biased[None], position, num_candidates, block.tokens))
             used.append(int(rows[-1].tokens[0, 0]))
         ids = np.concatenate([row.tokens for row in rows])
         ranked = Proposal(ids, np.concatenate([row.log_probs for row in rows]))
-        parents = np.concatenate([np.full_like(ids[:1], anchor), ids[:-1]])
-        others = self.before(parents) - self.before(np.array(used[:-1]))[:, None]
+        own = self.before(np.array(used[:-1]))
+        others = self.before(_parents(block.anchor, ids)) - own[:, None]
         return ranking.rank_edges(ranked, others @ self.after[ids].swapaxes(1, 2))
+
+
+def _parents(anchor: int, tokens: np.ndarray) -> np.ndarray:
+    """The candidates before each position's."""
+    return np.concatenate([np.full_like(tokens[:1], anchor), tokens[:-1]])

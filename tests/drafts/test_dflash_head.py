@@ -12,6 +12,7 @@ from draftree.core import SamplingParams
 from draftree.decode.sampler import Sampler
 from draftree.drafts.dflash import BlockDrafter
 from draftree.drafts.dflash_model import load_draft, name_kind
+from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
 from tests.drafts.pairs import RELATIVE_LAYERS, RELATIVES
 from tests.golden import golden
@@ -96,6 +97,21 @@ def test_the_chain_of_dspark(kind: str, length: int) -> None:
     bias = head.before(found.tokens[2, 4:5])[0] @ head.after[found.tokens[3]].T  # type: ignore[union-attr]
     differences = found.edges[2, 4] - (base[found.tokens[3]] + bias)
     np.testing.assert_allclose(differences, differences[0], atol=1e-3)
+
+
+def test_tokens_that_only_fill_the_vocabulary_up_do_not_compete() -> None:
+    source = open_checkpoint(make_draft(feature_layers=RELATIVE_LAYERS, relative="dflash2"))
+    metadata = {**source.metadata, "tokenizer.ggml.token_type": [1, 5, *[1] * 298, *[5] * 212]}
+    views = {name: source.raw(name) for name in source.tensors}
+    checkpoint = Checkpoint(source.path, metadata, source.tensors, views)
+    drafter = _at("dflash2", 30)
+    block = drafter.propose(7, Sampler(SamplingParams(), 512), 6, 7)
+    assert block.tokens.max() >= 300, "nothing would be left out"
+    drafter._head = load_draft(checkpoint, new_ops(exact=True, num_threads=1)).head
+    try:
+        assert drafter.propose(7, Sampler(SamplingParams(), 512), 6, 7).tokens.max() < 300
+    finally:
+        _drafter.cache_clear()
 
 
 @pytest.mark.parametrize("kind", RELATIVES)
