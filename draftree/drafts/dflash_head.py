@@ -58,7 +58,8 @@ class Selector:
     def rank(self, ranking: Ranking, block: BlockOutput, num_candidates: int) -> Proposal:
         assert block.hidden is not None
         logits = block.logits[:, : self.num_tokens if block.tokens is None else None]
-        ranked = ranking.rank(logits, block.position, self.top_k, block.tokens)
+        rows = np.ascontiguousarray(logits)
+        ranked = ranking.rank(rows, block.position, self.top_k, block.tokens)
         contexts = self.before(_parents(block.anchor, ranked.tokens)) * block.hidden[:, None]
         return ranking.rank_edges(ranked, contexts @ self.after(ranked.tokens).swapaxes(1, 2))
 
