@@ -22,8 +22,9 @@ class TokenTable:
     qtype: QuantType
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
-        """float32 [*tokens.shape, width]."""
-        rows = dequantize(np.ascontiguousarray(self.raw[tokens.ravel()]), self.qtype)
+        """float32 [*tokens.shape, width]; the last row stands for tokens after it."""
+        places = np.minimum(tokens.ravel(), len(self.raw) - 1)
+        rows = dequantize(np.ascontiguousarray(self.raw[places]), self.qtype)
         return rows.reshape(*tokens.shape, -1)
 
 
@@ -57,9 +58,10 @@ class Selector:
 
     def rank(self, ranking: Ranking, block: BlockOutput, num_candidates: int) -> Proposal:
         assert block.hidden is not None
-        logits = block.logits[:, : self.num_tokens if block.tokens is None else None]
-        rows = np.ascontiguousarray(logits)
-        ranked = ranking.rank(rows, block.position, self.top_k, block.tokens)
+        logits = block.logits
+        if block.tokens is None and self.num_tokens < logits.shape[1]:
+            logits = _first_columns(logits, self.num_tokens)
+        ranked = ranking.rank(logits, block.position, self.top_k, block.tokens)
         contexts = self.before(_parents(block.anchor, ranked.tokens)) * block.hidden[:, None]
         return ranking.rank_edges(ranked, contexts @ self.after(ranked.tokens).swapaxes(1, 2))
 
@@ -76,17 +78,28 @@ class MarkovHead:
 
     def rank(self, ranking: Ranking, block: BlockOutput, num_candidates: int) -> Proposal:
         after = self.after if block.tokens is None else self.after[block.tokens]
+        logits = _first_columns(block.logits, len(after))
         rows: list[Proposal] = []
         used = [block.anchor]
-        for position, row in enumerate(block.logits[:, : len(after)], block.position):
-            biased = row + after @ self.before(np.array(used[-1:]))[0]
-            rows.append(ranking.rank(biased[None], position, num_candidates, block.tokens))
-            used.append(int(rows[-1].tokens[0, 0]))
+        for i, row in enumerate(logits):
+            row[: len(after)] += after @ self.before(np.array(used[-1:]))[0]
+            rank = ranking.rank(row[None], block.position + i, num_candidates, block.tokens)
+            rows.append(rank)
+            used.append(int(rank.tokens[0, 0]))
         ids = np.concatenate([row.tokens for row in rows])
         ranked = Proposal(ids, np.concatenate([row.log_probs for row in rows]))
         own = self.before(np.array(used[:-1]))
         others = self.before(_parents(block.anchor, ids)) - own[:, None]
         return ranking.rank_edges(ranked, others @ self.after[ids].swapaxes(1, 2))
+
+
+def _first_columns(logits: np.ndarray, count: int) -> np.ndarray:
+    """A copy in which the others cannot be chosen; what a request asks goes by token, so they stay
+    where they are.
+    """
+    logits = logits.copy()
+    logits[:, count:] = -np.inf
+    return logits
 
 
 def _parents(anchor: int, tokens: np.ndarray) -> np.ndarray:

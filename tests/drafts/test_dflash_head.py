@@ -11,7 +11,9 @@ import pytest
 from draftree.core import SamplingParams
 from draftree.decode.sampler import Sampler
 from draftree.drafts.dflash import BlockDrafter
+from draftree.drafts.dflash_head import BlockOutput, MarkovHead, TokenTable
 from draftree.drafts.dflash_model import load_draft, name_kind
+from draftree.kernels.quant.formats import QuantType
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
 from tests.drafts.pairs import RELATIVE_LAYERS, RELATIVES
@@ -109,9 +111,25 @@ def test_tokens_that_only_fill_the_vocabulary_up_do_not_compete() -> None:
     assert block.tokens.max() >= 300, "nothing would be left out"
     drafter._head = load_draft(checkpoint, new_ops(exact=True, num_threads=1)).head
     try:
-        assert drafter.propose(7, Sampler(SamplingParams(), 512), 6, 7).tokens.max() < 300
+        for sampling in (SamplingParams(), SamplingParams(temperature=0.8, seed=2)):
+            for bias in ((), ((505, 9.0), (3, 1.0))):  # a request may name such a token
+                sampler = Sampler(sampling, 512, logit_bias=bias)
+                found = drafter.propose(7, sampler, 6, 7)
+                assert found.tokens.max() < 300 and np.isfinite(found.log_probs).all()
     finally:
         _drafter.cache_clear()
+
+
+def test_a_table_shorter_than_the_vocabulary() -> None:
+    """Files of one model may be filled up differently: the rest is not proposed."""
+    rng, sampler = np.random.default_rng(4), Sampler(SamplingParams(), 512)
+    raw = rng.standard_normal((400, 16)).astype(np.float32)
+    table = TokenTable(raw.view(np.uint8).reshape(400, -1), QuantType.F32)
+    logits = rng.standard_normal((5, 512)).astype(np.float32)
+    block = BlockOutput(511, 9, logits, None, None)
+    found = MarkovHead(table, raw).rank(sampler, block, 6)
+    assert found.tokens.max() < 400
+    assert (table(np.array([399, 511])) == raw[399]).all()
 
 
 @pytest.mark.parametrize("kind", RELATIVES)
