@@ -42,8 +42,8 @@ def inspect(
     """Show what a model file holds, and where it fits."""
     from rich.console import Console
 
-    from draftree.drafts.registry import find_kind, is_draft, read_draft_size
-    from draftree.engine.locate import open_draft
+    from draftree.drafts.registry import is_draft, read_draft_size
+    from draftree.engine.locate import name_draft, open_draft
     from draftree.models.model_config import read_model_config
     from draftree.weights import hub
     from draftree.weights.file import open_checkpoint
@@ -56,7 +56,7 @@ def inspect(
     console.print(tensor_table(checkpoint))
     console.print()
     if is_draft(checkpoint):
-        kind = find_kind(checkpoint).name(checkpoint)
+        kind = name_draft(checkpoint)
         console.print(f"This is a {kind} draft; its memory is planned together with its target's.")
         return
     try:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from draftree.drafts.registry import is_draft
+from draftree.drafts.registry import find_kind, is_draft, read_draft_size
 from draftree.errors import ModelError
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
@@ -44,3 +44,13 @@ def open_draft(draft: str, target: Checkpoint) -> Checkpoint:
             "give another --draft, or a file that has one."
         )
     return block
+
+
+def name_draft(draft: Checkpoint) -> str:
+    """What people call its kind."""
+    return find_kind(draft).name(draft)
+
+
+def count_block(draft: Checkpoint) -> int:
+    """Positions that it was trained to fill, with the anchor."""
+    return read_draft_size(draft).block_len
