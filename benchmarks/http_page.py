@@ -103,6 +103,7 @@ member `draftree`:
 | `window`, `sinks` | with `--window`: how far attention looks back; tokens that it sees anyway |
 | `compression` | what was [left out](compression.md) of long messages, or null where it is off |
 | `speculation_off` | why nothing was drafted, or null |
+| `host_rounds` | why the host ran the rounds of a GPU, or null |
 
 `compression` has `texts` that were shortened, `cached_texts` of those, `spans` that were kept,
 `tokens_before`, `tokens_kept` and `tokens_dropped` of these texts, and `score_ms`.

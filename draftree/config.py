@@ -67,7 +67,7 @@ class EngineConfig:
     """Options of an engine. 0 or "auto" leaves the choice to the plan."""
 
     device: str = "auto"  # "cpu", "cuda", or "auto": a GPU where there is one
-    draft: str = "auto"  # a name, a path, "auto" (the one that belongs to the model) or "none"
+    draft: str = "auto"  # a name, a path, "mtp", "auto" (what belongs to the model) or "none"
     budget: int | str = "auto"  # most nodes besides the root; "auto" chooses each round
     block: int = 0  # positions that the draft fills; 0: as trained
     ngram: str = "auto"  # look drafts up in the text: "on", "off" or "auto"

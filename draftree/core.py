@@ -254,6 +254,7 @@ class RoundStats:
     accept_ms: float = 0.0
     commit_ms: float = 0.0
     off_reason: str | None = None  # why speculation was off, when it was
+    host_reason: str | None = None  # why the host ran the rounds, where the device could have
 
     def count(self, num_nodes: int, depth: int, num_accepted: int) -> None:
         """One more round: nodes and depth of its tree, and how many besides the root it kept."""

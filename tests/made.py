@@ -22,10 +22,12 @@ def make_draft(
     tokens: tuple[str, ...] = (),
     feature_layers: tuple[int, ...] = DRAFT_FEATURE_LAYERS,
     window: int = 0,
+    relative: str = "",
 ) -> Path:
     """A random DFlash draft for the tiny hybrid model, or another of its widths, with one sliding
     layer of two. qtype: of its matrices. vocab_size, tokens: what it says of its target. window:
-    of both layers.
+    of both layers. relative: "dflash2", "dspark", "dspark bonus" (whose first row is not used) or
+    "jetspec".
 
     It knows nothing of the text. At a high temperature it agrees with its target often, because
     both draw the same noise.
@@ -46,10 +48,11 @@ def make_draft(
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_rope_freq_base(1e7)
-    writer.add_uint32("dflash.block_size", 16)
+    writer.add_uint32("dflash.block_size", 8 if relative else 16)
     writer.add_array("dflash.target_layers", [layer + 1 for layer in feature_layers])
     writer.add_uint32("dflash.attention.sliding_window", window or 24)
-    writer.add_array("dflash.attention.sliding_window_pattern", [True, window > 0])
+    pattern = [relative != "jetspec", window > 0]
+    writer.add_array("dflash.attention.sliding_window_pattern", pattern)
     writer.add_uint32("tokenizer.ggml.mask_token_id", 511)
     if vocab_size:
         writer.add_vocab_size(vocab_size)
@@ -80,8 +83,47 @@ def make_draft(
         matrix(f"{prefix}.ffn_gate", ffn, hidden)
         matrix(f"{prefix}.ffn_up", ffn, hidden)
         matrix(f"{prefix}.ffn_down", hidden, ffn)
+    if relative == "jetspec":
+        writer.add_bool("dflash.attention.causal", True)
+    elif relative:
+        tensors = _selector_tensors() if relative == "dflash2" else _markov_tensors()
+        for name, values in tensors.items():
+            writer.add_tensor(name, values.astype(np.float16 if values.ndim == 2 else np.float32))
+        sizes = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 16}
+        for key, value in (sizes | {"selector_top_k": 6} if relative == "dflash2" else {}).items():
+            writer.add_uint32(f"dflash.{key}", value)
+        if relative == "dspark bonus":
+            writer.add_bool("dflash.sample_from_anchor", False)
     _finish(writer)
     return path
+
+
+def _selector_tensors() -> dict[str, np.ndarray]:
+    """Of DFlash2: two taps, groups of 16 columns."""
+    rng, hidden, rank = np.random.default_rng(18), 128, 16
+    found = {
+        "selector_predecessor.weight": rng.standard_normal((512, rank)),
+        "selector_successor.weight": rng.standard_normal((512, rank)),
+        "selector_hidden.weight": rng.standard_normal((rank, hidden)) / np.sqrt(hidden),
+    }
+    for prefix in ("blk.0.attn", "blk.0.ffn", "blk.1.attn", "blk.1.ffn"):
+        base = 0.3 * rng.standard_normal((2, 2, hidden))
+        base[:, 0] += 1.0
+        found[f"{prefix}_conv_base"] = base
+        own = rng.standard_normal((2 * 2 * hidden // 16, hidden)) * 0.5 / np.sqrt(hidden)
+        found[f"{prefix}_conv_proj.weight"] = own
+    return found
+
+
+def _markov_tensors() -> dict[str, np.ndarray]:
+    """Of DSpark, with a head for confidence."""
+    rng, rank = np.random.default_rng(19), 16
+    return {
+        "markov_w1.weight": rng.standard_normal((512, rank)),
+        "markov_w2.weight": rng.standard_normal((512, rank)),
+        "conf_proj.weight": rng.standard_normal((1, 128 + rank)),
+        "conf_proj.bias": rng.standard_normal(1),
+    }
 
 
 @cache

@@ -85,6 +85,23 @@ def suite(
         finish(bench.suite(data or (), prompts, limit, n_gen, draft, device))
 
 
+@app.command("draft")
+def measure_draft(
+    model: Model = DEFAULT_MODEL,
+    data: Data = None,
+    prompts: PromptFile = None,
+    limit: Limit = 10,
+    n_gen: NGen = 128,
+    draft: Draft = "auto",
+    device: Device = "auto",
+    threads: Threads = 0,
+    results: Results = RESULTS,
+) -> None:
+    """A draft: AL by data, depth and temperature, chains against trees, cost of a round."""
+    with open_measurement(Measurement, model, threads, results, say_skipped) as bench:
+        finish(bench.draft(data or (), prompts, limit, n_gen, draft, device))
+
+
 @app.command()
 def decode(
     model: Model = DEFAULT_MODEL,

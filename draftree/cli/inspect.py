@@ -43,6 +43,7 @@ def inspect(
     from rich.console import Console
 
     from draftree.drafts.registry import is_draft, read_draft_size
+    from draftree.engine.locate import name_draft, open_draft
     from draftree.models.model_config import read_model_config
     from draftree.weights import hub
     from draftree.weights.file import open_checkpoint
@@ -55,7 +56,8 @@ def inspect(
     console.print(tensor_table(checkpoint))
     console.print()
     if is_draft(checkpoint):
-        console.print("This is a draft; its memory is planned together with its target's.")
+        kind = name_draft(checkpoint)
+        console.print(f"This is a {kind} draft; its memory is planned together with its target's.")
         return
     try:
         model = read_model_config(checkpoint)
@@ -63,7 +65,7 @@ def inspect(
         console.print(f"Memory is not known: {error}", markup=False)
         return
     console.print(memory_table(model, list_places()))
-    size = read_draft_size(open_checkpoint(hub.resolve(draft))) if draft else None
+    size = read_draft_size(open_draft(draft, checkpoint)) if draft else None
     console.print()
     console.print(gpu_table(model, size, list_gpus()))
     console.print()
@@ -71,6 +73,8 @@ def inspect(
 
 
 def describe(checkpoint: "Checkpoint") -> list[tuple[str, str]]:
+    from draftree.weights.mtp import split_mtp
+
     metadata, architecture = checkpoint.metadata, checkpoint.architecture
     num_parameters = sum(prod(tensor.shape) for tensor in checkpoint.tensors.values())
     weight_bytes = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
@@ -88,6 +92,7 @@ def describe(checkpoint: "Checkpoint") -> list[tuple[str, str]]:
         ("context", _shorten(metadata.get(f"{architecture}.context_length", "-"))),
         ("tokenizer", f"{_shorten(tokenizer)}, {len(tokens)} tokens" if tokens else tokenizer),
         ("chat template", "yes" if metadata.get("tokenizer.chat_template") else "no"),
+        *([("draft inside", "MTP: --draft mtp")] if split_mtp(checkpoint) is not None else []),
     ]
 
 

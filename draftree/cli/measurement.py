@@ -75,6 +75,25 @@ class Measurement:
             "suite", settings, lambda: measure_suite(self.path, sets, options, self.say)
         )
 
+    def draft(
+        self,
+        data: Sequence[str],
+        file: Path | None,
+        limit: int,
+        n_gen: int,
+        draft: str,
+        device: str = "auto",
+    ) -> Line:
+        from draftree.bench.draft import measure_draft
+        from draftree.config import EngineConfig
+
+        sets, max_ctx = self.load_sets(data, file, limit), min(MAX_CTX, self.context_length)
+        config = EngineConfig(device, draft, threads=self.threads, max_ctx=max_ctx)
+        settings = {"threads": self.threads, "num_tokens": n_gen, "limit": limit, "draft": draft}
+        return self.record(
+            "draft", settings, lambda: measure_draft(self.path, sets, n_gen, config, self.say)
+        )
+
     @cached_property
     def context_length(self) -> int:
         from draftree.models.model_config import read_model_config

@@ -82,7 +82,11 @@ class Settings:
     ] = None
 
     draft: Annotated[
-        str | None, _engine("Draft: a file, a folder or a name; `none` decodes plainly.")
+        str | None,
+        _engine(
+            "Draft: a file, a folder or a name; `mtp`: the block for multi-token prediction in the "
+            "model's own file; `none` decodes plainly."
+        ),
     ] = None
     budget: Annotated[
         str | None, _engine("Most nodes of a draft tree besides its root: a number or `auto`.")

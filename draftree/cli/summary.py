@@ -23,6 +23,8 @@ def summary_line(usage: "Usage") -> str:
         words += f"; {compression_words(usage.compression)}"
     if usage.rounds.off_reason:
         words += f"; speculation was off: {usage.rounds.off_reason}"
+    if usage.rounds.host_reason:
+        words += f"; rounds ran on the host: {usage.rounds.host_reason}"
     return words
 
 

@@ -53,6 +53,7 @@ def target_parts(target: Target, ops: Ops) -> TargetParts:
 
 def draft_parts(drafter: Drafter, ops: Ops | None) -> DraftParts:
     made = drafter.programs()
+    assert made is not None, "the host runs the rounds of such a draft"
     return DraftParts(
         ops=narrow(ops, CudaOps),
         context=narrow(made.context, Program),

@@ -143,7 +143,7 @@ class SpeculativeDecoder:
             start = time.perf_counter()
             block = self._drafter.propose(self._anchor, self._sampler, num_candidates, room)
             if len(block.tokens) > room:
-                block = Proposal(block.tokens[:room], block.log_probs[:room])
+                block = block.first(room)
             drafted_ms = (time.perf_counter() - start) * 1000
             self.stats.draft_ms += drafted_ms
         count_valid = matcher.count_valid if matcher is not None else None

@@ -128,6 +128,20 @@ class Sampler:
             log_probs[is_impossible] = _IMPOSSIBLE
         return Proposal(ids, log_probs)
 
+    def rank_edges(self, ranked: Proposal, corrections: np.ndarray) -> Proposal:
+        """The same candidates, with the chance of each after each candidate before it: its logit
+        corrected by [position, parent, candidate], while all of them together keep their chance.
+        """
+        scores = ranked.log_probs[:, None] + corrections / (self._filters.temperature or 1.0)
+        scores += _log_sum(ranked.log_probs)[:, None] - _log_sum(scores)
+        order = np.argsort(-scores[0, 0], kind="stable")
+        tokens, log_probs = ranked.tokens.copy(), ranked.log_probs.copy()
+        tokens[0], log_probs[0] = tokens[0, order], scores[0, 0, order]
+        edges = scores[1:]
+        if len(edges):
+            edges[0] = edges[0, order]  # parents lie in the order of their row
+        return Proposal(tokens, log_probs, edges)
+
     def _slot(self, token: int) -> int:
         slot = self._slots.setdefault(token, len(self._slots))
         if slot == len(self._seen_ids):
@@ -136,6 +150,13 @@ class Sampler:
             self._seen_counts = np.concatenate([self._seen_counts, more])
         self._seen_ids[slot] = token
         return slot
+
+
+def _log_sum(log_probs: np.ndarray) -> np.ndarray:
+    """log(sum(exp)) along the last axis, which stays."""
+    top = log_probs.max(axis=-1, keepdims=True)
+    total: np.ndarray = top + np.log(np.exp(log_probs - top).sum(axis=-1, keepdims=True))
+    return total
 
 
 class _LogitsProcessor:

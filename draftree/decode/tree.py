@@ -1,4 +1,5 @@
-"""Draft trees (DDTree): the most probable nodes first, as if block positions were independent.
+"""Draft trees (DDTree): the most probable nodes first, as if block positions were independent, or
+by what follows what, where the draft says so.
 
 In: per block position, candidate tokens with log-probabilities, best first. Out: a DraftTree whose
 nodes come in the order in which they were added. A pure function; how many nodes pay is decided
@@ -9,6 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heappop, heappush, heapreplace
+from typing import NamedTuple
+
+import numpy as np
 
 from draftree.core import DraftTree, TokenSource
 from draftree.drafts.drafter import Proposal
@@ -134,39 +138,77 @@ def build_tree(
     return growth.finish()
 
 
+class _Row(NamedTuple):
+    """Candidates after a parent, best first. ranks: where the draft's row has each of them."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    ranks: Sequence[int]
+
+
+class _Rows:
+    """The candidates after each possible parent."""
+
+    def __init__(self, block: Proposal) -> None:
+        tokens, log_probs = block.tokens.tolist(), block.log_probs.tolist()
+        self.num_positions = len(tokens)
+        every = range(len(tokens[0]) if tokens else 0)
+        self.num_candidates = len(every)
+        self._rows = [_Row(*row, every) for row in zip(tokens, log_probs, strict=True)]
+        self._edges = block.edges
+        self._sorted: dict[tuple[int, int], _Row] = {}
+
+    def after(self, depth: int, parent: int) -> _Row:
+        """Those of the depth's row that may follow a candidate of the row before."""
+        if self._edges is None or depth == 0:
+            return self._rows[depth]
+        found = self._sorted.get((depth, parent))
+        if found is None:
+            edges, tokens = self._edges[depth - 1, parent], self._rows[depth].tokens
+            ranks = np.argsort(-edges, kind="stable").tolist()
+            found = _Row([tokens[rank] for rank in ranks], edges[ranks].tolist(), ranks)
+            self._sorted[depth, parent] = found
+        return found
+
+
 def _grow(growth: _Growth, block: Proposal, budget: int, *, seed_chain: bool) -> None:
-    tokens, log_probs = block.tokens.tolist(), block.log_probs.tolist()
-    num_positions, num_candidates = len(tokens), min(budget, len(tokens[0]) if tokens else 0)
+    rows = _Rows(block)
+    num_positions, num_candidates = rows.num_positions, min(budget, rows.num_candidates)
+    if num_candidates == 0:
+        return
     children = growth.children
     if seed_chain:
-        node, total = 0, 0.0
+        node, total, rank = 0, 0.0, 0
         for depth in range(num_positions):
             if len(growth.kinds) >= budget:
                 return
-            total += log_probs[depth][0]
-            token = tokens[depth][0]
+            row = rows.after(depth, rank)
+            total += row.log_probs[0]
+            token, rank = row.tokens[0], row.ranks[0]
             known = children.get((node, token))
             if known is None and not growth.may_add(node, token):
                 break
             node = growth.add(node, token, _CHAIN, total) if known is None else known
-    if num_candidates == 0:
-        return
-    # (cost, ranks on the way from the root, parent node, cost of the parent's path)
-    heap: list[tuple[float, tuple[int, ...], int, float]] = [(-log_probs[0][0], (0,), 0, 0.0)]
+    # (cost, places on the way from the root, parent node, cost of the parent's path, its row)
+    first = rows.after(0, 0)
+    heap: list[tuple[float, tuple[int, ...], int, float, _Row]] = [
+        (-first.log_probs[0], (0,), 0, 0.0, first)
+    ]
     while heap and len(growth.kinds) < budget and growth.num_refused <= budget:
-        cost, ranks, parent, parent_cost = heap[0]
-        depth, rank = len(ranks) - 1, ranks[-1]
-        token = tokens[depth][rank]
+        cost, path, parent, parent_cost, row = heap[0]
+        depth, place = len(path) - 1, path[-1]
+        token = row.tokens[place]
         known = children.get((parent, token))
-        if rank + 1 < num_candidates:
-            sibling = parent_cost - log_probs[depth][rank + 1]
-            heapreplace(heap, (sibling, (*ranks[:-1], rank + 1), parent, parent_cost))
+        if place + 1 < num_candidates:
+            sibling = parent_cost - row.log_probs[place + 1]
+            heapreplace(heap, (sibling, (*path[:-1], place + 1), parent, parent_cost, row))
         else:
             heappop(heap)
         if known is None:
             if not growth.may_add(parent, token):
                 continue
-            source = _SIBLING if any(ranks) else _CHAIN
+            source = _SIBLING if any(path) else _CHAIN
             known = growth.add(parent, token, source, -cost)
         if depth + 1 < num_positions:
-            heappush(heap, (cost - log_probs[depth + 1][0], (*ranks, 0), known, cost))
+            following = rows.after(depth + 1, row.ranks[place])
+            heappush(heap, (cost - following.log_probs[0], (*path, 0), known, cost, following))

@@ -3,17 +3,24 @@ one pass.
 
 It shares the target's embedding and head. Its keys and values for the context come from the
 target's features alone, so they are computed once per committed token; those of the block are
-thrown away after the pass.
+thrown away after the pass. Relatives are told by what their files hold: DFlash2 by a candidate
+selector, DSpark by a Markov head, JetSpec by a causal mask inside the block.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
 
 from draftree.core import DraftSize
+from draftree.drafts.dflash_head import MarkovHead, PairHead, Selector, TokenTable
 from draftree.errors import CheckpointError, ModelError
 from draftree.kernels.ops import Array, KvState, Ops, Weight, narrow
 from draftree.layers.attention import Attention, Projection
 from draftree.layers.block import Block
+from draftree.layers.conv_block import BlockConv, ConvBlock
 from draftree.models.metadata import Metadata
 from draftree.models.model import Model
 from draftree.models.parts import read_attention, read_feed_forward, read_rope
@@ -23,6 +30,12 @@ from draftree.weights.checkpoint import Checkpoint
 _PADDING = 0.01  # of a vocabulary; files of one model may be padded differently
 _EQUAL_TOKENS = 0.9  # at least; makers of files rename a few
 _CONTEXT_LEN = 4096  # positions that a layer without a window of its own looks back
+_SELECTOR, _MARKOV = "selector_hidden.weight", "markov_w1.weight"  # what tells relatives
+_USUAL: Final = MappingProxyType(
+    {"logit_scale": 1.0, "final_logit_softcapping": 0.0, "input_embedding_scale": 1.0}
+)
+_PARTS, _MANY = ("attn", "ffn"), 1 << 30
+_UNUSED_TOKEN = 5  # the type of tokens that only fill the vocabulary up
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +48,8 @@ class DraftConfig:
     mask_token: int
     vocab_size: int | None  # of the target, where the file says it
     draft_vocab: tuple[int, ...] = ()  # the only ones worth proposing, rising; none: all
+    is_causal: bool = False  # inside the block
+    first_row: int = 1  # of the block, that predicts the position after the anchor
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +60,7 @@ class Draft:
     blocks: tuple[Block, ...]
     output_norm: Array
     eps: float
+    head: PairHead | None = None  # what changes a candidate's logit by the token before it
 
     def new_state(self, ops: Ops) -> tuple[KvState, ...]:
         return tuple(narrow(block.mixer.new_state(ops), KvState) for block in self.blocks)
@@ -65,6 +81,12 @@ class Draft:
             block(ops, x, state)
         return x
 
+    def record_projection(self, ops: Ops, x: Array) -> Array | None:
+        """What the head makes of the block's hidden states, if it reads them."""
+        if self.head is None or self.head.projection is None:
+            return None
+        return self.head.projection(ops, ops.rms_norm(x, self.output_norm, self.eps))
+
     def record_head(self, ops: Ops, head: Weight, x: Array) -> Array:
         """head: the target's, or some of its rows."""
         return ops.head(x, self.output_norm, self.eps, head)
@@ -82,6 +104,12 @@ def read_draft_config(checkpoint: Checkpoint) -> DraftConfig:
         raise CheckpointError(f"{checkpoint.path} does not list the target layers it reads.")
     if not isinstance(mask, int):
         raise CheckpointError(f"{checkpoint.path} does not name its mask token.")
+    for key, usual in _USUAL.items():
+        if metadata.optional(key) not in (None, usual):
+            raise CheckpointError(f"{checkpoint.path} asks for {key}, which is not supported.")
+    samples_anchor = metadata.optional("sample_from_anchor")
+    if samples_anchor is None:
+        samples_anchor = _MARKOV in checkpoint.tensors
     likely = metadata.optional("head_tokens") or []
     if not isinstance(likely, list) or likely != sorted({i for i in likely if isinstance(i, int)}):
         raise CheckpointError(f"{checkpoint.path}: its head tokens are not a rising list of ids.")
@@ -92,7 +120,18 @@ def read_draft_config(checkpoint: Checkpoint) -> DraftConfig:
         mask_token=mask,
         vocab_size=len(_tokens(checkpoint)) or _vocab_size(metadata),
         draft_vocab=tuple(likely),
+        is_causal=bool(metadata.optional("attention.causal")),
+        first_row=0 if samples_anchor else 1,
     )
+
+
+def name_kind(checkpoint: Checkpoint) -> str:
+    """What people call a draft of this file."""
+    if _SELECTOR in checkpoint.tensors:
+        return "DFlash2"
+    if _MARKOV in checkpoint.tensors:
+        return "DSpark"
+    return "JetSpec" if read_draft_config(checkpoint).is_causal else "DFlash"
 
 
 def read_draft_size(checkpoint: Checkpoint) -> DraftSize:
@@ -174,27 +213,74 @@ def load_draft(checkpoint: Checkpoint, ops: Ops) -> Draft:
     blocks = []
     for i, window in enumerate(_windows(metadata, num_layers)):
         prefix = f"blk.{i}"
-        blocks.append(
-            Block(
-                mixer_norm=source.vector(f"{prefix}.attn_norm.weight", hidden),
-                mixer=read_attention(
-                    source,
-                    prefix,
-                    metadata,
-                    rope,
-                    has_head_norms=True,
-                    window=window,
-                    bidirectional=True,
-                ),
-                ffn_norm=source.vector(f"{prefix}.ffn_norm.weight", hidden),
-                ffn=read_feed_forward(
-                    source, prefix, hidden, metadata.count("feed_forward_length")
-                ),
-                eps=eps,
-            )
+        block = Block(
+            mixer_norm=source.vector(f"{prefix}.attn_norm.weight", hidden),
+            mixer=read_attention(
+                source,
+                prefix,
+                metadata,
+                rope,
+                has_head_norms=True,
+                window=window,
+                bidirectional=not config.is_causal,
+            ),
+            ffn_norm=source.vector(f"{prefix}.ffn_norm.weight", hidden),
+            ffn=read_feed_forward(source, prefix, hidden, metadata.count("feed_forward_length")),
+            eps=eps,
         )
+        if source.has(_SELECTOR):
+            convs = (_read_conv(ops, source, f"{prefix}.{name}_conv", metadata) for name in _PARTS)
+            parts = (block.mixer_norm, block.mixer, block.ffn_norm, block.ffn, block.eps)
+            block = ConvBlock(*parts, *convs)
+        blocks.append(block)
     fuse = source.projection("fc.weight", hidden, len(config.feature_layers) * hidden)
     context_norm = source.vector("enc.output_norm.weight", hidden)
     output_norm = source.vector("output_norm.weight", hidden)
+    head = _read_head(checkpoint, source, metadata)
     source.finish()
-    return Draft(config, fuse, context_norm, tuple(blocks), output_norm, eps)
+    return Draft(config, fuse, context_norm, tuple(blocks), output_norm, eps, head)
+
+
+def _read_conv(ops: Ops, source: TensorSource, name: str, metadata: Metadata) -> BlockConv:
+    """base: [2, taps, width]; projection: [2 * taps * groups, width]; before and after each."""
+    hidden, taps = metadata.count("embedding_length"), metadata.count("conv_kernel_size")
+    group_len = metadata.count("conv_group_size")
+    if hidden % group_len:
+        raise CheckpointError(f"Groups of {group_len} do not fit a hidden size of {hidden}.")
+    base = source.array(f"{name}_base", 2 * taps, hidden)
+    num_rows = 2 * taps * (hidden // group_len)
+    own = [
+        Projection(source.weight(f"{name}_proj.weight", num_rows, hidden, keep=rows))
+        for rows in np.split(np.arange(num_rows), 2)
+    ]
+    return BlockConv(ops.constant(base[:taps]), ops.constant(base[taps:]), *own)
+
+
+def _read_head(checkpoint: Checkpoint, source: TensorSource, metadata: Metadata) -> PairHead | None:
+    hidden = metadata.count("embedding_length")
+
+    def table(name: str) -> tuple[TokenTable, int]:
+        num_tokens, rank = checkpoint.tensors[name].shape if source.has(name) else (0, 0)
+        return TokenTable(*source.raw(name, num_tokens, rank)), rank
+
+    if source.has(_SELECTOR):
+        before, rank = table("selector_predecessor.weight")
+        after, _ = table("selector_successor.weight")
+        projection = source.projection(_SELECTOR, rank, hidden)
+        num_tokens = min(_count_used(checkpoint), len(before.raw), len(after.raw))
+        return Selector(before, after, projection, metadata.count("selector_top_k"), num_tokens)
+    if source.has(_MARKOV):
+        source.ignore("conf_proj.")  # the engine learns by itself how far a draft can be trusted
+        before, _ = table(_MARKOV)
+        after, _ = table("markov_w2.weight")
+        return MarkovHead(before, after(np.arange(len(after.raw))))
+    return None
+
+
+def _count_used(checkpoint: Checkpoint) -> int:
+    """Tokens up to the last that is more than filling, where the file tells."""
+    kinds = checkpoint.metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(kinds, Sequence) or isinstance(kinds, str):
+        return _MANY
+    used = [i for i, kind in enumerate(kinds) if kind != _UNUSED_TOKEN]
+    return used[-1] + 1 if used else _MANY

@@ -16,10 +16,21 @@ from draftree.state.span import Parts, Span
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a draft proposes after the anchor. Row d holds the candidates at depth d + 1."""
+    """What a draft proposes after the anchor. Row d holds the candidates at depth d + 1.
+
+    edges: where a candidate's chance depends on the one before it: row d holds, for each candidate
+    at depth d + 1, the log-probabilities of those at depth d + 2 after it, in the order of tokens.
+    Then log_probs counts at the first depth alone.
+    """
 
     tokens: np.ndarray  # int64 [num_positions, num_candidates]
     log_probs: np.ndarray  # float [num_positions, num_candidates], falling along a row
+    edges: np.ndarray | None = None  # float [num_positions - 1, num_candidates, num_candidates]
+
+    def first(self, num_positions: int) -> "Proposal":
+        """Without the positions after those."""
+        edges = None if self.edges is None else self.edges[: max(num_positions - 1, 0)]
+        return Proposal(self.tokens[:num_positions], self.log_probs[:num_positions], edges)
 
 
 class Ranking(Protocol):
@@ -33,6 +44,13 @@ class Ranking(Protocol):
         tokens: np.ndarray | None = None,
     ) -> Proposal:
         """logits: float32 [num_positions, vocab_size], or a column for each of the tokens."""
+        ...
+
+    def rank_edges(self, ranked: Proposal, corrections: np.ndarray) -> Proposal:
+        """With edges. corrections: float32 [num_positions, parents, num_candidates], what is added
+        to a candidate's logit after each candidate before it; at the first position the anchor is
+        the only parent, and the first row counts.
+        """
         ...
 
 
@@ -94,6 +112,6 @@ class Drafter(Proposer, Protocol):
         """
         ...
 
-    def programs(self) -> DraftPrograms:
-        """For devices that run whole rounds by themselves."""
+    def programs(self) -> DraftPrograms | None:
+        """For devices that run whole rounds by themselves; None if the host has to run them."""
         ...

@@ -5,6 +5,7 @@ from typing import Protocol
 from draftree.core import DraftSize
 from draftree.drafts.dflash import DFlashKind
 from draftree.drafts.drafter import Drafter
+from draftree.drafts.mtp import MtpKind
 from draftree.errors import ModelError
 from draftree.kernels.ops import Ops
 from draftree.models.model import Model
@@ -13,6 +14,10 @@ from draftree.weights.checkpoint import Checkpoint
 
 class DraftKind(Protocol):
     """One kind of draft file. All but `load` read metadata only."""
+
+    def name(self, checkpoint: Checkpoint) -> str:
+        """What people call a draft of this file."""
+        ...
 
     def read_size(self, checkpoint: Checkpoint) -> DraftSize: ...
     def check_fit(self, checkpoint: Checkpoint, target: Checkpoint, model: Model) -> None:
@@ -34,7 +39,7 @@ class DraftKind(Protocol):
         ...
 
 
-KINDS: dict[str, DraftKind] = {"dflash": DFlashKind()}
+KINDS: dict[str, DraftKind] = {"dflash": DFlashKind(), "mtp": MtpKind()}
 
 
 def is_draft(checkpoint: Checkpoint) -> bool:

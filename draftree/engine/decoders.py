@@ -43,9 +43,11 @@ class Decoders:
             return PlainDecoder(parts.target, sampler, self._off_reason)
         options = SpeculationOptions(self._budget, is_auto, use_lookup, request.stop_ids)
         controller = self._host[not request.sampling.is_greedy]
-        return SpeculativeDecoder(
+        decoder = SpeculativeDecoder(
             *(parts.target, sampler, parts.drafter, options), controller=controller, watch=watch
         )
+        decoder.stats.host_reason = parts.host_reason
+        return decoder
 
     @property
     def _off_reason(self) -> str:

@@ -26,11 +26,20 @@ class EngineParts:
     drafter: Drafter | None = None
     draft_ops: Ops | None = None
 
+    @property
+    def host_reason(self) -> str | None:
+        """Why the host runs the rounds, where the device could."""
+        if self.plan.gpu is None or self.drafter is None or self.drafter.programs() is not None:
+            return None
+        return "a GPU cannot run whole rounds with this kind of draft"
+
     def new_rounds(self, budget: int, *, is_auto: bool = False) -> DeviceRounds | None:
         """Rounds of at most so many nodes, where the device runs them itself; 0: without the
         draft. is_auto: or of fewer.
         """
         drafter = self.drafter if budget else None
+        if drafter is not None and drafter.programs() is None:
+            return None
         parts = self.target, self.ops, drafter, self.draft_ops
         return self.device.new_rounds(*parts, budget, is_auto=is_auto)
 

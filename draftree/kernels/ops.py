@@ -139,6 +139,10 @@ class Ops(Protocol):
         """copy_to: gets x as it is, on the way."""
         ...
 
+    def norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """The same, as rows."""
+        ...
+
     def silu_mul(self, gate: Array, up: Array) -> MatmulInput: ...
     def sigmoid_mul(self, x: Array, gate: Array) -> MatmulInput: ...
     def gated_norm(self, x: Array, z: Array, weight: Array, eps: float) -> MatmulInput: ...
@@ -171,6 +175,15 @@ class Ops(Protocol):
         decay_bias: Array,
         delta_state: LayerStore,
     ) -> Array: ...
+
+    def block_conv(
+        self, x: Array, own: Array, base: Array, *, add_to: Array | None = None
+    ) -> Array:
+        """Each row with those before it in the pass: the sum over taps of (base[tap] + own[tap]) *
+        the row that many before. own: [rows, taps * groups], for groups of columns; base: [taps,
+        width].
+        """
+        ...
 
     def head(self, x: Array, norm: Array, eps: float, weight: Weight) -> Array:
         """Norm and output matrix for the rows that step.rows names: logits [rows, vocabulary]."""

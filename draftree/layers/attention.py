@@ -59,7 +59,9 @@ class Attention:
         k, v = project(ops, x, self.key, self.value)
         ops.rope_and_store_kv(None, Heads(k, self.key_norm), v, cache, self.rope)
 
-    def __call__(self, ops: Ops, x: MatmulInput, state: LayerStore, *, add_to: Array) -> None:
+    def __call__(
+        self, ops: Ops, x: MatmulInput, state: LayerStore, *, add_to: Array | None = None
+    ) -> Array:
         cache, gates = narrow(state, KvState), [self.gate] if self.gate else []
         if self.bidirectional:  # keys and values of the context are projected alone, too
             q, *gate = project(ops, x, self.query, *gates)
@@ -70,4 +72,4 @@ class Attention:
         ops.rope_and_store_kv(*heads, v, cache, self.rope)
         out = ops.attention(q, cache, window=self.window, bidirectional=self.bidirectional)
         gated = ops.sigmoid_mul(out, *gate) if gate else ops.matmul_input(out)
-        self.output(ops, gated, add_to=add_to)
+        return self.output(ops, gated, add_to=add_to)

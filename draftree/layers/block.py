@@ -17,9 +17,9 @@ class FeedForward:
     up: Projection
     down: Projection
 
-    def __call__(self, ops: Ops, x: MatmulInput, *, add_to: Array) -> None:
+    def __call__(self, ops: Ops, x: MatmulInput, *, add_to: Array | None = None) -> Array:
         gate, up = project(ops, x, self.gate, self.up)
-        self.down(ops, ops.silu_mul(gate, up), add_to=add_to)
+        return self.down(ops, ops.silu_mul(gate, up), add_to=add_to)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,11 @@ repeated.
 
 Facts of the file: value heads are stored tiled (value head j uses key head j % key_heads); the
 query projection holds, per head, the query and then the gate; a multi-token-prediction block at the
-end is not part of the main pass.
+end is not part of the main pass (drafts/mtp.py).
 """
+
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -81,9 +84,31 @@ def _attention_layers(metadata: Metadata, num_layers: int) -> list[bool]:
     return [(i + 1) % interval == 0 for i in range(num_layers)]
 
 
-def read_model(ops: Ops, metadata: Metadata, source: TensorSource, *, vocab_size: int) -> Model:
+def read_attention_block(
+    source: TensorSource, prefix: str, metadata: Metadata, rope: Rope
+) -> Block:
+    read_mixer = partial(_read_attention, source, prefix, metadata, rope)
+    return _read_block(source, prefix, metadata, read_mixer)
+
+
+def _read_block(
+    source: TensorSource,
+    prefix: str,
+    metadata: Metadata,
+    read_mixer: Callable[[float], Attention | DeltaNet],
+) -> Block:
     hidden = metadata.count("embedding_length")
     eps = metadata.number("attention.layer_norm_rms_epsilon")
+    return Block(
+        mixer_norm=source.vector(f"{prefix}.attn_norm.weight", hidden),
+        mixer=read_mixer(eps),
+        ffn_norm=source.vector(f"{prefix}.post_attention_norm.weight", hidden),
+        ffn=read_feed_forward(source, prefix, hidden, metadata.count("feed_forward_length")),
+        eps=eps,
+    )
+
+
+def read_model(ops: Ops, metadata: Metadata, source: TensorSource, *, vocab_size: int) -> Model:
     rope = read_rope(
         ops, metadata, source, metadata.count("attention.key_length"), interleaved=False
     )
@@ -91,19 +116,13 @@ def read_model(ops: Ops, metadata: Metadata, source: TensorSource, *, vocab_size
     num_layers = metadata.count("block_count") - int(num_extra)
     for i in range(num_layers, metadata.count("block_count")):
         source.ignore(f"blk.{i}.")
-    width = metadata.count("feed_forward_length")
 
     def read_block(index: int, is_attention: bool) -> Block:
         prefix = f"blk.{index}"
-        return Block(
-            mixer_norm=source.vector(f"{prefix}.attn_norm.weight", hidden),
-            mixer=_read_attention(source, prefix, metadata, rope, eps)
-            if is_attention
-            else _read_delta_net(ops, source, prefix, metadata, eps),
-            ffn_norm=source.vector(f"{prefix}.post_attention_norm.weight", hidden),
-            ffn=read_feed_forward(source, prefix, hidden, width),
-            eps=eps,
-        )
+        if is_attention:
+            return read_attention_block(source, prefix, metadata, rope)
+        read_mixer = partial(_read_delta_net, ops, source, prefix, metadata)
+        return _read_block(source, prefix, metadata, read_mixer)
 
     blocks = map(read_block, range(num_layers), _attention_layers(metadata, num_layers))
     return assemble_model(

@@ -2,6 +2,8 @@
 checked.
 """
 
+from math import prod
+
 import numpy as np
 
 from draftree.errors import CheckpointError
@@ -24,12 +26,11 @@ class TensorSource:
         return name in self._checkpoint.tensors
 
     def raw(self, name: str, rows: int, cols: int) -> tuple[np.ndarray, QuantType]:
-        """The matrix as the file holds it: uint8 [rows, row_bytes]."""
+        """The matrix as the file holds it, leading dimensions folded: uint8 [rows, row_bytes]."""
         info = self._checkpoint.tensors.get(name)
         if info is None:
             raise CheckpointError(f"{self._checkpoint.path} has no tensor '{name}'.")
-        shape = info.shape if len(info.shape) != 1 else (1, *info.shape)
-        if shape != (rows, cols):
+        if (prod(info.shape[:-1]), info.shape[-1]) != (rows, cols):
             raise CheckpointError(
                 f"{self._checkpoint.path}: tensor '{name}' is {list(info.shape)}, "
                 f"but the metadata asks for {[rows, cols] if rows > 1 else [cols]}."

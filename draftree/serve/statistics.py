@@ -39,6 +39,7 @@ def statistics(jobs: Sequence[Job]) -> dict[str, Any]:
         "sinks": first.usage.sinks or None,
         "compression": _compression(usages),
         "speculation_off": next((u.rounds.off_reason for u in usages if u.rounds.off_reason), None),
+        "host_rounds": first.usage.rounds.host_reason,
     }
 
 

@@ -36,6 +36,12 @@ _WHOLE = MappingProxyType(
         "output_norm": "output_norm",
         "token_embd": "token_embd",
         "output": "output",
+        "candidate_selector.predecessor_codebook": "selector_predecessor",
+        "candidate_selector.successor_codebook": "selector_successor",
+        "candidate_selector.hidden_projection": "selector_hidden",
+        "markov_head.markov_w1": "markov_w1",
+        "markov_head.markov_w2": "markov_w2",
+        "confidence_head.proj": "conf_proj",
     }
 )
 _IN_LAYER = MappingProxyType(
@@ -52,10 +58,30 @@ _IN_LAYER = MappingProxyType(
         "mlp.gate_proj": "ffn_gate",
         "mlp.up_proj": "ffn_up",
         "mlp.down_proj": "ffn_down",
+        "attention_conv.base_kernel": "attn_conv_base",
+        "attention_conv.kernel_projection": "attn_conv_proj",
+        "mlp_conv.base_kernel": "ffn_conv_base",
+        "mlp_conv.kernel_projection": "ffn_conv_proj",
+    }
+)
+_FLAGS = MappingProxyType(
+    {
+        "causal": "attention.causal",
+        "causal_head": "attention.causal",
+        "sample_from_anchor": "sample_from_anchor",
+    }
+)
+_FACTORS = MappingProxyType(
+    {
+        "output_multiplier": "logit_scale",
+        "final_logit_softcapping": "final_logit_softcapping",
+        "input_embedding_scale": "input_embedding_scale",
     }
 )
 _LAYER_NAMES = frozenset(_IN_LAYER.values())
-_NAME = re.compile(r"(?:(?:layers|blk)\.(?P<layer>\d{1,4})\.)?(?P<stem>.+)\.(?P<kind>weight|bias)")
+_NAME = re.compile(
+    r"(?:(?:layers|blk)\.(?P<layer>\d{1,4})\.)?(?P<stem>.+?)(?:\.(?P<kind>weight|bias))?"
+)
 
 
 def default_target_layers(num_target_layers: int, num_draft_layers: int) -> list[int]:
@@ -73,10 +99,14 @@ def rename_tensor(name: str) -> str | None:
     if match is None:
         return None
     layer, stem, kind = match["layer"], match["stem"], match["kind"]
+    is_bare = stem.endswith(("_codebook", "_base", ".base_kernel"))  # needs no kind
+    if kind is None and not is_bare:
+        return None
     if layer is None:
-        return f"{_WHOLE[stem]}.{kind}" if stem in _WHOLE else None
+        return f"{_WHOLE[stem]}.{kind or 'weight'}" if stem in _WHOLE else None
     stem = _IN_LAYER.get(stem, stem)
-    return f"blk.{int(layer)}.{stem}.{kind}" if stem in _LAYER_NAMES else None
+    suffix = "" if is_bare else f".{kind}"
+    return f"blk.{int(layer)}.{stem}{suffix}" if stem in _LAYER_NAMES else None
 
 
 def rename_gguf(checkpoint: Checkpoint) -> Checkpoint:
@@ -113,8 +143,8 @@ def rename_tensors(path: Path, names: Mapping[str, object]) -> dict[str, str]:
         new = rename_tensor(old)
         if new is None:
             raise CheckpointError(
-                f"{path} holds tensor {old[:80]!r}, which is not part of a plain DFlash draft; "
-                "relatives such as DSpark and DFlash2 are not supported."
+                f"{path} holds tensor {old[:80]!r}, which is not part of a DFlash, DFlash2 or "
+                "DSpark draft."
             )
         if new in taken:
             raise CheckpointError(f"{path} holds tensor {new!r} twice, under two spellings.")
@@ -152,7 +182,7 @@ def translate_config(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     elif reader.find("num_target_layers") is not None:
         num_target_layers = reader.count("num_target_layers", least=5)
         metadata["dflash.target_layers"] = default_target_layers(num_target_layers, num_layers)
-    return metadata | reader.window(num_layers)
+    return metadata | reader.window(num_layers) | reader.relatives()
 
 
 def _shift_layer_ids(path: Path, layer_ids: Any) -> list[int]:
@@ -227,6 +257,20 @@ class _Config:
             "dflash.attention.sliding_window": self.count("sliding_window"),
             "dflash.attention.sliding_window_pattern": pattern,
         }
+
+    def relatives(self) -> dict[str, Any]:
+        """What DFlash2, DSpark and JetSpec say of themselves."""
+        found: dict[str, Any] = {}
+        for name in ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"):
+            if self.find(name) is not None:
+                found[f"dflash.{name}"] = self.count(name)
+        for name, key in _FLAGS.items():
+            if self.find(name) is not None:
+                found[f"dflash.{key}"] = bool(self.find(name))
+        for name, key in _FACTORS.items():
+            if self.find(name) is not None:
+                found[f"dflash.{key}"] = self.find(name)
+        return found
 
     def _positive(self, name: str, value: Any) -> float:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -19,6 +19,7 @@ from draftree.weights.mapping import map_file
 
 _MAX_JSON_BYTES = 4 << 20  # a draft's header takes a few kilobytes
 _MAX_DIMS = 4
+_ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
 _INDEX = "model.safetensors.index.json"
 
 
@@ -34,7 +35,8 @@ def open_dflash_folder(folder: Path) -> Checkpoint:
             "or a DFlash draft folder with config.json and *.safetensors."
         )
     config = _read_json_file(folder / "config.json")
-    if config.get("architectures", ["DFlashDraftModel"]) != ["DFlashDraftModel"]:
+    names = config.get("architectures", ["DFlashDraftModel"])
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in _ARCHITECTURES:
         raise CheckpointError(
             f"{folder} is not a DFlash draft; models that are not drafts are read from .gguf files."
         )

@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from draftree.cli.app import app
 from tests.golden import golden
+from tests.made import make_draft
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,18 @@ def test_suite_writes_a_file_and_one_line(tiny_path, tmp_path):
     assert str(path) == line["file"] and "one two" not in path.read_text()
 
 
+def test_draft_writes_a_file_and_one_line(tiny_path, tmp_path):
+    prompts = tmp_path / "mine.jsonl"
+    prompts.write_text('{"prompt": "one two one two"}\n')
+    draft = make_draft(feature_layers=(0, 1, 2), relative="dflash2")
+    options = ("--prompts", prompts, "-n", 4, "--device", "cpu", "--draft", draft)
+    result = bench("draft", tiny_path, *options, "--results", tmp_path / "results")
+    assert result.exit_code == 0, result.stderr
+    line = json.loads(result.stdout)
+    assert line["kind"] == "DFlash2" and line["all_equal"]
+    assert len(line["acceptance_length"]) == 10
+
+
 def test_a_server_that_is_not_there_is_a_sentence(tmp_path):
     result = bench("http", "http://127.0.0.1:9", "--results", tmp_path)
     assert result.exit_code == 1
@@ -45,7 +58,7 @@ def test_a_shape_that_is_not_known_is_refused(tmp_path):
 
 def test_only_what_users_measure_is_in_the_package():
     assert sorted(command.name or command.callback.__name__ for command in bench_commands()) == [
-        *("agent", "decode", "gpu", "http", "peers", "prefill", "suite"),
+        *("agent", "decode", "draft", "gpu", "http", "peers", "prefill", "suite"),
     ]
 
 

@@ -15,6 +15,7 @@ from draftree.core import DraftSize, ModelConfig
 from draftree.models.model_config import read_model_config
 from draftree.weights.file import open_checkpoint
 from tests.golden import golden
+from tests.made import make_draft
 from tests.weights.gguf_bytes import small_file
 
 
@@ -41,7 +42,22 @@ def test_hybrid_model(draftree):
 def test_draft(draftree):
     result = draftree("inspect", str(golden("dflash/tiny-dflash-A-F16.gguf")))
     assert result.exit_code == 0, result.stderr
-    assert "This is a draft" in result.stdout
+    assert "This is a DFlash draft" in result.stdout
+
+
+@pytest.mark.parametrize("kind", ["DFlash2", "DSpark", "JetSpec"])
+def test_kinds_of_drafts(draftree, kind):
+    result = draftree("inspect", str(make_draft(relative=kind.lower())))
+    assert result.exit_code == 0, result.stderr
+    assert f"This is a {kind} draft" in result.stdout
+
+
+def test_a_draft_inside_a_model(draftree):
+    path = str(golden("qwen35/tiny-qwen35-C-mtp-F16.gguf"))
+    lines = draftree("inspect", path).stdout.splitlines()
+    assert "draft inside   MTP: --draft mtp" in lines
+    planned = draftree("inspect", path, "--draft", "mtp")
+    assert planned.exit_code == 0 and planned.stdout.splitlines() != lines
 
 
 def test_file_that_cannot_be_run_is_described_all_the_same(draftree, tmp_path):

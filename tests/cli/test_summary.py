@@ -39,6 +39,11 @@ def test_reason_for_not_speculating_is_said():
     assert summary_line(usage).endswith("; speculation was off: the draft costs more than it saves")
 
 
+def test_reason_for_rounds_of_the_host_is_said():
+    usage = Usage(rounds=RoundStats(host_reason="of this kind of draft"))
+    assert summary_line(usage).endswith("; rounds ran on the host: of this kind of draft")
+
+
 def test_what_was_left_out_is_said():
     usage = Usage(compression=Compression(1, 0, 5, 4321, 1234, 1500.0))
     assert summary_line(usage).endswith(

@@ -138,6 +138,30 @@ class RandomDrafter:
         return sampler.rank(logits, self._state.committed + 1, num_candidates)
 
 
+class EdgeDrafter:
+    """True tokens among others, with random edges between them."""
+
+    def __init__(
+        self, state: SequenceState, text: Sequence[int], vocab_size: int, seed: int
+    ) -> None:
+        self._state, self._text, self._vocab_size = state, text, vocab_size
+        self._rng = np.random.default_rng(seed)
+
+    def reset(self) -> None: ...
+    def extend_context(self, features: np.ndarray) -> None: ...
+
+    def propose(
+        self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int
+    ) -> Proposal:
+        rng, start = self._rng, self._state.committed + 1
+        logits = 2 * rng.standard_normal((NUM_POSITIONS, self._vocab_size)).astype(np.float32)
+        for i, token in enumerate(self._text[start : start + NUM_POSITIONS]):
+            logits[i, token] += rng.choice([0.0, 6.0, 12.0])
+        ranked = sampler.rank(logits, start, min(num_candidates, 16))
+        shape = *ranked.tokens.shape, ranked.tokens.shape[1]
+        return sampler.rank_edges(ranked, 3 * rng.standard_normal(shape).astype(np.float32))
+
+
 class RecordingDrafter:
     """Passes everything on, and keeps the features that it was told."""
 

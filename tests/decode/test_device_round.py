@@ -15,6 +15,7 @@ from draftree.config import EngineConfig
 from draftree.core import FinishReason, Request, SamplingParams
 from draftree.decode.decoder import Round
 from draftree.decode.device_decoder import DeviceDecoder
+from draftree.drafts.dflash import BlockDrafter
 from draftree.engine.engine import TokenEngine
 from draftree.kernels.cuda.compile import Gpu
 from tests.decode.device_oracle import (
@@ -54,6 +55,20 @@ def test_drafting_changes_no_text(open_engine, any_gpu: Gpu) -> None:
             assert engine.target.state.tokens == [*PROMPT, *expected[name][:-1]]
             if name == "hot":
                 assert stream.usage.acceptance_length > 1.2
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "warm"])
+def test_the_host_runs_rounds_that_the_device_cannot(
+    open_engine, sampling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = request(SAMPLINGS[sampling], 7)
+    expected = [event.token for event in open_engine(0).generate(asked)]
+    monkeypatch.setattr(BlockDrafter, "programs", lambda self: None)
+    stream = open_engine(8).generate(asked)
+    assert [event.token for event in stream] == expected
+    rounds = stream.usage.rounds
+    assert rounds.host_reason == "a GPU cannot run whole rounds with this kind of draft"
+    assert rounds.num_drafted > 0 and rounds.draft_ms > 0.0
 
 
 def test_a_draft_of_four_bits(open_engine) -> None:

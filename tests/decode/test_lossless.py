@@ -20,6 +20,7 @@ from draftree.kernels.cpu.attention_chunk import CHUNK
 from draftree.models.target import Target
 from draftree.weights.file import open_checkpoint
 from tests.decode.oracle import (
+    EdgeDrafter,
     OracleDrafter,
     PlainRun,
     RandomDrafter,
@@ -105,6 +106,17 @@ def test_random_drafts(name: str, sampling: str) -> None:
         drafter = RandomDrafter(target.state, target.model.vocab_size, budget)
         kinds += count_kinds(check_lossless(target, plain, drafter, fixed(budget)))
     assert kinds["zero"] > 0
+
+
+@pytest.mark.parametrize("sampling", ["greedy", "warm", "penalised"])
+@pytest.mark.parametrize("name", ["llama", "qwen35-mtp"])
+def test_drafts_with_edges(name: str, sampling: str) -> None:
+    target, kinds = one_thread(name), Counter()
+    for budget in (1, 8, 22, 64):
+        plain = plain_run(name, sampling, 1 + budget % 2)
+        drafter = EdgeDrafter(target.state, plain.text, target.model.vocab_size, budget)
+        kinds += count_kinds(check_lossless(target, plain, drafter, fixed(budget)))
+    assert all(kinds[kind] > 0 for kind in ("zero", "partial", "sibling", "moved")), kinds
 
 
 REAL_DRAFTS = [

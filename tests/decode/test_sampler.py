@@ -205,3 +205,35 @@ def test_ranks_are_filled_where_few_tokens_are_near(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sampler, "_NOISE_REACH", 0.0)  # many that belong to the best are not seen
     block = Sampler(SamplingParams(temperature=0.9, seed=1), VOCAB).rank(rows(50), 0, 8)
     assert all(len(set(tokens)) == 8 for tokens in block.tokens.tolist())
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_edges_rank_as_the_request_chooses(temperature: float) -> None:
+    """After each parent, the first candidate is what would be chosen of the corrected logits."""
+    rng, count = np.random.default_rng(2), 24
+    logits = 2 * rng.standard_normal((4, count)).astype(np.float32)
+    bias = 3 * rng.standard_normal((4, count, count)).astype(np.float32)  # by parent token
+    sampler = Sampler(SamplingParams(temperature=temperature, seed=5), count, (1, 2, 3))
+    ranked = sampler.rank(logits, 10, count)  # all tokens are candidates
+    anchor = 7
+    parents = [np.full(count, anchor), *ranked.tokens[:-1]]
+    corrections = np.stack([bias[i][parents[i]][:, ranked.tokens[i]] for i in range(4)])
+    found = sampler.rank_edges(ranked, corrections)
+    assert found.edges is not None
+    assert (np.diff(found.log_probs[0]) <= 0).all()
+    assert found.tokens[0, 0] == sampler.choose(logits[0] + bias[0, anchor], 10)
+    for i in range(1, 4):
+        for rank, parent in enumerate(found.tokens[i - 1]):
+            first = found.tokens[i, found.edges[i - 1, rank].argmax()]
+            assert first == sampler.choose(logits[i] + bias[i, parent], 10 + i)
+    np.testing.assert_allclose(np.exp(found.edges).sum(axis=-1), 1.0, atol=1e-5)
+
+
+def test_edges_keep_the_chance_of_all_candidates_together() -> None:
+    logits = np.random.default_rng(3).standard_normal((3, 50)).astype(np.float32)
+    sampler = Sampler(SamplingParams(), 50)
+    ranked = sampler.rank(logits, 0, 4)
+    found = sampler.rank_edges(ranked, np.ones((3, 4, 4), dtype=np.float32))
+    assert found.edges is not None
+    np.testing.assert_allclose(found.log_probs[0], ranked.log_probs[0], atol=1e-6)
+    np.testing.assert_allclose(found.edges[:, 2], ranked.log_probs[1:], atol=1e-6)

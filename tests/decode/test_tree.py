@@ -3,6 +3,7 @@ first.
 """
 
 import json
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -92,6 +93,54 @@ def test_looked_up_text_shares_nodes_with_the_chain() -> None:
     assert tree.sources[1:4] == (TokenSource.NGRAM,) * 3
     chain_node = tree.tokens.index(6)
     assert tree.parents[chain_node] == 2  # the chain goes on from the looked-up nodes it shares
+
+
+def _edge_block(seed: int) -> Proposal:
+    """Four positions of three candidates, each row of edges of its own."""
+    rng = np.random.default_rng(seed)
+    first = np.sort(rng.dirichlet(np.ones(3)))[::-1]
+    log_probs = np.log(np.stack([first, *[np.full(3, 1 / 3)] * 3]))
+    edges = np.log(rng.dirichlet(np.full(3, 0.5), (3, 3)) + 1e-9)
+    return Proposal(np.arange(12).reshape(4, 3), log_probs, edges)
+
+
+def _path_log_prob(block: Proposal, path: tuple[int, ...]) -> float:
+    assert block.edges is not None
+    total = float(block.log_probs[0, path[0]])
+    return total + sum(float(block.edges[i, path[i], path[i + 1]]) for i in range(len(path) - 1))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_edges_decide_what_follows_what(seed: int) -> None:
+    """The most probable paths of all, by chances that depend on the parent."""
+    block = _edge_block(seed)
+    paths = [path for n in range(1, 5) for path in product(range(3), repeat=n)]
+    chances = {path: _path_log_prob(block, path) for path in paths}
+    best = sorted(paths, key=lambda path: -chances[path])
+    for budget in (1, 5, 20):
+        ranked = build_tree(99, block, budget, seed_chain=False)
+        tree, found = ranked.tree, {}
+        for node in range(1, tree.num_nodes):
+            before = found.get(tree.parents[node], ())
+            found[node] = (*before, tree.tokens[node] - 3 * len(before))
+        assert sorted(found.values()) == sorted(best[:budget])
+        expected = [chances[found[node]] for node in range(1, tree.num_nodes)]
+        np.testing.assert_allclose(ranked.path_log_probs, expected, atol=1e-12)
+        assert all(a >= b for a, b in pairwise(ranked.path_log_probs))
+
+
+def test_the_chain_follows_the_edges() -> None:
+    block = _edge_block(3)
+    assert block.edges is not None
+    ranks = [0]
+    for edges in block.edges:
+        ranks.append(int(edges[ranks[-1]].argmax()))
+    tree = build_tree(99, block, 4).tree
+    assert tree.tokens[1:] == tuple(3 * i + rank for i, rank in enumerate(ranks))
+    assert tree.is_chain and set(tree.sources[1:]) == {TokenSource.CHAIN}
+    short = block.first(2)
+    assert build_tree(99, short, 20).tree.num_nodes == 1 + 3 + 9
+    assert len(short.tokens) == 2 and short.edges is not None and len(short.edges) == 1
 
 
 def test_selection_keeps_order_and_parents() -> None:

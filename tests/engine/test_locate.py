@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from draftree.chat import Engine
 from draftree.config import EngineConfig
 from draftree.engine.locate import locate
+from draftree.errors import ModelError
+from tests.tiny import tiny_path
 
 PROMPTS = (
     "def is_even(n: int) -> bool:\n",
@@ -18,6 +22,15 @@ def test_the_default_model_has_a_draft(smollm2_path: Path) -> None:
     assert located.draft_checkpoint is not None
     assert located.draft_checkpoint.architecture == "dflash"
     assert locate(str(smollm2_path), "none").draft_checkpoint is None
+
+
+def test_the_block_in_the_file_of_a_model() -> None:
+    located = locate(str(tiny_path("qwen35-mtp")), "mtp")
+    assert located.draft_checkpoint is not None
+    assert located.draft_checkpoint.architecture == "mtp"
+    assert locate(str(tiny_path("qwen35-mtp")), "none").draft_checkpoint is None
+    with pytest.raises(ModelError, match="no block for multi-token prediction"):
+        locate(str(tiny_path("llama")), "mtp")
 
 
 def test_the_default_pair_writes_the_same_text_in_fewer_rounds(smollm2_path: Path) -> None:

@@ -21,7 +21,7 @@ from draftree.kernels.cuda.prefill import expand_source
 from draftree.kernels.cuda.prepare import RowOp, plan_row, prepare_source
 from draftree.kernels.cuda.process import process_source
 from draftree.kernels.cuda.rotary import rotary_source
-from draftree.kernels.cuda.rows import COPY_SOURCE
+from draftree.kernels.cuda.rows import CONV_SOURCE, COPY_SOURCE, NORM_SOURCE
 from draftree.kernels.cuda.sampling import sampling_source
 from draftree.kernels.cuda.scores import score_source
 from draftree.kernels.cuda.tree import plan_source, tree_source
@@ -76,7 +76,7 @@ def _row_sources(gpu: Gpu) -> list[KernelSource]:
         prepare_source(op, plan, in_rows=op == RowOp.SILU_MUL, head_dim=128) for op in RowOp
     ]
     convs = [conv_source(name, 4) for name in ("conv_kernel", "conv_commit_kernel")]
-    return [*prepares, *convs, COPY_SOURCE]
+    return [*prepares, *convs, COPY_SOURCE, NORM_SOURCE, CONV_SOURCE]
 
 
 def _attention_sources(gpu: Gpu) -> list[KernelSource]:

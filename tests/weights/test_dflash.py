@@ -1,17 +1,22 @@
 """Older spellings of DFlash GGUF files open as the same draft."""
 
+import json
 import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from draftree.drafts.dflash_model import name_kind, read_draft_config
 from draftree.errors import CheckpointError
+from draftree.kernels.quant.formats import dequantize
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.dflash import default_target_layers, rename_tensor
 from draftree.weights.file import open_checkpoint
 from tests.golden import golden
+from tests.made import make_draft
 from tests.weights.gguf_bytes import GgufBytes, entry, string, tensor
 
 
@@ -99,11 +104,11 @@ def test_older_gguf_without_layer_list_leaves_it_to_the_target(tmp_path: Path) -
     assert "dflash.target_layers" not in older.metadata
 
 
-def test_relatives_are_refused(tmp_path: Path) -> None:
+def test_strange_relatives_are_refused(tmp_path: Path) -> None:
     source = open_checkpoint(golden("dflash/tiny-dflash-A-F16.gguf"))
     metadata = older_metadata(source, "dflash-draft")
-    names = {"blk.0.attn_norm.weight": "blk.0.attn_conv_base.weight"}
-    with pytest.raises(CheckpointError, match="DFlash2"):
+    names = {"blk.0.attn_norm.weight": "blk.0.gru.weight"}
+    with pytest.raises(CheckpointError, match="not part of a DFlash, DFlash2 or DSpark draft"):
         open_checkpoint(rewrite(source, tmp_path / "other.gguf", metadata, names))
 
 
@@ -131,5 +136,107 @@ def test_names_of_other_spellings() -> None:
     assert rename_tensor("model.layers.3.self_attn.o_proj.bias") == "blk.3.attn_output.bias"
     assert rename_tensor("embed_tokens.weight") == "token_embd.weight"
     assert rename_tensor("layers.0.mlp.experts.0.weight") is None
+    assert rename_tensor("layers.1.attention_conv.base_kernel") == "blk.1.attn_conv_base"
+    assert rename_tensor("confidence_head.proj.bias") == "conf_proj.bias"
     assert rename_tensor("fc") is None
     assert rename_tensor("layers.fc.weight") is None
+
+
+ZLAB = {
+    "enc.output_norm": "hidden_norm",
+    "output_norm": "norm",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_conv_base": "attention_conv.base_kernel",
+    "attn_conv_proj": "attention_conv.kernel_projection",
+    "ffn_conv_base": "mlp_conv.base_kernel",
+    "ffn_conv_proj": "mlp_conv.kernel_projection",
+    "selector_predecessor.weight": "candidate_selector.predecessor_codebook",
+    "selector_successor.weight": "candidate_selector.successor_codebook",
+    "selector_hidden": "candidate_selector.hidden_projection",
+    "markov_w1": "markov_head.markov_w1",
+    "markov_w2": "markov_head.markov_w2",
+    "conf_proj": "confidence_head.proj",
+}
+OWN = {
+    "dflash2": {
+        "conv_kernel_size": 2,
+        "conv_group_size": 16,
+        "selector_rank": 16,
+        "selector_top_k": 6,
+    },
+    "dspark bonus": {"sample_from_anchor": False},
+    "jetspec": {"causal_head": True},
+}
+
+
+def _zlab_name(name: str) -> str:
+    """blk.0.attn_q.weight -> layers.0.self_attn.q_proj.weight."""
+    layer, rest = "", name
+    if name.startswith("blk."):
+        _, index, rest = name.split(".", 2)
+        layer = f"layers.{index}."
+    for stem, own in ZLAB.items():
+        if rest in (stem, f"{stem}.weight", f"{stem}.bias"):
+            return layer + own + rest.removeprefix(stem)
+    return name
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_relatives_as_folders(kind: str, tmp_path: Path) -> None:
+    """z-lab's names and fields lead to what the GGUF says."""
+    expected = open_checkpoint(make_draft(feature_layers=(0, 1, 2), relative=kind))
+    arrays = {}
+    for name, info in expected.tensors.items():
+        values = dequantize(expected.raw(name), info.qtype).reshape(info.shape)
+        arrays[_zlab_name(name)] = np.ascontiguousarray(values, dtype=np.float32)
+    save_file(arrays, tmp_path / "model.safetensors")
+    config = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "hidden_size": 128,
+        "head_dim": 32,
+        "intermediate_size": 96,
+        "block_size": 8,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e7,
+        "dflash_config": {"target_layer_ids": [0, 1, 2], "mask_token_id": 511, **OWN[kind]},
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 24,
+    }
+    if kind == "jetspec":
+        config["layer_types"] = ["full_attention"] * 2
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = open_checkpoint(tmp_path)
+    assert {name: info.shape for name, info in found.tensors.items()} == {
+        name: info.shape for name, info in expected.tensors.items()
+    }
+    for key, value in found.metadata.items():
+        if key.startswith("dflash.") and key != "dflash.vocab_size":
+            assert expected.metadata[key] == pytest.approx(value), key
+    assert name_kind(found) == name_kind(expected) != "DFlash"
+
+
+@pytest.mark.parametrize("name", ["output_multiplier", "input_embedding_scale"])
+def test_factors_that_nobody_applies_are_refused(name: str) -> None:
+    source = open_checkpoint(golden("dflash/zlab"))
+    key = {"output_multiplier": "logit_scale"}.get(name, name)
+    other = Checkpoint(
+        source.path,
+        {**source.metadata, f"dflash.{key}": 0.5},
+        source.tensors,
+        {name: source.raw(name) for name in source.tensors},
+    )
+    with pytest.raises(CheckpointError, match=f"asks for {key}"):
+        read_draft_config(other)

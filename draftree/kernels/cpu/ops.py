@@ -11,6 +11,7 @@ import numpy as np
 from draftree.kernels import ops
 from draftree.kernels.cpu import attention as attend
 from draftree.kernels.cpu import conv, elementwise, gated_delta, norm
+from draftree.kernels.cpu.block_conv import record_block_conv
 from draftree.kernels.cpu.conv import ConvState
 from draftree.kernels.cpu.embed import record_embed
 from draftree.kernels.cpu.gated_delta import DeltaState
@@ -123,9 +124,12 @@ class CpuOps:
     ) -> CpuMatmulInput:
         if copy_to is not None:
             self.copy_columns(x, copy_to)
+        return self.matmul_input(self.norm(x, weight, eps))
+
+    def norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
         out = self._take(x.shape[1])
         norm.record_rms_norm(self._recording, self.step, x, weight, eps, out)
-        return self.matmul_input(out)
+        return out
 
     def silu_mul(self, gate: np.ndarray, up: np.ndarray) -> CpuMatmulInput:
         elementwise.record_silu_mul(self._recording, self.step, gate, up, gate)
@@ -214,6 +218,19 @@ class CpuOps:
         length = gated_delta.delta_scratch_len(self.step, *shape)
         args = convolved, alpha, beta, decay, decay_bias, state, out, self._take(length, 1)[0]
         gated_delta.record_gated_delta(self._recording, self.step, *args)
+        return out
+
+    def block_conv(
+        self,
+        x: np.ndarray,
+        own: np.ndarray,
+        base: np.ndarray,
+        *,
+        add_to: np.ndarray | None = None,
+    ) -> np.ndarray:
+        out = self._take(x.shape[1]) if add_to is None else add_to
+        args = self._recording, self.step, x, own, base, out
+        record_block_conv(*args, is_added=add_to is not None)
         return out
 
     def head(

@@ -26,7 +26,7 @@ from draftree.kernels.cuda.pass_args import NUM_ROWS, NUM_TOKENS, CudaPassArgs
 from draftree.kernels.cuda.prefill import prefill_linear
 from draftree.kernels.cuda.program import MOST_ROWS, Launch, Program
 from draftree.kernels.cuda.rotary import RopeArgs, rope_and_store_kv, rope_table
-from draftree.kernels.cuda.rows import copy_columns
+from draftree.kernels.cuda.rows import block_conv, copy_columns, norm_rows
 from draftree.kernels.cuda.scratch import CudaMatmulInput, Scratch
 from draftree.kernels.cuda.store import LazyMatrix, WeightStore
 from draftree.kernels.ops import Columns, Heads, LayerStore, MatmulInput, Rope, narrow
@@ -117,6 +117,13 @@ class CudaOps:
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, copy_to: Columns | None = None
     ) -> CudaMatmulInput:
         return self._prepare(prepare.norm_prepare, (x,), weight, eps, copy_to=copy_to)
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out = self._scratch.rows(x.shape[1])
+        self._recording.add(
+            lambda n: norm_rows(x[:n], weight, eps, out[:n], self.gpu, live=self._live)
+        )
+        return out
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> CudaMatmulInput:
         return self._prepare(prepare.silu_mul_prepare, (gate, up))
@@ -214,6 +221,24 @@ class CudaOps:
             else:
                 rows = conv(raw, self.step, convolved[:n], self.gpu)
                 gated_delta_prefill(rows, *others, self.step, out[:n], self.gpu)
+
+        self._recording.add(launch)
+        return out
+
+    def block_conv(
+        self,
+        x: torch.Tensor,
+        own: torch.Tensor,
+        base: torch.Tensor,
+        *,
+        add_to: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        is_added = add_to is not None
+        out = self._scratch.rows(x.shape[1]) if add_to is None else add_to
+
+        def launch(n: int) -> None:
+            rows = x[:n], own[:n], base, out[:n]
+            block_conv(*rows, self.gpu, live=self._live, is_added=is_added)
 
         self._recording.add(launch)
         return out

@@ -1,6 +1,7 @@
-"""Copies of float32 rows: into some columns of a wider array, and those that an index names.
+"""Float32 rows: copies, into some columns of a wider array or of those that an index names, norms,
+and a convolution over them.
 
-`live`, int32 [1] on the device, says how many rows are copied.
+`live`, int32 [1] on the device, says how many rows there are.
 """
 
 import torch
@@ -10,6 +11,8 @@ from draftree.kernels.cuda.prepare import check_rows
 
 _THREADS = 256
 COPY_SOURCE = KernelSource("copy_kernel", ("bits", "copy"))
+CONV_SOURCE = KernelSource("block_conv_kernel", ("bits", "block_conv"))
+NORM_SOURCE = KernelSource("norm_rows_kernel", ("bits", "norm_rows"))
 
 
 def _copy(
@@ -41,3 +44,54 @@ def gather_rows(
 ) -> None:
     """into[i] = x[rows[i]] for int32 rows."""
     _copy(x, rows, into, live, gpu)
+
+
+def norm_rows(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+    gpu: Gpu,
+    *,
+    live: torch.Tensor,
+) -> None:
+    """out = x / sqrt(mean(x²) + eps) * weight for each row."""
+    num_cols = x.shape[1]
+    for array in (x, out):
+        check_rows(array, num_cols)
+    if weight.shape != (num_cols,) or out.shape[0] < x.shape[0]:
+        raise ValueError(f"{num_cols} weights and {x.shape[0]} rows are expected")
+    load_kernel(NORM_SOURCE, gpu).launch(
+        (x.shape[0],),
+        _THREADS,
+        *(x, weight, out, live, float(eps), num_cols, x.stride(0), out.stride(0)),
+        is_chained=True,
+    )
+
+
+def block_conv(
+    x: torch.Tensor,
+    own: torch.Tensor,
+    base: torch.Tensor,
+    out: torch.Tensor,
+    gpu: Gpu,
+    *,
+    live: torch.Tensor,
+    is_added: bool,
+) -> None:
+    """out = sum over taps of (base[tap] + own[row, tap, group]) * x[row - tap]; is_added: to what
+    out holds.
+    """
+    taps, width = base.shape
+    for array in (x, out):
+        check_rows(array, width)
+    group_len = width * taps // own.shape[1]
+    if own.shape[1] * group_len != width * taps or own.stride(1) != 1 or not base.is_contiguous():
+        raise ValueError(f"coefficients for groups of {width} columns are expected")
+    load_kernel(CONV_SOURCE, gpu).launch(
+        (x.shape[0], -(-width // _THREADS)),
+        _THREADS,
+        *(x, own, base, out, live, width, group_len, taps),
+        *(x.stride(0), own.stride(0), out.stride(0), int(is_added)),
+        is_chained=True,
+    )
