@@ -9,7 +9,7 @@ thrown away after the pass.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from draftree.core import DraftSize
+from draftree.core import DraftSize, ModelConfig
 from draftree.errors import CheckpointError, ModelError
 from draftree.kernels.ops import Array, KvState, Ops, Weight, narrow
 from draftree.layers.attention import Attention, Projection
@@ -131,7 +131,9 @@ def check_tokens(draft: Checkpoint, target: Checkpoint) -> None:
         )
 
 
-def check_fit(config: DraftConfig, draft_name: str, target: Model, target_name: str) -> None:
+def check_fit(
+    config: DraftConfig, draft_name: str, target: Model | ModelConfig, target_name: str
+) -> None:
     """Refuse a draft that was made for another target."""
     reason, vocab_size = "", target.vocab_size
     trained_size = vocab_size if config.vocab_size is None else config.vocab_size
