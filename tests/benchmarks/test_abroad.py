@@ -1,0 +1,68 @@
+"""Counting what other systems accept, with stand-ins for their programs."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.abroad import Abroad, Work, draft_with_llama, draft_with_vllm, read_counts
+from draftree.errors import BenchError
+from tests.golden import golden
+from tests.tiny import tiny_path
+
+LLAMA = """#!{python}
+import json, sys
+if "--version" in sys.argv:
+    sys.exit(print("version: 1 (abc)", file=sys.stderr))
+with open({log!r}, "a") as log:
+    log.write(json.dumps(sys.argv[1:]) + "\\n")
+print("n_draft   = 15\\nn_predict = 32\\nn_drafted = 150\\nn_accept  = 22", file=sys.stderr)
+"""
+VLLM = """#!{python}
+import json, sys
+given = json.load(sys.stdin)
+assert sys.argv[1].endswith("abroad_vllm.py")
+assert json.load(open(given["draft"] + "/config.json"))["block_size"] == 16
+print("INFO loading")
+print(json.dumps({{"version": "1", "num_rounds": given["num_drafted"], "num_accepted": 30}}))
+"""
+
+
+@pytest.fixture
+def work() -> Work:
+    draft = golden("dflash/tiny-dflash-A-F16.gguf")
+    return Work(tiny_path("qwen35"), draft, [[1, 2], [3]], ["a\\n", "b"], 32, 16)
+
+
+def put(path: Path, text: str) -> Path:
+    path.write_text(text.format(python=sys.executable, log=str(path.with_suffix(".log"))))
+    path.chmod(0o755)
+    return path
+
+
+def test_llama_gets_every_text_and_its_counts_are_added(work: Work, tmp_path: Path) -> None:
+    program = put(tmp_path / "llama", LLAMA)
+    found = draft_with_llama(program, work, tmp_path / "draft.gguf")
+    assert found == Abroad("llama.cpp", "version: 1 (abc)", 2, 20, 44)
+    assert found.acceptance_length == 3.2
+    lines = [json.loads(line) for line in (tmp_path / "llama.log").read_text().splitlines()]
+    assert [line[line.index("-p") + 1] for line in lines] == work.texts
+    assert all(line[line.index("--spec-draft-n-max") + 1] == "15" for line in lines)
+    assert all("--no-escape" in line for line in lines)
+
+
+def test_vllm_is_given_the_exported_folder(work: Work, tmp_path: Path) -> None:
+    program = put(tmp_path / "python", VLLM)
+    found = draft_with_vllm(program, tmp_path, work, tmp_path / "draft")
+    assert found == Abroad("vLLM", "1", 2, 15, 30)
+
+
+def test_failures_are_sentences(work: Work, tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="did not say what was accepted"):
+        read_counts("n_predict = 3")
+    with pytest.raises(BenchError, match="could not be started"):
+        draft_with_llama(tmp_path / "none", work, tmp_path / "draft.gguf")
+    program = put(tmp_path / "python", "#!{python}\nraise SystemExit('no vLLM')\n")
+    with pytest.raises(BenchError, match="status 1: no vLLM"):
+        draft_with_vllm(program, tmp_path, work, tmp_path / "draft")
