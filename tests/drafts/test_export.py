@@ -2,7 +2,6 @@
 that the speculators library computes from what we write.
 """
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -20,6 +19,7 @@ from draftree.kernels.quant.formats import QuantType, dequantize
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
 from tests.golden import golden
+from tests.needs import needs_package
 from tests.tiny import new_ops, open_target, tiny_path
 
 FOLDERS = tuple(system for system in SYSTEMS if system != "llama.cpp")
@@ -240,15 +240,18 @@ def test_a_draft_of_another_target_is_refused(tmp_path: Path, target: Checkpoint
 
 
 @pytest.mark.long
-@pytest.mark.skipif(
-    importlib.util.find_spec("speculators") is None, reason="speculators is not installed"
-)
-def test_speculators_loads_the_folder() -> None:
-    """Their classes validate the config, take every tensor, and give the stored logits."""
-    from tests.data.make_speculators import make
+@needs_package("speculators")
+def test_speculators_loads_and_saves_the_folder(tmp_path: Path) -> None:
+    """Their classes validate the config, take every tensor, give the stored logits, and save what
+    is the same draft again.
+    """
+    from tests.data.make_speculators import export_tiny, load_module, make
 
     expected = np.load(golden("dflash/speculators.npz"))
     found = make(("full", "sliding"))
     assert found.keys() == set(expected.files)
     for name, value in found.items():
         assert np.abs(value - expected[name]).max() < TOLERANCE
+    folder = export_tiny("sliding", tmp_path)
+    load_module(folder).save_pretrained(tmp_path / "saved")  # type: ignore[operator]
+    assert_same(open_checkpoint(tmp_path / "saved"), open_checkpoint(folder))
