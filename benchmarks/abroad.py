@@ -28,6 +28,8 @@ from draftree.errors import BenchError
 from draftree.weights.file import open_checkpoint
 from draftree.weights.hub import draft_for, resolve
 
+BEGIN: Final = "<!-- counts, by `python -m benchmarks abroad` -->"
+END: Final = "<!-- end of counts -->"
 _MAX_CTX: Final = 1024
 _COUNTS: Final = re.compile(r"n_(predict|drafted|accept)\s*=\s*(\d+)")
 _LAST_CHARACTERS: Final = 300
@@ -101,8 +103,10 @@ def draft_with_vllm(python: Path, folder: Path, work: Work, out: Path) -> Abroad
     script = str(files("benchmarks") / "abroad_vllm.py")
     given = {"model": str(folder), "draft": str(out), "max_ctx": _MAX_CTX, "ids": work.ids}
     given |= {"num_tokens": work.num_tokens, "num_drafted": work.block_size - 1}
-    output = _run([str(python), script], json.dumps(given))
-    found = json.loads(output.strip().splitlines()[-1])
+    # -P: files beside the script have names of the standard library's modules.
+    output = _run([str(python), "-P", script], json.dumps(given))
+    # Workers go on talking when all is done.
+    found = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
     return Abroad(
         "vLLM", found["version"], len(work.ids), found["num_rounds"], found["num_accepted"]
     )
@@ -120,6 +124,21 @@ def _run(command: Sequence[str], given: str | None = None) -> str:
     return f"{result.stderr}\n{result.stdout}"
 
 
+def make_table(result: dict[str, Any]) -> str:
+    """Markdown, for docs/scale.md."""
+    lines = ["| | rounds | accepted | AL, tokens a round |", "|---|---|---|---|"]
+    for run in result["runs"]:
+        counts = f"{run['num_rounds']} | {run['num_accepted']}"
+        lines.append(f"| {run['system']} | {counts} | {run['acceptance_length']:.2f} |")
+    return "\n".join(lines)
+
+
+def fill_page(text: str, result: dict[str, Any]) -> str:
+    """docs/scale.md with its table made anew."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n{make_table(result)}\n{END}{rest.partition(END)[2]}"
+
+
 def write_abroad(
     model: str,
     prompts: Sequence[Prompt],
@@ -130,7 +149,9 @@ def write_abroad(
     llama: Path | None = None,
     vllm: tuple[Path, Path] | None = None,
 ) -> list[Abroad]:
-    """vllm: its Python, and the target's folder."""
+    """vllm: its Python, and the target's folder. Of systems that are not asked for, the file keeps
+    what it has.
+    """
     target, draft = resolve(model), draft_for(model)
     if draft is None:
         raise BenchError(f"{model} has no draft.")
@@ -138,26 +159,35 @@ def write_abroad(
     chain = EngineConfig(
         draft=str(draft), budget=block_size - 1, block=block_size, ngram="off", max_ctx=_MAX_CTX
     )
-    with closing(Engine.open(model, chain)) as engine, TemporaryDirectory() as scratch:
-        ids = [encode_prompt(engine, prompt, num_tokens) for prompt in prompts]
-        texts = [engine.tokenizer.decode(row) for row in ids]
-        work = Work(target, draft, ids, texts, num_tokens, block_size)
-        say("draftree")
-        found = [draft_here(engine, work)]
-        if llama is not None:
-            say("llama.cpp")
-            found.append(draft_with_llama(llama, work, Path(scratch) / "draft.gguf"))
-        if vllm is not None:
-            say("vLLM")
-            found.append(draft_with_vllm(*vllm, work, Path(scratch) / "draft"))
     result: dict[str, Any] = {
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": asdict(describe_machine()),
         "model": asdict(identify_model(target)),
         "draft": asdict(identify_model(draft)),
         "settings": {"num_tokens": num_tokens, "block_size": block_size, "budget": block_size - 1},
-        "runs": [asdict(run) | {"acceptance_length": run.acceptance_length} for run in found],
+        "runs": json.loads(out.read_text(encoding="utf-8"))["runs"] if out.is_file() else [],
     }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    found: list[Abroad] = []
+
+    def keep(run: Abroad) -> None:
+        found.append(run)
+        runs = [known for known in result["runs"] if known["system"] != run.system]
+        runs.append(asdict(run) | {"acceptance_length": run.acceptance_length})
+        result["runs"] = sorted(runs, key=lambda known: str(known["system"]))
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+    with closing(Engine.open(model, chain)) as engine:
+        ids = [encode_prompt(engine, prompt, num_tokens) for prompt in prompts]
+        texts = [engine.tokenizer.decode(row) for row in ids]
+        work = Work(target, draft, ids, texts, num_tokens, block_size)
+        say("draftree")
+        keep(draft_here(engine, work))
+    with TemporaryDirectory() as scratch:
+        if llama is not None:
+            say("llama.cpp")
+            keep(draft_with_llama(llama, work, Path(scratch) / "draft.gguf"))
+        if vllm is not None:
+            say("vLLM")
+            keep(draft_with_vllm(*vllm, work, Path(scratch) / "draft"))
     return found

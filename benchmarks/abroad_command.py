@@ -19,9 +19,12 @@ def abroad(
     vllm: Annotated[Path | None, typer.Option(help="A Python that has vLLM.")] = None,
     folder: Annotated[Path | None, typer.Option(help="The target as vLLM loads it.")] = None,
     results: Results = RESULTS / "abroad",
+    page: Annotated[Path | None, typer.Option(help="docs/scale.md, to renew its table.")] = None,
 ) -> None:
     """What llama.cpp and vLLM accept of the exported draft, beside draftree."""
-    from benchmarks.abroad import write_abroad
+    import json
+
+    from benchmarks.abroad import fill_page, write_abroad
     from benchmarks.acceptance import load_set
     from draftree.env import cache_dir
 
@@ -30,4 +33,7 @@ def abroad(
     with progress() as say:
         pair = (vllm, folder) if vllm and folder else None
         runs = write_abroad(model, prompts, n_gen, out, say, llama=llama, vllm=pair)
+    if page is not None:
+        result = json.loads(out.read_text(encoding="utf-8"))
+        page.write_text(fill_page(page.read_text(encoding="utf-8"), result), encoding="utf-8")
     finish({"file": str(out)} | {run.system: run.acceptance_length for run in runs})

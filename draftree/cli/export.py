@@ -44,9 +44,10 @@ def export(
 ) -> None:
     """Write a draft in the form that another system loads. No weight changes."""
     from draftree.drafts.export import export_draft
-    from draftree.errors import ModelError
+    from draftree.errors import ModelError, require_packages
     from draftree.weights.hub import find_origin
 
+    require_packages("Exporting a draft", "export", "gguf")
     draft_checkpoint, target_checkpoint, asked = _open_pair(draft, target)
     name = target_name or find_origin(asked)
     if name is None:

@@ -65,3 +65,9 @@ def test_the_commands_ask_for_all_but_the_anchor(tmp_path):
     assert settings == {"method": "dflash", "model": str(tmp_path), "num_speculative_tokens": 7}
     assert describe_use("llama.cpp", tmp_path, "tiny.gguf", 8).endswith("--spec-draft-n-max 7")
     assert describe_use("speculators", tmp_path, "org/tiny", 8) == f"vllm serve {tmp_path}"
+
+
+def test_says_what_to_install(draftree, monkeypatch):
+    monkeypatch.setattr("draftree.errors.find_spec", lambda name: None)
+    result = draftree("export", "smollm2-135m")
+    assert "pip install 'draftree[export]'" in result.stderr
