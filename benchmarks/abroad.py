@@ -10,7 +10,7 @@ import re
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -62,14 +62,14 @@ class Work:
     block_size: int
 
 
-def draft_here(engine: Engine, work: Work) -> Abroad:
+def draft_here(engine: Engine, work: Work, name: str) -> Abroad:
     usages = [
         write_text(engine.tokens, ids, work.num_tokens, stop_ids=engine.tokenizer.stop_ids).usage
         for ids in work.ids
     ]
     num_rounds = sum(usage.rounds.num_rounds for usage in usages)
     num_accepted = sum(sum(usage.rounds.accepted_by_depth) for usage in usages)
-    return Abroad("draftree", "", len(work.ids), num_rounds, num_accepted)
+    return Abroad(name, "", len(work.ids), num_rounds, num_accepted)
 
 
 def draft_with_llama(program: Path, work: Work, out: Path) -> Abroad:
@@ -182,8 +182,14 @@ def write_abroad(
         texts = [engine.tokenizer.decode(row) for row in ids]
         work = Work(target, draft, ids, texts, num_tokens, block_size)
         say("draftree")
-        keep(draft_here(engine, work))
+        keep(draft_here(engine, work, "draftree"))
     with TemporaryDirectory() as scratch:
+        say("draftree in float32, which is what vLLM computes in")
+        folder = Path(scratch) / "float32"
+        export_draft(open_checkpoint(draft), open_checkpoint(target), "vllm", folder, "")
+        exact = replace(chain, draft=str(folder), math="exact")
+        with closing(Engine.open(model, exact)) as engine:
+            keep(draft_here(engine, work, "draftree, float32"))
         if llama is not None:
             say("llama.cpp")
             keep(draft_with_llama(llama, work, Path(scratch) / "draft.gguf"))

@@ -78,11 +78,11 @@ def test_the_file_keeps_systems_that_are_not_asked_for(
     prompts, out = [Prompt("one two", is_chat=False)], tmp_path / "out.json"
     model, program = str(tiny_path("qwen35")), put(tmp_path / "llama", LLAMA)
     abroad.write_abroad(model, prompts, 4, out, lambda _: None, llama=program)
-    (ours,) = abroad.write_abroad(model, prompts, 4, out, lambda _: None)
+    ours, exact = abroad.write_abroad(model, prompts, 4, out, lambda _: None)
     runs = json.loads(out.read_text())["runs"]
-    assert [run["system"] for run in runs] == ["draftree", "llama.cpp"]
+    assert [run["system"] for run in runs] == ["draftree", "draftree, float32", "llama.cpp"]
     assert runs[0]["acceptance_length"] == ours.acceptance_length
-    assert ours.num_rounds + ours.num_accepted == 4
+    assert ours.num_rounds + ours.num_accepted == exact.num_rounds + exact.num_accepted == 4
 
 
 def test_failures_are_sentences(work: Work, tmp_path: Path) -> None:
