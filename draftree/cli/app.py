@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from draftree import __version__
-from draftree.cli import bench, chat, inspect, models, pull, run, serve, stop, train
+from draftree.cli import bench, chat, export, inspect, models, pull, run, serve, stop, train
 from draftree.errors import DraftreeError
 
 FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
@@ -69,6 +69,7 @@ app.command("inspect")(inspect.inspect)
 app.command("pull")(pull.pull)
 app.command("models")(models.models)
 app.command("train")(train.train)
+app.command("export")(export.export)
 app.add_typer(bench.app, name="bench")
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from draftree.core import DraftSize
+from draftree.core import DraftSize, ModelConfig
 from draftree.drafts.dflash_head import MarkovHead, PairHead, Selector, TokenTable
 from draftree.errors import CheckpointError, ModelError
 from draftree.kernels.ops import Array, KvState, Ops, Weight, narrow
@@ -170,7 +170,9 @@ def check_tokens(draft: Checkpoint, target: Checkpoint) -> None:
         )
 
 
-def check_fit(config: DraftConfig, draft_name: str, target: Model, target_name: str) -> None:
+def check_fit(
+    config: DraftConfig, draft_name: str, target: Model | ModelConfig, target_name: str
+) -> None:
     """Refuse a draft that was made for another target."""
     reason, vocab_size = "", target.vocab_size
     trained_size = vocab_size if config.vocab_size is None else config.vocab_size

@@ -50,7 +50,9 @@ def zlab_config(spec: DraftSpec) -> dict[str, Any]:
         "dflash_config": {
             "mask_token_id": spec.mask_token,
             "target_layer_ids": list(spec.feature_layers),
+            "causal": False,  # vLLM and SGLang take layers with a window for causal ones
         },
+        "is_causal": False,
         "num_target_layers": spec.num_target_layers,
         "num_hidden_layers": spec.num_layers,
         "hidden_size": spec.hidden_size,

@@ -18,7 +18,8 @@ DEFAULT_MODEL = "smollm2-135m"
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
     """A model by name. Sources are tried in order; a draft names the target it was trained for.
-    is_usual: the draft that is downloaded with its target.
+    is_usual: the draft that is downloaded with its target. origin: the hub's name of what the files
+    were made from.
     """
 
     name: str
@@ -27,6 +28,7 @@ class ModelEntry:
     sources: tuple[Source, ...]
     target: str | None = None
     is_usual: bool = False
+    origin: str | None = None
 
     @property
     def is_folder(self) -> bool:

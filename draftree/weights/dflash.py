@@ -1,8 +1,8 @@
 """DFlash drafts come in several spellings; this turns each into that of `dflash` GGUF files.
 
-In: a z-lab config and its tensor names, or a GGUF of an older converter. Out: GGUF metadata keys
-and tensor names. Feature layers are counted as in GGUF: n means the input of target layer n. Knows
-no file format and none of the arithmetic.
+In: a z-lab or speculators config and its tensor names, or a GGUF of an older converter. Out: GGUF
+metadata keys and tensor names. Feature layers are counted as in GGUF: n means the input of target
+layer n. Knows no file format and none of the arithmetic.
 """
 
 import re
@@ -109,6 +109,16 @@ def rename_tensor(name: str) -> str | None:
     return f"blk.{int(layer)}.{stem}{suffix}" if stem in _LAYER_NAMES else None
 
 
+def zlab_name(name: str) -> str:
+    """The name in a z-lab folder of a draft's tensor in a `dflash` GGUF."""
+    first, _, rest = name.partition(".")
+    layer, _, stem = rest.partition(".") if first == "blk" else ("", "", name)
+    stem, _, kind = stem.rpartition(".")
+    spellings = _IN_LAYER if layer else _WHOLE
+    zlab = next(zlab for zlab, ours in spellings.items() if ours == stem)
+    return f"layers.{layer}.{zlab}.{kind}" if layer else f"{zlab}.{kind}"
+
+
 def rename_gguf(checkpoint: Checkpoint) -> Checkpoint:
     """A GGUF draft of an older converter, as `dflash`."""
     path, prefix = checkpoint.path, checkpoint.architecture + "."
@@ -153,6 +163,26 @@ def rename_tensors(path: Path, names: Mapping[str, object]) -> dict[str, str]:
     return renamed
 
 
+def flatten_speculators(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config of the speculators library in the fields of a z-lab config."""
+    kind, layers = config.get("speculators_model_type"), config.get("transformer_layer_config")
+    layer_ids = config.get("aux_hidden_state_layer_ids")
+    if kind != "dflash" or not isinstance(layers, dict):
+        reason = f"is a speculators draft of kind {str(kind)[:40]!r}; only dflash is supported"
+    elif not isinstance(layer_ids, list) or not all(_is_count(i, 1) for i in layer_ids):
+        reason = "lists no usable aux_hidden_state_layer_ids"
+    elif config.get("sample_from_anchor"):
+        reason = "predicts from the anchor's own row (sample_from_anchor), which is not supported"
+    elif "sliding_attention" in str(layers.get("layer_types")) and not config.get(
+        "sliding_window_non_causal"
+    ):
+        reason = "has causal blocks (sliding_window_non_causal is off), which is not supported"
+    else:
+        own = {name: config.get(name) for name in ("block_size", "mask_token_id", "head_tokens")}
+        return {**layers, **own, "target_layer_ids": [i - 1 for i in layer_ids]}
+    raise CheckpointError(f"{path} {reason}.")
+
+
 def translate_config(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """A z-lab config.json as `dflash` GGUF metadata."""
     reader = _Config(path, config)
@@ -177,6 +207,8 @@ def translate_config(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     }
     if reader.find("vocab_size") is not None:
         metadata["dflash.vocab_size"] = reader.count("vocab_size")
+    if (tokens := reader.find("head_tokens")) is not None:
+        metadata["dflash.head_tokens"] = tokens
     if (layer_ids := reader.find("target_layer_ids")) is not None:
         metadata["dflash.target_layers"] = _shift_layer_ids(path, layer_ids)
     elif reader.find("num_target_layers") is not None:

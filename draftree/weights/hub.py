@@ -116,6 +116,20 @@ def draft_for(
     return None
 
 
+def target_of(draft: str | Path, catalogue: Sequence[ModelEntry] = CATALOGUE) -> str | None:
+    """The name of the target that a known draft (a name or a file) was trained for."""
+    text, file_name = str(draft).lower(), Path(draft).name
+    for entry in catalogue:
+        if entry.target and (entry.name == text or file_name == Path(entry.files[0].name).name):
+            return entry.target
+    return next((name for name, file in PACKAGED_DRAFTS.items() if file == file_name), None)
+
+
+def find_origin(name: str, catalogue: Sequence[ModelEntry] = CATALOGUE) -> str | None:
+    """The hub's name of the original that the files of a known model were made from."""
+    return next((entry.origin for entry in catalogue if entry.name == name.lower()), None)
+
+
 def list_models(
     catalogue: Sequence[ModelEntry] = CATALOGUE, root: Path | None = None
 ) -> list[ModelStatus]:

@@ -1,4 +1,5 @@
-"""A DFlash draft as z-lab publishes it: a folder with config.json and safetensors files.
+"""A DFlash draft as z-lab publishes it or the speculators library saves it: a folder with
+config.json and safetensors files.
 
 In: the folder. Out: a Checkpoint in the spelling of `dflash` GGUF files, its tensors views of the
 memory-mapped files. numpy has no bfloat16, so the header is read here and the bytes stay raw.
@@ -14,17 +15,27 @@ import numpy as np
 from draftree.errors import CheckpointError
 from draftree.kernels.quant.formats import QuantType
 from draftree.weights.checkpoint import Checkpoint, TensorInfo
-from draftree.weights.dflash import rename_tensors, translate_config
+from draftree.weights.dflash import flatten_speculators, rename_tensors, translate_config
 from draftree.weights.mapping import map_file
 
 _MAX_JSON_BYTES = 4 << 20  # a draft's header takes a few kilobytes
 _MAX_DIMS = 4
 _ARCHITECTURES = ("DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3DSparkModel")
 _INDEX = "model.safetensors.index.json"
+# Copies of the target's that speculators saves with a draft, and maps of a smaller vocabulary.
+_OF_TARGET = (
+    *("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight"),
+    *("t2d", "d2t"),
+)
 
 
 class _Refused(ValueError):
     """JSON that is valid but says a name twice."""
+
+
+def _is_draft(config: dict[str, Any]) -> bool:
+    names = config.get("architectures", ["DFlashDraftModel"])
+    return isinstance(names, list) and len(names) == 1 and names[0] in _ARCHITECTURES
 
 
 def open_dflash_folder(folder: Path) -> Checkpoint:
@@ -35,8 +46,10 @@ def open_dflash_folder(folder: Path) -> Checkpoint:
             "or a DFlash draft folder with config.json and *.safetensors."
         )
     config = _read_json_file(folder / "config.json")
-    names = config.get("architectures", ["DFlashDraftModel"])
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in _ARCHITECTURES:
+    skipped: tuple[str, ...] = ()
+    if "speculators_model_type" in config:
+        config, skipped = flatten_speculators(folder, config), _OF_TARGET
+    elif not _is_draft(config):
         raise CheckpointError(
             f"{folder} is not a DFlash draft; models that are not drafts are read from .gguf files."
         )
@@ -44,7 +57,9 @@ def open_dflash_folder(folder: Path) -> Checkpoint:
     tensors: dict[str, TensorInfo] = {}
     views: dict[str, np.ndarray] = {}
     for path in _find_files(folder):
-        for info, view in read_safetensors(path):
+        if skipped and (tokens := _read_draft_vocab(path)):
+            metadata["dflash.head_tokens"] = tokens
+        for info, view in read_safetensors(path, skipped):
             if info.name in tensors:
                 raise CheckpointError(f"{path} repeats tensor {info.name[:80]!r} of another file.")
             if info.name.endswith("rotary_emb.inv_freq"):
@@ -59,19 +74,12 @@ def open_dflash_folder(folder: Path) -> Checkpoint:
     return Checkpoint(folder, metadata, renamed, {new: views[old] for old, new in names.items()})
 
 
-def read_safetensors(path: Path) -> list[tuple[TensorInfo, np.ndarray]]:
-    """All tensors of one file under their own names, with views uint8 [rows, row_bytes]."""
-    data = map_file(path)
-    if len(data) < 8:
-        _fail(path, "the file ends inside the length of its header")
-    header_len = int.from_bytes(data[:8].tobytes(), "little")
-    if header_len > _MAX_JSON_BYTES:
-        _fail(path, f"its header claims {header_len} bytes, more than {_MAX_JSON_BYTES}")
-    if header_len > len(data) - 8:
-        _fail(path, "the file ends inside its header; it may be a partial download")
-    header = _parse_json(path, data[8 : 8 + header_len].tobytes())
-    header.pop("__metadata__", None)
-    body = data[8 + header_len :]
+def read_safetensors(
+    path: Path, skipped: tuple[str, ...] = ()
+) -> list[tuple[TensorInfo, np.ndarray]]:
+    """The tensors of one file under their own names, with views uint8 [rows, row_bytes]."""
+    header, body = _read_header(path)
+    header = {name: entry for name, entry in header.items() if name not in skipped}
     found = [_read_entry(path, name, entry, len(body)) for name, entry in header.items()]
     end, previous = 0, ""
     for info, start in sorted(found, key=lambda pair: pair[1]):
@@ -82,6 +90,34 @@ def read_safetensors(path: Path) -> list[tuple[TensorInfo, np.ndarray]]:
         (info, body[start : start + info.nbytes].reshape(prod(info.shape[:-1]), -1))
         for info, start in found
     ]
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], np.ndarray]:
+    """What the file says of its tensors, and the bytes that offsets count in."""
+    data = map_file(path)
+    if len(data) < 8:
+        _fail(path, "the file ends inside the length of its header")
+    header_len = int.from_bytes(data[:8].tobytes(), "little")
+    if header_len > _MAX_JSON_BYTES:
+        _fail(path, f"its header claims {header_len} bytes, more than {_MAX_JSON_BYTES}")
+    if header_len > len(data) - 8:
+        _fail(path, "the file ends inside its header; it may be a partial download")
+    header = _parse_json(path, data[8 : 8 + header_len].tobytes())
+    header.pop("__metadata__", None)
+    return header, data[8 + header_len :]
+
+
+def _read_draft_vocab(path: Path) -> list[int] | None:
+    """The target's tokens that a draft of a smaller vocabulary can propose: a mask of bytes."""
+    header, body = _read_header(path)
+    entry = header.get("t2d")
+    if entry is None:
+        return None
+    offsets = _int_list(entry.get("data_offsets")) if isinstance(entry, dict) else []
+    if len(offsets) != 2 or entry.get("dtype") != "BOOL" or not 0 <= offsets[0] <= offsets[1]:
+        _fail(path, "tensor 't2d' is not a mask")
+    found: list[int] = np.flatnonzero(body[offsets[0] : offsets[1]]).tolist()
+    return found
 
 
 def _read_entry(path: Path, name: str, entry: Any, num_bytes: int) -> tuple[TensorInfo, int]:

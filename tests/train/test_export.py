@@ -163,6 +163,8 @@ def test_both_files_state_the_same_facts(pair, tmp_path):
     assert {key: file.metadata[key] for key in keys} == {k: folder.metadata[k] for k in keys}
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architectures"] == ["DFlashDraftModel"] and config["block_size"] == 6
+    # Without these vLLM and SGLang would take its layers, which have a window, for causal ones.
+    assert config["is_causal"] is False and config["dflash_config"]["causal"] is False
 
 
 def test_without_a_window_none_is_stated(pair, tmp_path):

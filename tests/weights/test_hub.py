@@ -229,6 +229,15 @@ def test_draft_is_found_by_its_target(tmp_path: Path) -> None:
     assert hub.draft_for("other", catalogue, tmp_path) is None
 
 
+def test_the_target_of_a_known_draft_and_what_its_files_were_made_from() -> None:
+    assert hub.target_of("qwen3.6-27b-dflash-q8_0") == "qwen3.6-27b"
+    assert hub.target_of("/elsewhere/dflash-draft-3.6-q8_0.gguf") == "qwen3.6-27b"
+    assert hub.target_of("/elsewhere/smollm2-135m-dflash.q4_1.gguf") == "smollm2-135m"
+    assert hub.target_of("smollm2-135m") is None
+    assert hub.find_origin("SmolLM2-135m") == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert hub.find_origin("/elsewhere/m.gguf") is None
+
+
 def each(check: Callable[[ModelEntry], bool]) -> bool:
     return all(check(known) for known in CATALOGUE)
 
