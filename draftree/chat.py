@@ -41,6 +41,7 @@ __all__ = [
 ]
 
 _NUM_ENDED = 4  # conversations that are waited for together
+_LEAST_OPENING = 16  # tokens; fewer are as soon read again
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,12 +298,8 @@ class Engine:
         )
         turn = self._planner.plan(shorter, options)
         request = self._request(turn.prompt_ids, max_tokens, sampling, logit_bias, logprobs)
-        sink_len = self._count_sinks(turn.prompt_ids, messages, options)
-        request = replace(request, grammar=turn.grammar, sink_len=sink_len)
-        if self.tokens.target.state.is_recurrent:
-            points = (self._planner.count_opening(messages, options),)
-            request = replace(request, cache_points=points)
-        stream = self.tokens.generate(request)
+        request = self._mark_opening(request, messages, options)
+        stream = self.tokens.generate(replace(request, grammar=turn.grammar))
         stream.usage.compression = report
         generation = Generation(stream, Detokenizer(self.tokenizer), turn.new_reader(stop))
         generation.on_end = partial(self._record_end, shorter, options, generation)
@@ -348,8 +345,7 @@ class Engine:
         options = ReplyOptions()
         ids = self._planner.encode(shorter, options)
         request = self._request(ids, max_tokens, sampling, None, None)
-        request = replace(request, sink_len=self._count_sinks(ids, shorter, options))
-        stream = self.tokens.generate(request)
+        stream = self.tokens.generate(self._mark_opening(request, shorter, options))
         stream.usage.compression = report
         return Generation(stream, Detokenizer(self.tokenizer), ReplyReader(stop=stop))
 
@@ -365,11 +361,18 @@ class Engine:
         options = ReplyOptions(tools=tools or (), thinking=thinking)
         return self._planner.encode(_conversation(prompt, system), options)
 
-    def _count_sinks(
-        self, ids: Sequence[int], messages: Sequence[Message], options: ReplyOptions
-    ) -> int:
-        """What a window is not to hide; without one nobody asks."""
-        return self._planner.count_leading(ids, messages, options) if self.plan.window else 0
+    def _mark_opening(
+        self, request: Request, messages: Sequence[Message], options: ReplyOptions
+    ) -> Request:
+        """Instructions and tools: a window does not hide them, and other conversations begin with
+        them, which a recurrent state can come back to only where it was copied.
+        """
+        has_window, is_recurrent = bool(self.plan.window), self.tokens.target.state.is_recurrent
+        if not has_window and not is_recurrent:
+            return request
+        length = self._planner.count_opening(request.prompt_ids, messages, options)
+        points = (length,) if is_recurrent and length >= _LEAST_OPENING else ()
+        return replace(request, sink_len=length if has_window else 0, cache_points=points)
 
     def _request(
         self,

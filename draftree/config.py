@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
-from draftree.core import DraftSize, ModelConfig, count_ring
+from draftree.core import DraftSize, ModelConfig
 from draftree.errors import CapacityError
 from draftree.kernels.quant.kv_format import (
     AUTO_NAMES,
@@ -19,7 +19,14 @@ from draftree.kernels.quant.kv_format import (
     VALUE_FORMATS,
     KvCode,
 )
-from draftree.memory import MemoryPlan, machine_memory, plan_gpu_memory, plan_memory, usable_cores
+from draftree.memory import (
+    MemoryPlan,
+    draft_kv_bytes,
+    machine_memory,
+    plan_gpu_memory,
+    plan_memory,
+    usable_cores,
+)
 
 KV_NAMES = ("f32", *KEY_FORMATS)  # of keys and of values, largest first
 COMPRESS_NAMES = ("off", "auto", "always")
@@ -191,9 +198,7 @@ def plan_parallel(
     """How many requests may take turns, and the main memory that copies of them need at most.
     kv_bytes: the target's keys and values of one.
     """
-    draft_bytes = 0
-    if draft is not None:
-        draft_bytes = 4 * draft.kv_width * min(max_ctx, count_ring(draft.context_len, max_ctx))
+    draft_bytes = 0 if draft is None else draft_kv_bytes(draft, max_ctx)
     request_bytes = int(_COPY_SIZE * (kv_bytes + draft_bytes))
     request_bytes += _NUM_STATES * model.recurrent_bytes
     count = config.parallel or max(
@@ -372,12 +377,8 @@ def _resolve_gpu(
             and plan_gpu_memory(model, draft, max_ctx, chunk, max_nodes, name, name).total <= limit
         ]
         raise _gpu_too_small(model, gpu, memory, f"{max_ctx} tokens in {word}", limit, fitting)
-    note = ""
-    if word != first:
-        note = (
-            f"keys and values in {word}: {first} would need {largest / _GIB:.1f} GiB of "
-            f"{limit / _GIB:.1f}"
-        )
+    needed = f"{largest / _GIB:.1f} GiB of {limit / _GIB:.1f}"
+    note = "" if word == first else f"keys and values in {word}: {first} would need {needed}"
     free = machine_memory()
     parallel, parked_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
     return Plan(

@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     import numpy as np
 
-_PAGE_LEN = 256  # positions; attention takes keys in chunks that this is a multiple of
-_SPARE_LEN = 1024  # positions of a reply that a draft can go back behind
-
 
 class FinishReason(StrEnum):
     STOP = "stop"  # a stop token, a stop string or end of text
@@ -208,14 +205,6 @@ class DraftSize:
     feature_layers: tuple[int, ...]  # the target's hidden state after each of these layers
     context_len: int  # positions that its layers look back, at most
     head_dim: int = 0  # 0: not known
-
-
-def count_ring(context_len: int, num_rows: int) -> int:
-    """Of how many positions a draft keeps keys and values: those it looks back at, the rows of a
-    pass, and enough for a reply to be written once more from its beginning.
-    """
-    length = context_len + num_rows + min(context_len, _SPARE_LEN)
-    return -(-length // _PAGE_LEN) * _PAGE_LEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,16 @@
 import os
 from dataclasses import dataclass
 
-from draftree.core import DraftSize, ModelConfig, count_ring
-from draftree.kernels.quant.kv_format import BYTE_NAME, KEY_FORMATS, VALUE_FORMATS
+from draftree.core import DraftSize, ModelConfig
+from draftree.kernels.quant.kv_format import (
+    BYTE_NAME,
+    KEY_FORMATS,
+    MOST_RANGE,
+    PAGE,
+    VALUE_FORMATS,
+)
 
-KV_PAGE = 256  # positions that a GPU allocates together
-_EXPANDED_LEN = 32_768  # positions whose keys and values a long prefill holds in 16 bits as well
+_SPARE_LEN = 1024  # positions of a reply that a draft can go back behind
 _GPU_RESERVE = 1400 * 2**20  # graphs, loaded kernels, what the allocator cannot use
 # Weights of one slab in 16 bits and sums of products: of passes that are graphs, and of others.
 _GPU_SLABS = 640 * 2**20
@@ -34,6 +39,19 @@ def kv_bytes(model: ModelConfig, kv_k: str, kv_v: str) -> int:
     key, value = KEY_FORMATS[kv_k], VALUE_FORMATS[kv_v]
     row = key.row_bytes(model.head_dim) + value.row_bytes(model.head_dim)
     return model.num_kv_layers * model.num_kv_heads * row
+
+
+def count_ring(context_len: int, num_rows: int) -> int:
+    """Of how many positions a draft keeps keys and values: those it looks back at, the rows of a
+    pass, and enough for a reply to be written once more from its beginning.
+    """
+    length = context_len + num_rows + min(context_len, _SPARE_LEN)
+    return -(-length // PAGE) * PAGE
+
+
+def draft_kv_bytes(draft: DraftSize, max_ctx: int) -> int:
+    """What a draft keeps of a request on a CPU, or in a copy of it."""
+    return 4 * draft.kv_width * min(max_ctx, count_ring(draft.context_len, max_ctx))
 
 
 def plan_memory(
@@ -69,9 +87,9 @@ def plan_gpu_memory(
     kv_v: str = "f16",
 ) -> MemoryPlan:
     """What target and draft need on a GPU. The token embedding stays in main memory."""
-    positions = (-(-(max_ctx + max_nodes) // KV_PAGE) + 1) * KV_PAGE  # whole pages, and a spare
+    positions = (-(-(max_ctx + max_nodes) // PAGE) + 1) * PAGE  # whole pages, and a spare
     kv = kv_bytes(model, kv_k, kv_v) * positions
-    expanded = 4 * model.num_kv_heads * model.head_dim * min(max_ctx, _EXPANDED_LEN)
+    expanded = 4 * model.num_kv_heads * model.head_dim * min(max_ctx, MOST_RANGE)
     angles = 4 * (model.rotary_dim or model.head_dim) * (max_ctx + chunk)
     stash = 4 * max_nodes * model.stash_width
     # Rows in float32 (residual, one wide projection, what mixes it) and once more in 16 bits.

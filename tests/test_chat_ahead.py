@@ -148,6 +148,12 @@ def test_replies_that_come_back_as_they_were_are_left(template: str) -> None:
     engine.close()
 
 
+def _count_opening(engine: Engine, messages: list[dict[str, Any]]) -> int:
+    options = ReplyOptions(tools=TOOLS, tool_choice=CHOICE)
+    ids = engine._planner.encode(messages, options)
+    return engine._planner.count_opening(ids, messages, options)
+
+
 @pytest.mark.parametrize("kind", ["hybrid", "drafted"])
 def test_a_session_of_many_turns_reads_only_what_is_new(kind: str, template: str) -> None:
     engine = _open(kind, template)
@@ -161,8 +167,7 @@ def test_a_session_of_many_turns_reads_only_what_is_new(kind: str, template: str
         engine.offload()
         _go_on(messages, generation, "x = 1\n" * turn)
     assert generation.usage.prompt_tokens > 2000
-    options = ReplyOptions(tools=TOOLS, tool_choice=CHOICE)
-    opening = engine._planner.count_opening(messages, options)
+    opening = _count_opening(engine, messages)
     other = [SYSTEM, {"role": "user", "content": "Something else entirely."}]
     assert _ask(engine, other).usage.cached_tokens == opening > 100
     for earlier, length in (known[20], known[12], known[3]):  # edited from there on
@@ -176,8 +181,7 @@ def test_instructions_are_a_place_to_come_back_to_at_once(template: str) -> None
     engine = _open("hybrid", template)
     _ask(engine, _start())
     other = _ask(engine, [SYSTEM, {"role": "user", "content": "Something else entirely."}])
-    options = ReplyOptions(tools=TOOLS, tool_choice=CHOICE)
-    assert other.usage.cached_tokens == engine._planner.count_opening([SYSTEM], options) > 100
+    assert other.usage.cached_tokens == _count_opening(engine, _start()) > 100
     engine.close()
 
 

@@ -1,7 +1,7 @@
 """Bytes of a model by arithmetic: keys and values in pages, drafts in rings, scratch."""
 
-from draftree.core import DraftSize, count_ring
-from draftree.memory import kv_bytes, plan_gpu_memory, plan_memory
+from draftree.core import DraftSize
+from draftree.memory import count_ring, kv_bytes, plan_gpu_memory, plan_memory
 from tests.test_config import FACTS
 from tests.test_config_kv import DRAFT, LARGE
 

@@ -6,13 +6,12 @@ from typing import Protocol
 import numpy as np
 
 from draftree.config import Plan
-from draftree.core import count_ring
 from draftree.decode.device_decoder import DeviceRounds
 from draftree.drafts.drafter import Drafter
 from draftree.errors import DeviceError
 from draftree.kernels.ops import Ops
 from draftree.kernels.quant.kv_format import BYTE_NAME, KEY_FORMATS, VALUE_FORMATS, KvFormat
-from draftree.memory import GPU_DRAFT_CHUNK
+from draftree.memory import GPU_DRAFT_CHUNK, count_ring
 from draftree.models.target import Target
 
 _CPU_KV: dict[str, type[np.number]] = {"f32": np.float32, "f16": np.float16, BYTE_NAME: np.int8}

@@ -83,7 +83,7 @@ class TurnPlanner:
         self._tokenizer = tokenizer
         self._compiler = GrammarCompiler(tokenizer)
         self._template: ChatTemplate | None = None
-        self._opening: tuple[str, int] = "", 0  # the last one that was counted
+        self._opening: tuple[str, list[int]] = "", []  # the last one that was counted
 
     @property
     def can_think(self) -> bool:
@@ -116,14 +116,17 @@ class TurnPlanner:
         calls = self._plan_calls(tools, options)
         return self._tokenizer.encode_chat(self._write_prompt(messages, tools, calls, options).text)
 
-    def count_leading(
+    def count_opening(
         self, prompt_ids: Sequence[int], messages: Sequence[Message], options: ReplyOptions
     ) -> int:
         """Tokens of the prompt that all conversations with its system messages and tools share."""
         first = [*takewhile(lambda message: message.get("role") in _LEADING_ROLES, messages)]
-        others = (self.encode([*first, {"role": "user", "content": c}], options) for c in "0x")
-        rows = zip(prompt_ids, *others, strict=False)
-        return sum(1 for _ in takewhile(lambda row: len(set(row)) == 1, rows))
+        key = repr((first, options.tools, options.tool_choice, options.thinking))
+        if self._opening[0] != key:
+            asked = ([*first, {"role": "user", "content": word}] for word in _ANY_WORDS)
+            ids = [self.encode(each, options) for each in asked]
+            self._opening = key, ids[0][: _count_common(*ids)]
+        return _count_common(prompt_ids, self._opening[1])
 
     def foresee(self, messages: Sequence[Message], options: ReplyOptions) -> list[int]:
         """What the next prompt begins with, if it shows these messages as the template writes them
@@ -135,28 +138,11 @@ class TurnPlanner:
             or [{"role": "user", "content": word}]
             for word in _ANY_WORDS
         ]
-        return self._encode_certain([[*messages, *each] for each in words], options)
-
-    def count_opening(self, messages: Sequence[Message], options: ReplyOptions) -> int:
-        """Tokens of instructions and tools, which other conversations begin with as well."""
-        system = [message for message in messages if message["role"] == "system"]
-        if not system and not options.tools:
-            return 0
-        key = repr((system, options.tools, options.tool_choice, options.thinking))
-        if self._opening[0] != key:
-            asked = [[*system, {"role": "user", "content": word}] for word in _ANY_WORDS]
-            self._opening = key, len(self._encode_certain(asked, options))
-        return self._opening[1]
-
-    def _encode_certain(
-        self, conversations: Sequence[Sequence[Message]], options: ReplyOptions
-    ) -> list[int]:
-        """What all of them begin with, but its last token, which may go on."""
         tools = read_tools(options.tools)
-        calls = self._plan_calls(tools, options)
-        prompts = (self._write_prompt(each, tools, calls, options) for each in conversations)
+        plan = self._plan_calls(tools, options)
+        prompts = (self._write_prompt([*messages, *each], tools, plan, options) for each in words)
         text = commonprefix([each.text for each in prompts])  # noqa: RUF071
-        return self._tokenizer.encode_chat(text)[:-1]
+        return self._tokenizer.encode_chat(text)[:-1]  # the last one may go on
 
     def constrain(self, response_format: ResponseFormat) -> TokenGrammar:
         """For a text that is continued without a conversation."""
@@ -268,3 +254,8 @@ class TurnPlanner:
         if self._template is None:
             self._template = ChatTemplate.for_tokenizer(self._tokenizer)
         return self._template
+
+
+def _count_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Tokens that both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))

@@ -21,9 +21,14 @@ from draftree.kernels.cuda.attention_prefill import (  # noqa: E402
     split_range,
 )
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
-from draftree.kernels.cuda.kv_cache import PAGE, KvArena, KvShape, kv_commit  # noqa: E402
+from draftree.kernels.cuda.kv_cache import KvArena, KvShape, kv_commit  # noqa: E402
 from draftree.kernels.cuda.pass_args import CudaPassArgs  # noqa: E402
-from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, rotate  # noqa: E402
+from draftree.kernels.quant.kv_format import (  # noqa: E402
+    KEY_FORMATS,
+    PAGE,
+    VALUE_FORMATS,
+    rotate,
+)
 from tests.kernels.cuda_cache import POISON, fill, rounded, write_rows  # noqa: E402
 from tests.kernels.emulator import emulated_gpu  # noqa: E402
 from tests.kernels.passes import Tree, make_tree, trees  # noqa: E402

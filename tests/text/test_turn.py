@@ -312,7 +312,7 @@ def test_the_leading_part_ends_where_the_first_message_begins(
         for messages in (turn, turn + later):
             messages = (first if system else []) + messages
             ids = planner.plan(messages, options).prompt_ids
-            length = planner.count_leading(ids, messages, options)
+            length = planner.count_opening(ids, messages, options)
             lengths.add(length)
             text = b"".join(map(qwen3.token_bytes, ids[:length])).decode()
             assert text.endswith("<|im_start|>user\n") and text.count("user\n") == 1

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.kv_cache import CACHE_FILES, PAGE, CudaKv, KvShape, head_strides
+from draftree.kernels.cuda.kv_cache import CACHE_FILES, CudaKv, KvShape, head_strides
 from draftree.kernels.cuda.pass_args import CudaPassArgs
-from draftree.kernels.quant.kv_format import KvCode
+from draftree.kernels.quant.kv_format import PAGE, KvCode
 
 SEGMENT_LEN = 256
 _THREADS, _MOST_MERGE_THREADS = 256, 1024

@@ -13,8 +13,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.kv_cache import CACHE_FILES, CudaKv, KvShape, head_strides
 from draftree.kernels.cuda.pass_args import CudaPassArgs
+from draftree.kernels.quant.kv_format import MOST_RANGE
 
-MOST_RANGE = 32768  # positions that are expanded at a time
 _LEAST_RANGE = 1024  # of those that cuDNN is asked for: each size costs it a search for a plan
 _MASK_ROWS = 256  # of one call, where a mask has to be written out
 _LARGEST_HALF = 65504.0

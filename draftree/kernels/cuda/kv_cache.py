@@ -14,9 +14,8 @@ import torch
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.pass_args import CudaPassArgs
 from draftree.kernels.ops import KvState
-from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, KvCode, KvFormat
+from draftree.kernels.quant.kv_format import KEY_FORMATS, PAGE, VALUE_FORMATS, KvCode, KvFormat
 
-PAGE = 256  # positions, as in source/kv_format.cu
 CACHE_FILES = ("bits", "kv_format")
 COMMIT_SOURCE = KernelSource("kv_commit_kernel", (*CACHE_FILES, "attention_cache"))
 _THREADS = 256

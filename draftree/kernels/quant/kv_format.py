@@ -13,6 +13,8 @@ from enum import IntEnum
 
 import numpy as np
 
+PAGE = 256  # positions that lie together, as in source/kv_format.cu
+MOST_RANGE = 32_768  # positions that a long prefill expands to 16 bits at a time
 ROTATED_LEN = 128
 _SIGNS = 0x9D2C5680_1B873593_CC9E2D51_E6546B64  # one bit a dimension; any mixed bits would do
 # Near the best levels for normal numbers (Lloyd and Max), with two bits behind the first, so
