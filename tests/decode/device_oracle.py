@@ -15,6 +15,7 @@ from tests.decode.scripted import ScriptedRounds
 
 PROMPT = (5, 9, 200, 31, 7, 77)
 OTHER = Request((1, 2, 3), 5, SamplingParams(frequency_penalty=1.0), logit_bias=((7, 20.0),))
+FEW_NODES = (7,)  # budgets of trees that are one tile of a product, cheap where a GPU is emulated
 HOT = SamplingParams(temperature=3.0, seed=4)  # the noise decides, and any draft knows the noise
 
 

@@ -19,6 +19,7 @@ from draftree.drafts.dflash import BlockDrafter
 from draftree.engine.engine import TokenEngine
 from draftree.kernels.cuda.compile import Gpu
 from tests.decode.device_oracle import (
+    FEW_NODES,
     HOT,
     PROMPT,
     check_kind,
@@ -114,7 +115,7 @@ def test_a_draft_that_knows_the_text(open_engine, any_gpu: Gpu) -> None:
     if any_gpu.is_real:
         assert check_oracle(engine, (8, 22, 40), 200) > 3.0
     else:
-        assert check_oracle(engine, (22,), 12) > 2.0
+        assert check_oracle(engine, (22,), 10) > 2.0
 
 
 @pytest.mark.gpu
@@ -147,7 +148,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_request(open_engine, any_gpu: Gpu, kind: str) -> None:
     asked = Request(PROMPT, 100 if any_gpu.is_real else 12, **KINDS[kind])
-    assert check_kind(open_engine(22), asked, (8, 22) if any_gpu.is_real else (22,)) > 1.5
+    assert check_kind(open_engine(22), asked, (8, 22) if any_gpu.is_real else FEW_NODES) > 1.5
 
 
 def test_kinds_take_turns_on_one_engine(open_engine) -> None:

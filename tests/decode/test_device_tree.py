@@ -19,7 +19,7 @@ from draftree.decode.device_tree import (
 from draftree.kernels.cuda.compile import Gpu
 from draftree.text.constraint import CallTrigger, ReplyGrammar
 from draftree.text.grammar import FormatKind, ResponseFormat
-from tests.decode.device_oracle import HOT, PROMPT, check_kind, decode_on_host
+from tests.decode.device_oracle import FEW_NODES, HOT, PROMPT, check_kind, decode_on_host
 from tests.decode.rule import RuleGrammar, TriggerGrammar
 from tests.text.test_constraint import CALL, COMPILER, STOP, TOKENIZER, reasoning
 
@@ -38,7 +38,7 @@ def test_the_text_of_the_host(open_engine, any_gpu: Gpu, kind: str) -> None:
     engine, count = open_engine(22), 100 if any_gpu.is_real else 12
     vocab_size = engine.model_config.vocab_size
     asked = Request(PROMPT, count, grammar=RuleGrammar(vocab_size, seed=1), **KINDS[kind])
-    assert check_kind(engine, asked, (8, 22) if any_gpu.is_real else (22,)) > 1.5
+    assert check_kind(engine, asked, (8, 22) if any_gpu.is_real else FEW_NODES) > 1.5
     free = [one.token for one in decode_on_host(engine, replace(asked, grammar=None))]
     assert not asked.grammar.follows(free)
 
@@ -50,18 +50,19 @@ def test_kinds_take_turns_on_one_engine(open_engine) -> None:
     for name in (*KINDS, *KINDS):
         asked = Request(PROMPT, 4, grammar=grammar, **KINDS[name])
         found = [(event.token, event.scores) for event in engine.generate(asked)]
+        if name not in texts:
+            wanted = [event.token for event in decode_on_host(engine, asked)]
+            assert [token for token, _ in found] == wanted, name
         assert texts.setdefault(name, found) == found
-        wanted = [event.token for event in decode_on_host(engine, asked)]
-        assert [token for token, _ in found] == wanted, name
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 9])
 def test_a_complete_grammar_ends_the_reply(open_engine, length: int) -> None:
     """Inside a path that was drafted right, or behind the tree."""
-    engine = open_engine(22)
+    engine = open_engine(8)
     grammar = RuleGrammar(engine.model_config.vocab_size, seed=3, length=length)
     asked = Request(PROMPT, 30, HOT, grammar=grammar)
-    check_kind(engine, asked, (22,))
+    check_kind(engine, asked, FEW_NODES)
     stream = engine.generate(asked)
     tokens = [event.token for event in stream]
     assert len(tokens) == length and stream.finish_reason is FinishReason.STOP
@@ -79,7 +80,7 @@ def test_triggers_begin_constrained_stretches(
     grammar = TriggerGrammar(rules, frozenset(free[2:5]), length, span)
     asked = Request(PROMPT, count, HOT, grammar=grammar)
     assert [one.token for one in decode_on_host(engine, asked)] != free
-    assert check_kind(engine, asked, (22,)) > 1.2
+    assert check_kind(engine, asked, (22,) if any_gpu.is_real else FEW_NODES) > 1.2
 
 
 def test_free_text_asks_nothing(open_engine) -> None:
@@ -176,7 +177,7 @@ def test_grammars_of_text(open_engine, any_gpu: Gpu, reply: str, sampling: str) 
     )
     tokens = [one.token for one in decode_on_host(engine, asked)]
     assert "trigger" not in REPLIES[reply] or CALL in tokens[5:-3]
-    check_kind(engine, asked, (22,))
+    check_kind(engine, asked, (22,) if any_gpu.is_real else FEW_NODES)
 
 
 class CheckedRounds:
