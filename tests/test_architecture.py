@@ -49,7 +49,13 @@ def test_no_modules_import_each_other():
 
 
 def test_files_are_short():
-    _hold(architecture.check_file_length)
+    _hold(architecture.check_file_length, PACKAGE + BENCHMARKS + TESTS)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md"])
+def test_pages_are_short(page):
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= architecture.MAX_PAGE_LINES
 
 
 def test_functions_are_short():

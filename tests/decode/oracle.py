@@ -53,12 +53,14 @@ def run_plain(
     sampling: SamplingParams,
     count: int,
     new_sampler: NewSampler = Sampler,
+    chunk: int = 64,
 ) -> PlainRun:
-    """At most count tokens; fewer where a grammar is complete before."""
+    """At most count tokens; fewer where a grammar is complete before. chunk: of the prompt."""
     prompt = tuple(int(token) for token in prompt)
     decoder = PlainDecoder(target, new_sampler(sampling, target.model.vocab_size, prompt))
     target.state.reset()
-    prefill(target, prompt[:-1], 64)
+    given: list[object] = []
+    prefill(target, prompt[:-1], chunk, given.append)
     decoder.start(prompt[-1])
     tokens, scores, states = [], [], [target.state.snapshot()]
     for _ in range(count):
@@ -69,8 +71,9 @@ def run_plain(
         if emitted.is_last:
             break
     features: list[np.ndarray] = []
-    target.state.reset()
-    prefill(target, (*prompt, *tokens)[:-1], 64, lambda rows: features.append(np.array(rows)))
+    if given:
+        target.state.reset()
+        prefill(target, (*prompt, *tokens)[:-1], 64, lambda rows: features.append(np.array(rows)))
     rows = np.concatenate(features) if features else None
     return PlainRun(prompt, sampling, tuple(tokens), tuple(states), rows, tuple(scores))
 

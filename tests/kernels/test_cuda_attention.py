@@ -1,8 +1,6 @@
 """The GPU's attention: against float64, and trees and batches against token by token, in bits."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,12 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.kernels.cuda.attention import (  # noqa: E402
     attention,
-    new_attention_workspace,
     plan_attention,
-)
-from draftree.kernels.cuda.attention_prefill import (  # noqa: E402
-    prefill_attention,
-    split_range,
 )
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.kv_cache import KvArena, KvShape, kv_commit  # noqa: E402
@@ -27,126 +20,25 @@ from draftree.kernels.quant.kv_format import (  # noqa: E402
     KEY_FORMATS,
     PAGE,
     VALUE_FORMATS,
-    rotate,
 )
-from tests.kernels.cuda_cache import POISON, fill, rounded, write_rows  # noqa: E402
+from tests.kernels.cuda_attention import (  # noqa: E402
+    MAX_NODES,
+    MAX_ROWS,
+    Layer,
+    Rows,
+    assert_near,
+    expect,
+    long_chain,
+    pick,
+)
+from tests.kernels.cuda_cache import fill  # noqa: E402
 from tests.kernels.emulator import emulated_gpu  # noqa: E402
 from tests.kernels.passes import Tree, make_tree, trees  # noqa: E402
 from tests.kernels.reference.attention import (  # noqa: E402
-    attention_reference,
     block_mask,
     chain_mask,
     tree_mask,
 )
-
-MAX_ROWS, MAX_NODES = 160, 64
-Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # q, k, v: [rows, heads, head_dim]
-
-
-def randn(seed: int, *shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-class Layer:
-    """One attention layer over a poisoned cache; short segments, so that few keys make many."""
-
-    def __init__(
-        self,
-        gpu: Gpu,
-        heads: int,
-        kv_heads: int,
-        dim: int,
-        *,
-        capacity: int = 800,
-        segment_len: int = 128,
-        window: int = 0,
-        bidirectional: bool = False,
-        formats: tuple[str, str] = ("f16", "f16"),
-        ring_len: int = 0,
-    ) -> None:
-        self.gpu, self.shape = gpu, (heads, kv_heads, dim)
-        self.step = CudaPassArgs(MAX_ROWS, MAX_NODES, gpu)
-        names = KEY_FORMATS[formats[0]], VALUE_FORMATS[formats[1]]
-        self.arena = KvArena(capacity, gpu, *names, ring_len)
-        self.arena.table.pages.copy_(self.arena.table.pages.max() - self.arena.table.pages)
-        self.cache = self.arena.new(kv_heads, dim)
-        self.cache.pool.fill_(POISON)
-        self.workspace = new_attention_workspace(
-            *(MAX_NODES, heads, self.cache.shape, capacity - MAX_NODES, gpu),
-            segment_len=segment_len,
-        )
-        self.workspace.partial.fill_(float("nan"))
-        self.workspace.stats.fill_(float("nan"))
-        self.window, self.bidirectional = window, bidirectional
-
-    def rows(self, seed: int, count: int) -> Rows:
-        """Keys and values that half floats hold exactly."""
-        heads, kv_heads, dim = self.shape
-        q, k, v = (
-            randn(seed + i, count, n, dim) for i, n in enumerate((heads, kv_heads, kv_heads))
-        )
-        return 3 * q, k.half().float(), v.half().float()
-
-    def fill(self, rows: Rows) -> None:
-        """Committed keys and values, without a pass."""
-        fill(*rows[1:], self.cache)
-
-    def rounded(self, rows: Rows) -> Rows:
-        """With keys and values as the cache holds them."""
-        return rows[0], *(rounded(part, self.cache, i) for i, part in enumerate(rows[1:]))
-
-    def chain(self, rows: Rows, committed: int) -> torch.Tensor:
-        self.step.set_chain(np.zeros(len(rows[0]), np.int32), committed)
-        return self.run(rows)
-
-    def tree(self, tree: Tree, rows: Rows, committed: int) -> torch.Tensor:
-        nodes = np.zeros(len(tree), np.int32)
-        self.step.set_tree(nodes, np.array(tree.parents), tree.depths, committed)
-        return self.run(rows)
-
-    def run(self, rows: Rows) -> torch.Tensor:
-        """The grid covers more rows than are live; rows lie in wider ones."""
-        heads, _, dim = self.shape
-        count = len(rows[0])
-        q, k, v = (self.widen(part, count + 3) for part in rows)
-        if self.cache.shape.keys.is_rotated:
-            q[:count] = torch.from_numpy(rotate(rows[0].numpy()))
-        write_rows(k, v, self.cache, self.step)
-        wide = torch.full((count + 3, heads * dim + 4), float("nan"), device=self.gpu.place)
-        options = {"window": self.window, "bidirectional": self.bidirectional}
-        where = (self.cache, self.step, wide[:, 4:], self.workspace, self.gpu)
-        attention(q, *where, **options)
-        assert wide[count:].isnan().all() and wide[:, :4].isnan().all()
-        return wide[:count, 4:].reshape(count, heads, dim).cpu()
-
-    def widen(self, part: torch.Tensor, num_rows: int) -> torch.Tensor:
-        """Heads with a gap after each, as a view [rows, heads, head_dim]."""
-        count, heads, dim = part.shape
-        wide = torch.full((num_rows, heads, dim + 8), float("nan"), device=self.gpu.place)
-        wide[:count, :, :dim] = part
-        return wide[:, :, :dim]
-
-
-def join(*parts: Rows) -> Rows:
-    q, k, v = (torch.cat(same) for same in zip(*parts, strict=True))
-    return q, k, v
-
-
-def pick(rows: Rows, which: Sequence[int]) -> Rows:
-    q, k, v = (part[list(which)] for part in rows)
-    return q, k, v
-
-
-def expect(before: Rows, rows: Rows, mask: torch.Tensor) -> torch.Tensor:
-    _, k, v = join(before, rows)
-    return attention_reference(rows[0].double(), k, v, mask, rows[0].shape[-1] ** -0.5).float()
-
-
-def assert_near(got: torch.Tensor, expected: torch.Tensor) -> None:
-    """Queries and weights are rounded to half floats, scores reach 20."""
-    error = (got - expected).norm(dim=-1) / expected.norm(dim=-1)
-    assert error.max() < 6e-3 and error.mean() < 2e-3
-
 
 SHAPES = [(2, 2, 64), (4, 2, 16), (3, 1, 80), (6, 1, 128), (6, 1, 256), (10, 1, 24)]
 TREE = make_tree([0, 0, 1, 1, 3, 5, 2, 6, 8], 9)
@@ -289,50 +181,6 @@ def test_large_values_stay_finite(any_gpu: Gpu) -> None:
     q, k, v = layer.rows(1, 5)
     out = layer.chain((q * 1e7, k * 1e7, v * 1e7), 0)
     assert out.isfinite().all() and out.abs().max() <= 65504
-
-
-def long_chain(layer: Layer, rows: Rows, committed: int, window: int = 0) -> torch.Tensor:
-    (heads, _, dim), count = layer.shape, len(rows[0])
-    if not committed:
-        layer.cache.pool.zero_()  # a first pass covers more rows than are live: those are finite
-    layer.step.set_chain(np.zeros(count, np.int32), committed)
-    write_rows(*rows[1:], layer.cache, layer.step)
-    out = torch.full((count + 2, heads * dim), float("nan"), device=layer.gpu.place)
-    is_rotated = layer.cache.shape.keys.is_rotated
-    q = torch.from_numpy(rotate(rows[0].numpy())) if is_rotated else rows[0]
-    q = layer.widen(q, count + 2)
-    prefill_attention(q, layer.cache, layer.step, out, layer.gpu, window=window)
-    assert out[count:].isnan().all() or not committed
-    return out[:count].reshape(count, heads, dim).cpu()
-
-
-@pytest.mark.parametrize("window", [0, 33])
-@pytest.mark.parametrize("committed", [0, 50])
-def test_long_chains_equal_the_reference(window: int, committed: int, any_gpu: Gpu) -> None:
-    layer = Layer(any_gpu, 6, 2, 64)
-    before, rows = layer.rows(1, committed), layer.rows(4, 100)
-    layer.fill(before)
-    mask = chain_mask(100, committed, window)
-    assert_near(long_chain(layer, rows, committed, window), expect(before, rows, mask))
-
-
-def test_ranges_of_a_long_prompt_are_merged(any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.kernels.cuda.attention_prefill.MOST_RANGE", 128)
-    monkeypatch.setattr("draftree.kernels.cuda.attention_prefill._LEAST_RANGE", 32)
-    layer = Layer(any_gpu, 4, 2, 64)
-    before, rows = layer.rows(1, 420), layer.rows(4, 80)
-    layer.fill(before)
-    mask = chain_mask(80, 420)
-    assert_near(long_chain(layer, rows, 420), expect(before, rows, mask))
-
-
-@pytest.mark.parametrize("length", [1, 1023, 1024, 5000, 32768, 100_000])
-def test_ranges_cover_what_is_committed_in_few_sizes(length: int) -> None:
-    ranges = split_range(length)
-    assert ranges[0][0] == 0 and ranges[-1][1] == length
-    assert all(a[1] == b[0] for a, b in pairwise(ranges))
-    sizes = {end - first for first, end in ranges[:-1]}
-    assert all(size & (size - 1) == 0 and 1024 <= size <= 32768 for size in sizes)
 
 
 FORMATS = [("q8_0", "q8_0"), ("q4", "q4"), ("tq3_0", "tq3_0"), ("f16", "q4"), ("q8_0", "f16")]
