@@ -56,7 +56,7 @@ def test_start_and_stop(cache):
     try:
         import httpx2
 
-        assert httpx2.get(f"{url}/health").json()["status"] == "ok"
+        assert httpx2.get(f"{url}/health", timeout=120).json()["status"] == "ok"
         taken = command("serve", "--daemon", "--port", port)
         assert taken.returncode == 1
         assert "address already in use" in taken.stderr

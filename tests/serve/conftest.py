@@ -5,6 +5,7 @@ import contextlib
 import threading
 import time
 
+import httpx2
 import pytest
 
 from draftree.chat import Engine
@@ -13,6 +14,12 @@ from draftree.serve.service import ServeOptions, Service
 from draftree.serve.thread import State
 from tests.serve import fake
 from tests.tiny import tiny_path
+
+PATIENCE_S = 120.0  # after which something hangs: a busy machine may well take seconds
+# Of every call that names no other; the library's own default is five seconds.
+vars(httpx2.get.__kwdefaults__["timeout"]).update(
+    dict.fromkeys(("connect", "read", "write", "pool"), PATIENCE_S)
+)
 
 
 class Running:
@@ -56,7 +63,7 @@ def count_jobs(running):
     return running.service.queue.num_waiting + len(running.service.thread.turns.jobs)
 
 
-def wait_for(condition, seconds=120.0):
+def wait_for(condition, seconds=PATIENCE_S):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
