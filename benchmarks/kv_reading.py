@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from benchmarks.kv_coder import decode, encode, rotate, rotate_back
 from benchmarks.needle import Haystack
 from benchmarks.score import Scores, score_logits
 from draftree.core import DraftTree
@@ -23,15 +24,7 @@ from draftree.kernels.cpu.simd import load_f32, load_i64, store_f32
 from draftree.kernels.cpu.thread_pool import ThreadPool
 from draftree.kernels.cpu.workspace import Workspace
 from draftree.kernels.ops import Columns
-from draftree.kernels.quant.kv_format import (
-    KEY_FORMATS,
-    VALUE_FORMATS,
-    KvFormat,
-    decode,
-    encode,
-    rotate,
-    rotate_back,
-)
+from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, KvFormat
 from draftree.models.load import load_model
 from draftree.models.target import Target
 from draftree.weights.file import open_checkpoint

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
+from benchmarks.kv_coder import decode, encode
 from draftree.config import EngineConfig
 from draftree.core import Request
 from draftree.engine.engine import TokenEngine
 from draftree.errors import DeviceError
 from draftree.kernels.cpu import isa
-from draftree.kernels.quant.kv_format import VALUE_FORMATS, decode, encode
+from draftree.kernels.quant.kv_format import VALUE_FORMATS
 from tests.tiny import make_qwen2, tiny_path
 
 

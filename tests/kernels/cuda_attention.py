@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from benchmarks.kv_coder import rotate  # noqa: E402
 from draftree.kernels.cuda.attention import (  # noqa: E402
     attention,
     new_attention_workspace,
@@ -17,11 +18,7 @@ from draftree.kernels.cuda.attention_prefill import (  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.kv_cache import KvArena  # noqa: E402
 from draftree.kernels.cuda.pass_args import CudaPassArgs  # noqa: E402
-from draftree.kernels.quant.kv_format import (  # noqa: E402
-    KEY_FORMATS,
-    VALUE_FORMATS,
-    rotate,
-)
+from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS  # noqa: E402
 from tests.kernels.cuda_cache import POISON, fill, rounded, write_rows  # noqa: E402
 from tests.kernels.passes import Tree  # noqa: E402
 from tests.kernels.reference.attention import (  # noqa: E402

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
+from benchmarks.kv_coder import decode, encode, rotate, rotate_back
 from draftree.kernels.cuda.kv_cache import CudaKv
 from draftree.kernels.cuda.pass_args import COMMITTED, IS_TREE, NUM_TOKENS, CudaPassArgs
-from draftree.kernels.quant.kv_format import decode, encode, rotate, rotate_back
 
 POISON = 0xFF  # a byte of what is not a number
 

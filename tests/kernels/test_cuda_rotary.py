@@ -7,6 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
+from benchmarks.kv_coder import rotate  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.kv_cache import CudaKv, KvShape, PageTable  # noqa: E402
 from draftree.kernels.cuda.ops import CudaOps  # noqa: E402
@@ -14,7 +15,7 @@ from draftree.kernels.cuda.pass_args import NUM_TOKENS, CudaPassArgs  # noqa: E4
 from draftree.kernels.cuda.rotary import RopeArgs, rope_and_store_kv, rope_table  # noqa: E402
 from draftree.kernels.cuda.store import WeightStore  # noqa: E402
 from draftree.kernels.ops import HeadNorm, Heads, Rope  # noqa: E402
-from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, rotate  # noqa: E402
+from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS  # noqa: E402
 from tests.kernels.cuda_cache import POISON, write_rows  # noqa: E402
 from tests.kernels.passes import make_tree  # noqa: E402
 from tests.kernels.reference.norm import rms_norm_reference  # noqa: E402

@@ -5,18 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree.kernels.quant.kv_format import (
-    KEY_FORMATS,
-    VALUE_FORMATS,
-    KvCode,
-    KvFormat,
-    _pack,
-    _unpack,
-    decode,
-    encode,
-    rotate,
-    rotate_back,
-)
+from benchmarks.kv_coder import _pack, _unpack, decode, encode, rotate, rotate_back
+from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, KvCode, KvFormat
 
 FORMATS = sorted({*KEY_FORMATS.values(), *VALUE_FORMATS.values()}, key=repr)
 DIMS = (64, 128, 256)

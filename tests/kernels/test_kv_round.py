@@ -3,18 +3,11 @@
 import numpy as np
 import pytest
 
+from benchmarks.kv_coder import decode, encode, rotate, rotate_back
 from draftree.kernels.cpu.kv_round import record_kv_round
 from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.quant.kv_format import (
-    KEY_FORMATS,
-    VALUE_FORMATS,
-    KvFormat,
-    decode,
-    encode,
-    rotate,
-    rotate_back,
-)
+from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, KvFormat
 from tests.kernels.passes import pool, randn, set_rows
 
 FORMATS = sorted({*KEY_FORMATS.values(), *VALUE_FORMATS.values()}, key=repr)
