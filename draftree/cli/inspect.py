@@ -113,15 +113,20 @@ def tensor_table(checkpoint: "Checkpoint") -> "Table":
     return table
 
 
-def memory_table(model: "ModelConfig", places: list[Place]) -> "Table":
-    """What the engine would plan for several context lengths, and which KV types fit where."""
+def _new_table(title: str, *headings: str) -> "Table":
     from rich.table import Table
 
-    steps = _context_steps(model)
-    table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
-    table.title = "main memory by context length and KV type; fits"
-    for heading in ("context", *_KV_TYPES, *(place.name for place in places)):
+    table = Table(box=None, pad_edge=False, title_justify="left", title_style="", title=title)
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def memory_table(model: "ModelConfig", places: list[Place]) -> "Table":
+    """What the engine would plan for several context lengths, and which KV types fit where."""
+    steps = _context_steps(model)
+    title = "main memory by context length and KV type; fits"
+    table = _new_table(title, "context", *_KV_TYPES, *(place.name for place in places))
     for num_tokens in steps:
         sizes = {kv_type: plan_bytes(model, num_tokens, kv_type) for kv_type in _KV_TYPES}
         fits = (fit_word(sizes, place.num_bytes) for place in places)
@@ -131,15 +136,13 @@ def memory_table(model: "ModelConfig", places: list[Place]) -> "Table":
 
 def gpu_table(model: "ModelConfig", draft: "DraftSize | None", gpus: list[Place]) -> "Table":
     """What the engine would plan on a GPU, by purpose, and which GPUs hold it."""
-    from rich.table import Table
-
     from draftree.config import GPU_NODES
     from draftree.memory import plan_gpu_memory
 
-    table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
-    table.title = "memory on a GPU by context length, f16 keys and values; fits a GPU of"
-    for heading in ("context", "weights", "draft", "KV", "other", *(gpu.name for gpu in gpus)):
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = "memory on a GPU by context length, f16 keys and values; fits a GPU of"
+    table = _new_table(
+        title, "context", "weights", "draft", "KV", "other", *(gpu.name for gpu in gpus)
+    )
     for num_tokens in _context_steps(model):
         memory = plan_gpu_memory(model, draft, num_tokens, _SMALL_CHUNK, GPU_NODES)
         rest = memory.scratch + memory.recurrent
@@ -151,15 +154,11 @@ def gpu_table(model: "ModelConfig", draft: "DraftSize | None", gpus: list[Place]
 
 def format_table(model: "ModelConfig", draft: "DraftSize | None", gpus: list[Place]) -> "Table":
     """The longest context by format of keys and values, as the engine would plan it."""
-    from rich.table import Table
-
     from draftree.config import KV_NAMES
     from draftree.memory import kv_bytes
 
-    table = Table(box=None, pad_edge=False, title_justify="left", title_style="")
-    table.title = f"longest context on a GPU, in tokens; the model's own is {model.context_length}"
-    for heading in ("keys and values", "bytes a token", *(gpu.name for gpu in gpus)):
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = f"longest context on a GPU, in tokens; the model's own is {model.context_length}"
+    table = _new_table(title, "keys and values", "bytes a token", *(gpu.name for gpu in gpus))
     for name in KV_NAMES[1:]:
         longest = [find_longest(model, draft, name, gpu) for gpu in gpus]
         words = ("none" if length == 0 else str(length) for length in longest)

@@ -42,7 +42,7 @@ class Device(Protocol):
         is_auto: bool,
     ) -> DeviceRounds | None:
         """Whole rounds on the device, where it can run them."""
-        ...
+        return None
 
     def finish_loading(self) -> None:
         """Everything that will run is recorded."""
@@ -50,20 +50,20 @@ class Device(Protocol):
 
     def first_sizes(self) -> tuple[int, ...]:
         """Numbers of rows, each of which has something made for it when it first comes."""
-        ...
+        return ()
 
     def compile_kernels(
         self, rehearse: Callable[[], None], report: Callable[[int, int], None]
     ) -> None:
         """All that rehearse runs into, in which nothing is launched. report: how many of those that
-        have to be compiled are.
+        have to be compiled are. Nothing where they are compiled as they are recorded.
         """
-        ...
+        return
 
     def close(self) -> None: ...
 
 
-class CpuDevice:
+class CpuDevice(Device):
     def __init__(self, plan: Plan) -> None:
         from draftree.kernels.cpu.isa import current_isa
 
@@ -118,18 +118,6 @@ class CpuDevice:
             **formats,
         )
 
-    def new_rounds(
-        self,
-        target: Target,
-        ops: Ops,
-        drafter: Drafter | None,
-        draft_ops: Ops | None,
-        budget: int,
-        *,
-        is_auto: bool,
-    ) -> None:
-        return None
-
     def finish_loading(self) -> None:
         from draftree.kernels.cpu.release import release_memory
         from draftree.kernels.cpu.sampling import load_choices
@@ -137,19 +125,11 @@ class CpuDevice:
         load_choices()
         release_memory()
 
-    def first_sizes(self) -> tuple[int, ...]:
-        return ()
-
-    def compile_kernels(
-        self, rehearse: Callable[[], None], report: Callable[[int, int], None]
-    ) -> None:
-        """They were, as they were recorded."""
-
     def close(self) -> None:
         self._pool.close()
 
 
-class CudaDevice:
+class CudaDevice(Device):
     def __init__(self, plan: Plan, index: int) -> None:
         from draftree.kernels.cuda.compile import gpu
         from draftree.kernels.cuda.memory import limit_memory
