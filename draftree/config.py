@@ -35,8 +35,7 @@ _CHUNK = 128  # more rows are no faster on a CPU, and take more memory
 _MAX_BUDGET = 64
 _GPU_BUDGET = 23  # with the root, a whole bucket of rows
 GPU_NODES = 64
-_GPU_CHUNKS = (2048, 1024, 512)
-_LEAST_CHUNK = 256  # where nothing else helps
+_GPU_CHUNKS, _LEAST_CHUNK = (2048, 1024, 512), 256  # the last where nothing else helps
 _GIB = 2**30
 _PREFIX_BYTES = 4 * _GIB
 _LEAST_WINDOW = 128
@@ -167,7 +166,7 @@ class Plan:
     gpu: GpuInfo | None = None  # None: the CPU
     memory_limit: int = 0  # bytes of the GPU that may be used
     window: int = 0  # positions that attention looks back, besides the beginning; 0: all
-    is_persistent: bool = False  # short passes and rounds are one kernel each
+    is_persistent: bool = False
     kv_note: str = ""  # why "auto" did not choose the first format, for a user to read
 
     @property

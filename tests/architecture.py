@@ -47,7 +47,10 @@ ALLOWED_IMPORTS = {
     "chat": ("compress", "engine", "text", "config", "core", "errors"),
     "serve": ("chat", "text", "core", "errors"),
     "train": ("engine", "models", "state", "weights", "kernels.quant", "text", "core", "errors"),
-    "bench": ("chat", "engine", "kernels", "config", "memory", "core", "errors"),
+    "bench": (
+        *("chat", "engine", "decode", "prefill", "kernels", "config", "memory", "core"),
+        "errors",
+    ),
 }
 ALLOWED_IMPORTS["cli"] = ("", *ALLOWED_IMPORTS)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from draftree.core import ModelConfig
-from draftree.drafts.dflash_model import check_fit, check_tokens, read_draft_config
+from draftree.drafts.dflash_model import check_fit, check_tokens, name_kind, read_draft_config
 from draftree.errors import ModelError
 from draftree.kernels.quant.formats import QuantType, dequantize
 from draftree.models.metadata import Metadata
@@ -44,6 +44,9 @@ def export_draft(
     """system: one of SYSTEMS. out: a folder, or the path of a GGUF file; it must not exist.
     target_name: what that system loads the target by.
     """
+    kind = name_kind(draft)
+    if kind != "DFlash":
+        raise ModelError(f"{draft.path} is a {kind} draft; only DFlash drafts can be exported.")
     config, model = read_draft_config(draft), read_model_config(target)
     check_fit(config, str(draft.path), model, model.name)
     check_tokens(draft, target)

@@ -297,8 +297,9 @@ class _Config:
             if self.find(name) is not None:
                 found[f"dflash.{name}"] = self.count(name)
         for name, key in _FLAGS.items():
-            if self.find(name) is not None:
-                found[f"dflash.{key}"] = bool(self.find(name))
+            flag = self.find(name)
+            if flag is not None and (flag or name == "sample_from_anchor"):  # others are off
+                found[f"dflash.{key}"] = bool(flag)
         for name, key in _FACTORS.items():
             if self.find(name) is not None:
                 found[f"dflash.{key}"] = self.find(name)
