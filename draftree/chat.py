@@ -304,7 +304,8 @@ class Engine:
             request = replace(request, cache_points=points)
         stream = self.tokens.generate(request)
         stream.usage.compression = report
-        generation = Generation(stream, Detokenizer(self.tokenizer), turn.new_reader(stop))
+        reader = turn.new_reader(stop, request.sampling.seed)
+        generation = Generation(stream, Detokenizer(self.tokenizer), reader)
         generation.on_end = partial(self._record_end, shorter, options, generation)
         return generation
 

@@ -45,6 +45,7 @@ ALLOWED_IMPORTS = {
     "compress": ("engine", "text", "config", "core", "errors"),
     "chat": ("compress", "engine", "text", "config", "core", "errors"),
     "serve": ("chat", "text", "core", "errors"),
+    "cluster": ("serve", "chat", "core", "errors"),
     "train": ("engine", "models", "state", "weights", "kernels.quant", "text", "core", "errors"),
     "bench": (
         "chat",
@@ -69,6 +70,7 @@ ALLOWED_IMPORTS = {
             "compress",
             "chat",
             "serve",
+            "cluster",
             "train",
             "bench",
         ),

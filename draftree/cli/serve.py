@@ -29,7 +29,7 @@ def _server(help_text: str, *names: str, **details: Any) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel="Server", **details)
 
 
-def _several(help_text: str) -> Any:
+def several_option(help_text: str) -> Any:
     return _server(f"{help_text}; may be given several times.", show_default=False)
 
 
@@ -40,14 +40,16 @@ def serve(
     host: Annotated[str, _server("Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, _server("0 takes a free one.", min=0, max=65535)] = 8000,
     api_key: Annotated[
-        list[str] | None, _several("Key that clients must send, or DRAFTREE_API_KEY")
+        list[str] | None, several_option("Key that clients must send, or DRAFTREE_API_KEY")
     ] = None,
     allowed_host: Annotated[
-        list[str] | None, _several("Name that clients may call the server by, or *")
+        list[str] | None, several_option("Name that clients may call the server by, or *")
     ] = None,
-    alias: Annotated[list[str] | None, _several("Another name for the model")] = None,
+    alias: Annotated[list[str] | None, several_option("Another name for the model")] = None,
     temperature: Annotated[float, _server("For requests that give none.", min=0.0, max=2.0)] = 1.0,
-    cors: Annotated[list[str] | None, _several("Origin whose pages may connect, or *")] = None,
+    cors: Annotated[
+        list[str] | None, several_option("Origin whose pages may connect, or *")
+    ] = None,
     parallel: Annotated[
         int, _server("Requests that take turns; 0 is 4, or what memory allows.", min=0, max=256)
     ] = 0,
@@ -61,6 +63,10 @@ def serve(
     log_prompts: Annotated[
         bool, _server("Write requests to the log, with their text.", "--log-prompts")
     ] = False,
+    trust_proxy: Annotated[
+        list[str] | None,
+        several_option("Address of a proxy whose X-Forwarded-For names the client, or *"),
+    ] = None,
     daemon: Annotated[
         bool, _server("Go on in the background; `draftree stop` ends it.", "--daemon")
     ] = False,
@@ -68,7 +74,7 @@ def serve(
     """Serve a model over HTTP."""
     name = settings.choose_model(model)
     settings.read_config()
-    api_keys = _check_keys(tuple(api_key or ()) or env.api_keys())
+    api_keys = check_keys(tuple(api_key or ()) or env.api_keys())
     from draftree.serve.server import bind
     from draftree.serve.service import ServeOptions
 
@@ -86,6 +92,7 @@ def serve(
         grace_s=grace,
         log_prompts=log_prompts,
         read_ahead=read_ahead,
+        trusted_proxies=tuple(trust_proxy or ()),
     )
     listener = bind(host, port)
     open_engine = functools.partial(settings.open_engine, name, parallel=parallel)
@@ -96,7 +103,7 @@ def serve(
         _serve(open_engine, options, listener)
 
 
-def _check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+def check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
     if not all(key.strip() for key in keys):
         raise typer.BadParameter(
             "the API key is empty; leave --api-key out if there is to be none."
@@ -117,7 +124,7 @@ def _serve(
         open_engine,
         options,
         listener,
-        on_ready=lambda: print(_instructions(url, options), file=sys.stderr, flush=True),
+        on_ready=lambda: print(_describe(url, options), file=sys.stderr, flush=True),
     )
 
 
@@ -130,7 +137,7 @@ def _serve_in_background(
     log_path = server_folder() / f"{port}.log"
     report = detach(log_path)
     if report is None:
-        print(_instructions(_url(listener), options), file=sys.stderr)
+        print(_describe(_url(listener), options), file=sys.stderr)
         print(f"log: {log_path}; `draftree stop --port {port}` ends it", file=sys.stderr)
         return
     from draftree.serve.server import serve
@@ -150,13 +157,18 @@ def _url(listener: "socket.socket") -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _instructions(url: str, options: "ServeOptions") -> str:
-    key = "the API key" if options.api_keys else "anything"
-    header = " -H 'Authorization: Bearer KEY'" if options.api_keys else ""
+def _describe(url: str, options: "ServeOptions") -> str:
+    return describe_server(url, options.model_id, bool(options.api_keys))
+
+
+def describe_server(url: str, model: str, has_keys: bool) -> str:
+    """How to ask it."""
+    key = "the API key" if has_keys else "anything"
+    header = " -H 'Authorization: Bearer KEY'" if has_keys else ""
     message = '{"role": "user", "content": "Hello"}'
     return (
-        f"{options.model_id} is ready at {url}\n"
-        f"  OpenAI clients: base URL {url}/v1, key {key}, model {options.model_id}\n"
+        f"{model} is ready at {url}\n"
+        f"  OpenAI clients: base URL {url}/v1, key {key}, model {model}\n"
         f"  try: curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\\n"
-        f"""    -d '{{"model": "{options.model_id}", "messages": [{message}]}}'"""
+        f"""    -d '{{"model": "{model}", "messages": [{message}]}}'"""
     )
