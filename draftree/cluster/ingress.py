@@ -128,7 +128,7 @@ class Ingress:
         content = json.loads(body)
         for name in ("queue", "running"):
             content[name] = sum(report.health[name] for report in reports)
-        return encode(to_json({**content, "replicas": len(reports)}))
+        return encode(to_json({**content, "replicas": [report.health for report in reports]}))
 
     def _own_metrics(self, reports: Sequence[Report]) -> str:
         places = self._places

@@ -32,7 +32,7 @@ class Relayed:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a replica says of itself: the text for Prometheus, and the answer to /health."""
+    """What a replica says of itself: the text for Prometheus, and its part of /health."""
 
     name: str
     metrics: str

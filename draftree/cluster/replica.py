@@ -8,6 +8,7 @@ import asyncio
 import fcntl
 import gc
 import hashlib
+import os
 import tempfile
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -53,7 +54,8 @@ class Replica:
         service = self._service
         waiting, running = service.queue.num_waiting, service.num_running
         metrics = service.metrics.render(waiting, running, len(service.thread.turns.parked))
-        return Report(self.name, metrics, {"queue": waiting, "running": running})
+        health = {"name": self.name, "pid": os.getpid(), "queue": waiting, "running": running}
+        return Report(self.name, metrics, health)
 
     async def relay(self, request: Relayed) -> AsyncGenerator[Any, None]:
         """Its name, the head of the reply, and the body. Closing it is the client's leaving."""
