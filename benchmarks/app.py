@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from benchmarks.cluster_command import cluster
 from benchmarks.context import DEPTHS
 from benchmarks.gpu_command import gpu_depth, gpu_kernels
 from benchmarks.model import NAMES, pull_model
@@ -52,6 +53,7 @@ app = typer.Typer(
 )
 
 
+app.command("cluster")(cluster)
 app.command("gpu-kernels")(gpu_kernels)
 app.command("gpu-depth")(gpu_depth)
 

@@ -20,6 +20,7 @@ from draftree.errors import ServeError, require_packages
 
 if TYPE_CHECKING:
     from draftree.cluster.deploy import ClusterOptions
+    from draftree.cluster.scale import Scale
 
 _NVIDIA: Final = Path("/proc/driver/nvidia/version")
 
@@ -86,22 +87,21 @@ def cluster(
     from draftree.cluster import deploy
     from draftree.cluster.scale import choose_scale
 
-    def options_for(has: dict[str, float]) -> "ClusterOptions":
-        scale = choose_scale(replicas, settings.threads, gpus, has)
+    def options_for(scale: "Scale") -> "ClusterOptions":
         threads = {} if scale.num_gpus else {"threads": scale.num_threads}
-        return deploy.ClusterOptions(name, scale, {**engine, **threads}, server)
+        return deploy.ClusterOptions(name, {**engine, **threads}, server)
 
     here = {"CPU": float(os.cpu_count() or 1), "GPU": float(_NVIDIA.exists())}
-    if print_config:
-        _print_yaml(deploy.describe(options_for(here), host, port))
-        return
     wanted = choose_scale(replicas, settings.threads, gpus, here)
+    if print_config:
+        _print_yaml(deploy.describe(options_for(wanted), wanted, host, port))
+        return
     print(f"starting replicas of {name}", file=sys.stderr)
     has = deploy.connect(address, max(here["CPU"], wanted.num_min * wanted.num_threads))
-    options = options_for(has)
+    scale = choose_scale(replicas, settings.threads, gpus, has)
     try:
         try:
-            deploy.start(options, host, port)
+            deploy.start(options_for(scale), scale, host, port)
         except RuntimeError as error:
             raise ServeError(f"Ray could not start the replicas: {error}") from error
         url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"

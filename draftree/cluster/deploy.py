@@ -15,7 +15,7 @@ from typing import Any, Final
 import ray
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.routing import Router
 from starlette.types import ASGIApp
@@ -29,7 +29,7 @@ from draftree.cluster.scale import Scale
 from draftree.serve.log import set_up_logs
 from draftree.serve.service import ServeOptions
 
-APP: Final = "draftree"
+APP, REPLICA = "draftree", "replica"
 IMPORT_PATH: Final = "draftree.cluster.deploy:build"
 _SURVEY_S: Final = 10.0
 _MAX_REQUESTS: Final = 4096  # at a time, through one ingress
@@ -43,7 +43,6 @@ class ClusterOptions:
     """What was asked for. engine: fields of EngineConfig; server: fields of ServeOptions."""
 
     model: str
-    scale: Scale
     engine: Mapping[str, Any] = field(default_factory=dict)
     server: Mapping[str, Any] = field(default_factory=dict)
 
@@ -106,14 +105,16 @@ class IngressActor:
         return Router(default=app)  # which also answers how the application starts and ends
 
 
-def build(args: Mapping[str, Any]) -> Any:
-    """The application; args are those of ClusterOptions, as a file has them."""
-    options = ClusterOptions(**{**args, "scale": Scale(**args["scale"])})
+def build(args: dict[str, Any]) -> Any:
+    """The application for a file, which says its scale. args: those of ClusterOptions."""
+    return _bind(ClusterOptions(**args), {})
+
+
+def _bind(options: ClusterOptions, scale: Mapping[str, Any]) -> Any:
     server = ServeOptions(**options.server)
     replicas = serve.deployment(
         ReplicaActor,
-        name="replica",
-        ray_actor_options=options.scale.resources,
+        name=REPLICA,
         max_ongoing_requests=server.max_queue,
         request_router_config=RequestRouterConfig(
             request_router_class="draftree.cluster.router:ConversationRouter"
@@ -121,7 +122,7 @@ def build(args: Mapping[str, Any]) -> Any:
         health_check_period_s=5,
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=_END_S,
-        **_count(options.scale),
+        **scale,
     )
     ingress = serve.deployment(
         IngressActor,
@@ -134,19 +135,17 @@ def build(args: Mapping[str, Any]) -> Any:
     return ingress.bind(actor, server.max_body_bytes, list(server.trusted_proxies))
 
 
-def _count(scale: Scale) -> dict[str, Any]:
+def describe_scale(scale: Scale) -> dict[str, Any]:
+    """In Serve's words, which can be changed without new replicas for all."""
+    resources = {"ray_actor_options": scale.resources}
     if scale.num_max == scale.num_min:
-        return {"num_replicas": scale.num_min}
-    config = AutoscalingConfig(
-        min_replicas=scale.num_min,
-        max_replicas=scale.num_max,
-        target_ongoing_requests=_BUSY,
-        upscale_delay_s=5,
-    )
-    return {"autoscaling_config": config}
+        return {"num_replicas": scale.num_min, **resources}
+    limits = {"min_replicas": scale.num_min, "max_replicas": scale.num_max}
+    following = {**limits, "target_ongoing_requests": _BUSY, "upscale_delay_s": 5}
+    return {"autoscaling_config": following, **resources}
 
 
-def describe(options: ClusterOptions, host: str, port: int) -> dict[str, Any]:
+def describe(options: ClusterOptions, scale: Scale, host: str, port: int) -> dict[str, Any]:
     """What `serve deploy` takes."""
     return {
         "proxy_location": "EveryNode",
@@ -158,6 +157,7 @@ def describe(options: ClusterOptions, host: str, port: int) -> dict[str, Any]:
                 "route_prefix": "/",
                 "import_path": IMPORT_PATH,
                 "args": asdict(options),
+                "deployments": [{"name": REPLICA, **describe_scale(scale)}],
             }
         ],
     }
@@ -174,15 +174,15 @@ def connect(address: str | None, num_cpus: float) -> dict[str, float]:
     return found
 
 
-def start(options: ClusterOptions, host: str, port: int) -> None:
+def start(options: ClusterOptions, scale: Scale, host: str, port: int) -> None:
     """Deploy, and wait until every replica is ready."""
-    config = describe(options, host, port)
+    config = describe(options, scale, host, port)
     serve.start(
         proxy_location="EveryNode",
         http_options=config["http_options"],
         logging_config=config["logging_config"],
     )
-    serve.run(build(asdict(options)), name=APP, route_prefix="/")
+    serve.run(_bind(options, describe_scale(scale)), name=APP, route_prefix="/")
 
 
 def stop() -> None:
