@@ -15,13 +15,27 @@ import typer
 
 from draftree import __version__, env
 from draftree.cli.option import Model, Settings, with_settings
-from draftree.cli.serve import check_keys, describe_server, several_option
+from draftree.cli.server_option import (
+    Aliases,
+    AllowedHosts,
+    ApiKeys,
+    Host,
+    Origins,
+    Parallel,
+    Proxies,
+    Temperature,
+    check_keys,
+    describe_server,
+    name_of,
+    server_option,
+)
 from draftree.errors import ServeError, require_packages
 
 if TYPE_CHECKING:
     from draftree.cluster.deploy import ClusterOptions
     from draftree.cluster.scale import Scale
 
+_ANY: Final = ("0.0.0.0", "::")
 _NVIDIA: Final = Path("/proc/driver/nvidia/version")
 
 
@@ -47,33 +61,22 @@ def cluster(
     print_config: Annotated[
         bool, _cluster("Print the file for `serve deploy`, and end.", "--print-config")
     ] = False,
-    host: Annotated[str, _cluster("Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, _cluster("Port to listen on.", min=1, max=65535)] = 8000,
-    api_key: Annotated[
-        list[str] | None, several_option("Key that clients must send, or DRAFTREE_API_KEY")
-    ] = None,
-    allowed_host: Annotated[
-        list[str] | None, several_option("Name that clients may call the server by, or *")
-    ] = None,
-    alias: Annotated[list[str] | None, several_option("Another name for the model")] = None,
-    cors: Annotated[
-        list[str] | None, several_option("Origin whose pages may connect, or *")
-    ] = None,
-    trust_proxy: Annotated[
-        list[str] | None,
-        several_option("Address of a proxy whose X-Forwarded-For names the client, or *"),
-    ] = None,
-    temperature: Annotated[float, _cluster("For requests that give none.", min=0.0, max=2.0)] = 1.0,
-    parallel: Annotated[
-        int, _cluster("Requests that take turns on a replica; 0 is 4.", min=0, max=256)
-    ] = 0,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, server_option("Port to listen on.", min=1, max=65535)] = 8000,
+    api_key: ApiKeys = None,
+    allowed_host: AllowedHosts = None,
+    alias: Aliases = None,
+    cors: Origins = None,
+    trust_proxy: Proxies = None,
+    temperature: Temperature = 1.0,
+    parallel: Parallel = 0,
 ) -> None:
     """Serve replicas of a model over HTTP, by Ray Serve."""
     require_packages("draftree cluster", "cluster", "ray")
     name = settings.choose_model(model)
     name = str(Path(name).resolve()) if Path(name).is_file() else name
     server: dict[str, Any] = {
-        "model_id": Path(name).stem if name.endswith(".gguf") else name,
+        "model_id": name_of(name),
         "version": __version__,
         "aliases": alias or [],
         "api_keys": list(check_keys(tuple(api_key or ()) or env.api_keys())),
@@ -82,35 +85,47 @@ def cluster(
         "trusted_proxies": trust_proxy or [],
         "temperature": temperature,
     }
-    engine = _engine_fields(settings, parallel)
     env.disable_ray_reports()
     from draftree.cluster import deploy
     from draftree.cluster.scale import choose_scale
 
-    def options_for(scale: "Scale") -> "ClusterOptions":
-        threads = {} if scale.num_gpus else {"threads": scale.num_threads}
-        return deploy.ClusterOptions(name, {**engine, **threads}, server)
-
     here = {"CPU": float(os.cpu_count() or 1), "GPU": float(_NVIDIA.exists())}
-    wanted = choose_scale(replicas, settings.threads, gpus, here)
+    scale = choose_scale(replicas, settings.threads, gpus, here)
+    engine = _engine_fields(settings, parallel)
     if print_config:
-        _print_yaml(deploy.describe(options_for(wanted), wanted, host, port))
+        _print_yaml(deploy.describe(_options(name, engine, server, scale), scale, host, port))
         return
-    print(f"starting replicas of {name}", file=sys.stderr)
-    has = deploy.connect(address, max(here["CPU"], wanted.num_min * wanted.num_threads))
+    has = deploy.connect(address, max(here["CPU"], scale.num_min * scale.num_threads))
     scale = choose_scale(replicas, settings.threads, gpus, has)
     try:
-        try:
-            deploy.start(options_for(scale), scale, host, port)
-        except RuntimeError as error:
-            raise ServeError(f"Ray could not start the replicas: {error}") from error
-        url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
-        print(describe_server(url, server["model_id"], bool(server["api_keys"])), file=sys.stderr)
+        _start(_options(name, engine, server, scale), scale, host, port)
         if address is None:
             _wait()
     finally:
         if address is None:
             deploy.stop()
+
+
+def _options(
+    name: str, engine: dict[str, Any], server: dict[str, Any], scale: "Scale"
+) -> "ClusterOptions":
+    from draftree.cluster.deploy import ClusterOptions
+
+    threads = {} if scale.num_gpus else {"threads": scale.num_threads}
+    return ClusterOptions(name, {**engine, **threads}, server)
+
+
+def _start(options: "ClusterOptions", scale: "Scale", host: str, port: int) -> None:
+    from draftree.cluster.deploy import start
+
+    print(f"starting replicas of {options.model}", file=sys.stderr)
+    try:
+        start(options, scale, host, port)
+    except RuntimeError as error:
+        raise ServeError(f"Ray could not start the replicas: {error}") from error
+    url = f"http://{'127.0.0.1' if host in _ANY else host}:{port}"
+    server = options.server
+    print(describe_server(url, server["model_id"], bool(server["api_keys"])), file=sys.stderr)
 
 
 def _engine_fields(settings: Settings, parallel: int) -> dict[str, Any]:

@@ -22,7 +22,8 @@ from draftree.serve.app import error_content
 from draftree.serve.identity import Identity
 from draftree.serve.wire import ApiError, busy, encode, event, to_json
 
-_PATIENCE_S: Final = 120.0  # for a replica to take a request: one may have to start
+_PATIENCE_S: Final = 120.0  # one may have to start
+_READ_S: Final = 60.0
 _MAX_REPEATS: Final = 5  # a request may be what kills replicas
 _PAUSE_S: Final = 0.2
 _RETRY_S: Final = 5
@@ -35,10 +36,18 @@ _NOT_OURS: Final = (b"x-request-id",)  # Serve's proxy adds its own
 
 
 class Ingress:
-    def __init__(self, pool: Pool, max_body_bytes: int, patience_s: float = _PATIENCE_S) -> None:
+    """patience_s: for a replica to take a request; read_s: for a body to arrive."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        max_body_bytes: int,
+        patience_s: float = _PATIENCE_S,
+        read_s: float = _READ_S,
+    ) -> None:
         self._pool = pool
         self._max_body_bytes = max_body_bytes
-        self._patience_s = patience_s
+        self._patience_s, self._read_s = patience_s, read_s
         self._places = Places()
         self._totals = Totals()
         self._num_repeats = 0
@@ -64,19 +73,26 @@ class Ingress:
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
         """The body, as it may be needed again; what is too long is read, but not kept."""
         pieces, num_bytes, limit = [], 0, self._max_body_bytes
-        async for piece in Request(scope, receive).stream():
-            num_bytes += len(piece)
-            if num_bytes <= limit:
-                pieces.append(piece)
-            if num_bytes > 4 * limit:
-                break
+        try:
+            async with asyncio.timeout(self._read_s):
+                async for piece in Request(scope, receive).stream():
+                    num_bytes += len(piece)
+                    if num_bytes <= limit:
+                        pieces.append(piece)
+                    if num_bytes > 4 * limit:
+                        break
+        except TimeoutError:
+            sentence = f"The body did not arrive within {self._read_s:.0f} seconds."
+            raise ApiError(408, sentence, code="request_timeout") from None
         if num_bytes > limit:
             sentence = f"The body is longer than {limit / 2**20:.6g} MiB."
             raise ApiError(413, sentence, code="request_too_large")
         return b"".join(pieces)
 
     async def _answer(self, request: Relayed, reply: "Reply") -> None:
-        keys = find_keys(request.body) if request.method == "POST" else ()
+        keys: tuple[bytes, ...] = ()
+        if request.method == "POST":
+            keys = await asyncio.to_thread(find_keys, request.body)
         for number in range(_MAX_REPEATS + 1):
             is_last = number == _MAX_REPEATS
             found = self._places.find(keys)

@@ -14,6 +14,7 @@ from typing import Any, Final
 _CONVERSATIONS: Final = ("messages", "input")  # members of a body that grow at their end
 _OPENINGS: Final = ("tools", "system", "instructions")  # members that stand before them
 _BLOCK: Final = 1024  # characters of a prompt that count together
+_MAX_BYTES: Final = 2**22  # of a body that is looked into; objects are much larger than their text
 _MAX_KEYS: Final = 2**16
 _MAX_LEAD: Final = 4  # requests that a replica may have more than the least busy one
 
@@ -23,7 +24,7 @@ def find_keys(body: bytes) -> tuple[bytes, ...]:
     stands before the first user's message is shared by many, and has no key.
     """
     try:
-        members = json.loads(body)
+        members = json.loads(body) if len(body) <= _MAX_BYTES else None
     except (ValueError, RecursionError):
         return ()
     if not isinstance(members, dict):

@@ -4,7 +4,7 @@ import os
 import signal
 import socket
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import pytest
@@ -44,9 +44,19 @@ def read_texts(endpoint, after_first):
     return texts
 
 
+class Left(Exception):
+    """A client that leaves."""
+
+
+def leave():
+    raise Left
+
+
 @needs_package("ray")
 def test_a_reply_outlives_its_replica():
-    """Both replicas write what one engine writes; so does the one that takes over."""
+    """A client that leaves frees its replica. Both replicas write what one engine writes; so does
+    the one that takes over.
+    """
     path = tiny_path("llama")
     expected = expected_texts(path)
     with run_cluster(path, 2) as endpoint:
@@ -57,6 +67,9 @@ def test_a_reply_outlives_its_replica():
                 os.kill(replica["pid"], signal.SIGKILL)
 
         assert read_texts(endpoint, int) == expected
+        while not read_metrics(endpoint)["draftree_cancelled_total"]:  # it may have been too late
+            with suppress(Left):
+                read_texts(endpoint, leave)
         first = {replica["name"] for replica in read_health(endpoint)["replicas"]}
         while not read_metrics(endpoint)["draftree_repeats_total"]:  # it may have been too late
             assert read_texts(endpoint, kill) == expected

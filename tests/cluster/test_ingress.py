@@ -230,3 +230,13 @@ def test_a_replica_that_nobody_gives_is_not_waited_for_forever():
     ingress = new_ingress(Never(), patience_s=0.01)
     answer = asyncio.run(ask(ingress, CHAT, {"messages": HELLO}))
     assert answer.status == 503
+
+
+def test_a_body_that_does_not_come_is_not_waited_for():
+    async def receive():
+        await asyncio.Event().wait()
+
+    answer = Answer()
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "query_string": b""}
+    asyncio.run(new_ingress(LocalPool(), read_s=0.01)(scope, receive, answer.send))
+    assert answer.status == 408

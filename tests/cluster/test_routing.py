@@ -59,9 +59,18 @@ def test_prompts_are_cut_into_blocks():
     assert len(keys_of(prompt=list(range(1000)))) > 1
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"[" * 100_000, b'{"messages": 3}', b"{}"])
+BODIES = [b"", b"{", b"[1]", b"[" * 100_000, b'{"messages": 3}', b"{}"]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
 def test_other_bodies_have_no_keys(body):
     assert find_keys(body) == ()
+
+
+def test_long_bodies_are_not_looked_into():
+    """Their objects would take gigabytes."""
+    assert keys_of(messages=[turn(1)], tools=["x" * 2**20])
+    assert keys_of(messages=[turn(1)], tools=["x" * 2**22]) == ()
 
 
 def test_the_longest_beginning_decides():
