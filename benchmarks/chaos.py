@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any, Final
 
 from draftree.bench.http import Endpoint, read_events
@@ -25,7 +26,9 @@ from draftree.core import SamplingParams
 from draftree.errors import BenchError
 
 _SHARE_LEAVING: Final = 0.3
-_SHOWN: Final = 5
+_REFUSALS: Final = (429, 503)
+_REST_S: Final = 1.0  # after a refusal
+_SHOWN: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class ChaosMeasures:
     num_left: int
     num_kills: int
     num_repeats: int
+    num_refused: int  # asked for more than all replicas take, before anything was written
     num_faults: int  # replies that were lost or another text
     faults: list[str]
 
@@ -88,7 +92,11 @@ class Chaos:
             limit = chance.randint(0, 10) if is_leaving else None
             try:
                 self._note(self._ask(question, limit))
-            except (BenchError, OSError, ValueError) as error:
+            except BenchError as error:  # the status is not 200
+                is_refused = any(f"answered {status} " in str(error) for status in _REFUSALS)
+                self._note("refused" if is_refused else "fault", "" if is_refused else str(error))
+                time.sleep(_REST_S)
+            except (OSError, HTTPException, ValueError) as error:
                 self._note("fault", f"{type(error).__name__}: {error}")
 
     def _ask(self, question: Question, limit: int | None) -> str:
@@ -149,8 +157,9 @@ def run_chaos(
         num_left=chaos.counts["left"],
         num_kills=chaos.counts["kill"],
         num_repeats=int(read_metrics(endpoint)["draftree_repeats_total"]),
+        num_refused=chaos.counts["refused"],
         num_faults=len(chaos.faults),
-        faults=chaos.faults[:_SHOWN],
+        faults=list(dict.fromkeys(chaos.faults))[:_SHOWN],
     )
 
 

@@ -116,7 +116,9 @@ def measure_chaos(path: Path, options: ClusterOptions, report: Report) -> ChaosM
         questions = prepare_questions(engine, path.stem, prompts, _CHAOS_TOKENS)
     finally:
         engine.close()
-    with run_cluster(path, options.num_replicas) as endpoint:
+    # All streams are one client here, which a replica would refuse when others are being started.
+    room = ("--queue-per-client", str(options.num_streams), "--queue", str(options.num_streams))
+    with run_cluster(path, options.num_replicas, *room) as endpoint:
         return run_chaos(
             endpoint,
             questions,

@@ -25,6 +25,7 @@ def cluster(record: Json) -> list[str]:
         f"{chaos['num_replicas']} replicas, {chaos['num_kills']} of which were killed, "
         f"{chaos['num_whole']} replies came whole and equal to a single engine's, "
         f"{chaos['num_left']} clients left, {chaos['num_repeats']} requests were given to another "
-        f"replica, and {chaos['num_faults']} replies were lost or mixed up."
+        f"replica, {chaos['num_refused']} were refused before they began, and "
+        f"{chaos['num_faults']} replies were lost or mixed up."
     )
     return [*table(["", "median [low to high]"], rows), "", note]

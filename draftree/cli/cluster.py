@@ -3,6 +3,7 @@
 On this machine it stays in the foreground; on a Ray cluster it deploys, and Ray goes on.
 """
 
+import contextlib
 import functools
 import os
 import signal
@@ -23,6 +24,8 @@ from draftree.cli.server_option import (
     Origins,
     Parallel,
     Proxies,
+    QueueLen,
+    QueuePerClient,
     Temperature,
     check_keys,
     describe_server,
@@ -43,6 +46,15 @@ def _cluster(help_text: str, *names: str, **details: Any) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel="Cluster", **details)
 
 
+Gpus = Annotated[
+    float | None,
+    _cluster("GPUs of a replica; one where there are any.", min=0.0, show_default=False),
+]
+Address = Annotated[
+    str | None, _cluster("Ray cluster to deploy on, or `auto`; one of its own if not given.")
+]
+
+
 @functools.partial(with_settings, is_engine_only=True)
 def cluster(
     settings: Settings,
@@ -50,14 +62,8 @@ def cluster(
     replicas: Annotated[
         str, _cluster("Number of replicas, or `auto`: as many as the load needs and there is room.")
     ] = "auto",
-    gpus: Annotated[
-        float | None,
-        _cluster("GPUs of a replica; one where there are any.", min=0.0, show_default=False),
-    ] = None,
-    address: Annotated[
-        str | None,
-        _cluster("Ray cluster to deploy on, or `auto`; one of its own if not given."),
-    ] = None,
+    gpus: Gpus = None,
+    address: Address = None,
     print_config: Annotated[
         bool, _cluster("Print the file for `serve deploy`, and end.", "--print-config")
     ] = False,
@@ -70,6 +76,8 @@ def cluster(
     trust_proxy: Proxies = None,
     temperature: Temperature = 1.0,
     parallel: Parallel = 0,
+    queue: QueueLen = 256,
+    queue_per_client: QueuePerClient = 64,
 ) -> None:
     """Serve replicas of a model over HTTP, by Ray Serve."""
     require_packages("draftree cluster", "cluster", "ray")
@@ -84,6 +92,8 @@ def cluster(
         "cors_origins": cors or [],
         "trusted_proxies": trust_proxy or [],
         "temperature": temperature,
+        "max_queue": queue,
+        "max_per_client": queue_per_client,
     }
     env.disable_ray_reports()
     from draftree.cluster import deploy
@@ -93,17 +103,16 @@ def cluster(
     scale = choose_scale(replicas, settings.threads, gpus, here)
     engine = _engine_fields(settings, parallel)
     if print_config:
-        _print_yaml(deploy.describe(_options(name, engine, server, scale), scale, host, port))
-        return
+        options = _options(name, engine, server, scale)
+        return _print_yaml(deploy.describe(options, scale, host, port))
     has = deploy.connect(address, max(here["CPU"], scale.num_min * scale.num_threads))
     scale = choose_scale(replicas, settings.threads, gpus, has)
-    try:
+    with contextlib.ExitStack() as stack:
+        if address is None:
+            stack.callback(deploy.stop)
         _start(_options(name, engine, server, scale), scale, host, port)
         if address is None:
             _wait()
-    finally:
-        if address is None:
-            deploy.stop()
 
 
 def _options(

@@ -19,6 +19,8 @@ from draftree.cli.server_option import (
     Origins,
     Parallel,
     Proxies,
+    QueueLen,
+    QueuePerClient,
     Temperature,
     check_keys,
     describe_server,
@@ -48,10 +50,8 @@ def serve(
     temperature: Temperature = 1.0,
     cors: Origins = None,
     parallel: Parallel = 0,
-    queue: Annotated[
-        int, server_option("Most requests at a time, waiting or running.", min=1)
-    ] = 256,
-    queue_per_client: Annotated[int, server_option("Of those, most of one client.", min=1)] = 64,
+    queue: QueueLen = 256,
+    queue_per_client: QueuePerClient = 64,
     max_body: Annotated[int, server_option("Longest request, in MiB.", min=1)] = 32,
     grace: Annotated[
         float, server_option("Seconds that a reply may go on when the server is stopped.", min=0.0)

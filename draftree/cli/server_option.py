@@ -28,6 +28,8 @@ Proxies = Annotated[
     list[str] | None, _several("Address of a proxy whose X-Forwarded-For names the client, or *")
 ]
 Temperature = Annotated[float, server_option("For requests that give none.", min=0.0, max=2.0)]
+QueueLen = Annotated[int, server_option("Most requests at a time, waiting or running.", min=1)]
+QueuePerClient = Annotated[int, server_option("Of those, most of one client.", min=1)]
 Parallel = Annotated[
     int, server_option("Requests that take turns; 0 is 4, or what memory allows.", min=0, max=256)
 ]

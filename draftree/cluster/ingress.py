@@ -14,7 +14,7 @@ from typing import Any, Final
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
-from draftree.cluster.message import Head, Pool, Relayed, ReplicaLost, Report, Unavailable
+from draftree.cluster.message import Head, Pool, Refused, Relayed, ReplicaLost, Report, Unavailable
 from draftree.cluster.routing import Places, find_keys
 from draftree.cluster.totals import Totals
 from draftree.cluster.transcript import ReplyChanged, Transcript
@@ -28,6 +28,7 @@ _MAX_REPEATS: Final = 5  # a request may be what kills replicas
 _PAUSE_S: Final = 0.2
 _RETRY_S: Final = 5
 _SUMMED: Final = ("/metrics", "/health")
+_REFUSALS: Final = (429, 503)  # the replica is full
 _STREAM: Final = b"text/event-stream"
 _KNOWN: Final = "Requests whose beginning a replica had read."
 _HITS: Final = "Requests that went to the replica that had read their beginning."
@@ -93,28 +94,29 @@ class Ingress:
         keys: tuple[bytes, ...] = ()
         if request.method == "POST":
             keys = await asyncio.to_thread(find_keys, request.body)
-        for number in range(_MAX_REPEATS + 1):
-            is_last = number == _MAX_REPEATS
+        num_lost = num_refused = 0
+        while True:
             found = self._places.find(keys)
             request = replace(request, prefers="" if found in request.avoids else found)
             tried: list[str] = []
             try:
-                await self._ask(request, keys, reply, tried, is_last)
+                await self._ask(request, keys, reply, tried)
                 return
+            except Refused:
+                num_refused += 1
+                if num_refused * _PAUSE_S > self._patience_s:
+                    raise ReplicaLost from None
             except ReplicaLost:
-                self._num_repeats += 1
-                request = replace(request, avoids=(*request.avoids, *tried))
-                if is_last:
+                num_lost, num_refused = num_lost + 1, 0
+                if num_lost > _MAX_REPEATS:
                     raise
-                await asyncio.sleep(_PAUSE_S * number)
+            self._num_repeats += 1
+            if not set(tried) - set(request.avoids):
+                await asyncio.sleep(_PAUSE_S)  # nobody new is there
+            request = replace(request, avoids=tuple({*request.avoids, *tried}))
 
     async def _ask(
-        self,
-        request: Relayed,
-        keys: Sequence[bytes],
-        reply: "Reply",
-        tried: list[str],
-        is_last: bool,
+        self, request: Relayed, keys: Sequence[bytes], reply: "Reply", tried: list[str]
     ) -> None:
         """One replica, whose name is added to `tried`."""
         async with aclosing(self._pool.ask(request)) as answer:
@@ -123,14 +125,16 @@ class Ingress:
                     tried.append(await anext(answer))
             except TimeoutError:
                 raise Unavailable from None
-            self._places.record(keys, tried[0], request.prefers)
             head: Head = await anext(answer)
-            is_stream = head[0] == 200 and any(_STREAM in value for _, value in head[1])
-            if not is_stream and (reply.has_begun or (head[0] == 503 and not is_last)):
-                raise ReplicaLost
-            if is_stream:
+            # The client hears of it when every replica has refused, and never within a reply.
+            if head[0] in _REFUSALS and (reply.has_begun or tried[0] not in request.avoids):
+                raise Refused
+            self._places.record(keys, tried[0], request.prefers)
+            if head[0] == 200 and any(_STREAM in value for _, value in head[1]):
                 await reply.stream(head, answer)
                 return
+            if reply.has_begun:
+                raise ReplyChanged
             body = b"".join([piece async for piece in answer])
         if head[0] == 200 and request.path in _SUMMED and request.method == "GET":
             body = await self._sum(request.path, body)

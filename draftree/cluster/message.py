@@ -43,6 +43,10 @@ class ReplicaLost(Exception):
     """The replica died, or broke off; another one may do what was asked."""
 
 
+class Refused(Exception):
+    """The replica has as many requests as it takes; another one may have room."""
+
+
 class Unavailable(Exception):
     """There is no replica that could be asked."""
 

@@ -216,7 +216,7 @@ def cluster(scale=1.9, num_faults=0):
     one = summarize([100.0, 102.0], "tok/s")
     two = summarize([100 * scale, 102 * scale], "tok/s")
     routing = RoutingMeasures(50, 5, 200, 0.99, 0.6)
-    chaos = ChaosMeasures(200, 4, 180.0, 900, 400, 8, 100, num_faults, ["lost"] * num_faults)
+    chaos = ChaosMeasures(200, 4, 180.0, 900, 400, 8, 100, 0, num_faults, ["lost"] * num_faults)
     start = summarize([14.0, 16.0], "s")
     return ClusterMeasures(start, one, two, divide(two, one), routing, chaos)
 

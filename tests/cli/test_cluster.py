@@ -50,6 +50,7 @@ def test_options(draftree, deployed):
         *("cluster", "models/some.gguf", "--replicas", "2", "--port", "9000", "--api-key", "a"),
         *("--alias", "x", "--temperature", "0.5", "--trust-proxy", "10.0.0.1", "--cors", "*"),
         *("--draft", "none", "--max-ctx", "77", "--parallel", "3"),
+        *("--queue", "9", "--queue-per-client", "5"),
     )
     assert result.exit_code == 0, result.stderr
     options = deployed.options
@@ -58,6 +59,7 @@ def test_options(draftree, deployed):
     server = options.server
     assert (server["model_id"], server["aliases"], server["api_keys"]) == ("some", ["x"], ["a"])
     assert (server["temperature"], server["trusted_proxies"]) == (0.5, ["10.0.0.1"])
+    assert (server["max_queue"], server["max_per_client"]) == (9, 5)
     assert (deployed.scale.num_min, deployed.scale.num_max) == (2, 2)
     assert deployed.listen == ("127.0.0.1", 9000) and deployed.address is None
     assert "some is ready at http://127.0.0.1:9000\n" in result.stderr

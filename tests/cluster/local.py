@@ -22,7 +22,7 @@ class LocalPool:
         }
         self.asked = []  # names, and the requests they got
         self.cuts = []
-        self.restarts = True
+        self.on_ask = lambda count: None
 
     async def ask(self, request):
         groups = rank_replicas(dict.fromkeys(self.replicas, 0), request.prefers, request.avoids)
@@ -30,6 +30,7 @@ class LocalPool:
             raise Unavailable
         name = groups[0][0]
         self.asked.append((name, request))
+        self.on_ask(len(self.asked))
         cut = self.cuts.pop(0) if self.cuts else None
         async with aclosing(self.replicas[name].relay(request)) as answer:
             yield await anext(answer)

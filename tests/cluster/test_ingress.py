@@ -131,21 +131,51 @@ def test_a_request_that_kills_every_replica_ends(fixed):
     assert len(pool.asked) == 12
 
 
-def test_a_replica_that_is_full_is_passed_over(fixed):
+@pytest.mark.parametrize(("limit", "status"), [("_max_jobs", 503), ("max_per_client", 429)])
+def test_a_replica_that_is_full_is_passed_over(fixed, limit, status):
+    """The client hears of it when all are."""
+
     async def run():
         await ask(ingress, CHAT, {"model": "fake", "messages": HELLO})
         name = pool.asked[-1][0]
-        pool.replicas[name]._service.queue._max_jobs = 0
+        setattr(pool.replicas[name]._service.queue, limit, 0)
         pool.asked.clear()
         answer = await ask(ingress, CHAT, request({"messages": HELLO}))
         assert answer.status == 200 and answer.events[-1] == "data: [DONE]"
         assert len(pool.asked) == 2 and pool.asked[0][0] == name
         for replica in pool.replicas.values():
-            replica._service.queue._max_jobs = 0
-        refused = await ask(ingress, CHAT, request({"messages": HELLO}))
-        assert refused.status == 503 and "retry-after" in refused.headers
+            setattr(replica._service.queue, limit, 0)
+        refused = await ask(ingress, MESSAGES, request(STREAMS["messages"][1]))
+        assert refused.status == status and "retry-after" in refused.headers
 
     with run_pool(fake.Engine(), fake.Engine()) as (pool, ingress):
+        for replica in pool.replicas.values():
+            replica._service.check_count = lambda count: None
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("limit", ["_max_jobs", "max_per_client"])
+def test_a_reply_that_has_begun_waits_for_a_replica_that_is_full(fixed, limit):
+    """However often it is refused: 30 times are more than a request may lose replicas."""
+
+    async def run():
+        whole = await ask(ingress, CHAT, request({"messages": HELLO}))
+        pool.asked.clear()
+        pool.cuts[:] = [whole.body.index(b" there")]
+        queues = [replica._service.queue for replica in pool.replicas.values()]
+        room = getattr(queues[0], limit)
+
+        def change(count):
+            for queue in queues if count in (2, 30) else ():
+                setattr(queue, limit, 0 if count == 2 else room)
+
+        pool.on_ask = change
+        again = await ask(ingress, CHAT, request({"messages": HELLO}))
+        assert again.events == whole.events and len(pool.asked) == 30
+
+    with run_pool(fake.Engine(), fake.Engine()) as (pool, ingress):
+        for replica in pool.replicas.values():
+            replica._service.check_count = lambda count: None
         asyncio.run(run())
 
 
