@@ -18,7 +18,7 @@ def cluster(
     chaos: Annotated[
         float, typer.Option(help="Seconds in which replicas are killed.", min=1.0)
     ] = 180.0,
-    results: Results = RESULTS,
+    results: Results = RESULTS / "cluster",
 ) -> None:
     """Replicas on Ray Serve: two over one, conversations, killed replicas, and the start."""
     require_packages("This measurement", "cluster", "ray")

@@ -22,7 +22,7 @@ def cluster(record: Json) -> list[str]:
         f"{100 * routing['hit_rate']:.1f} % of the later turns went where their beginning had been "
         f"read, and {100 * routing['cached_share']:.0f} % of all prompts' tokens came from a "
         f"cache. In {chaos['seconds']:.0f} s with {chaos['num_streams']} streams over "
-        f"{chaos['num_replicas']} replicas, {chaos['num_kills']} of which were killed, "
+        f"{chaos['num_replicas']} replicas and {chaos['num_kills']} kills, "
         f"{chaos['num_whole']} replies came whole and equal to a single engine's, "
         f"{chaos['num_left']} clients left, {chaos['num_repeats']} requests were given to another "
         f"replica, {chaos['num_refused']} were refused before they began, and "
