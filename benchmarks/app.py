@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from benchmarks.abroad_command import abroad
+from benchmarks.cluster_command import cluster
 from benchmarks.context import DEPTHS
 from benchmarks.gpu_command import gpu_depth, gpu_kernels
 from benchmarks.model import NAMES, pull_model
@@ -54,6 +55,7 @@ app = typer.Typer(
 
 
 app.command("abroad")(abroad)
+app.command("cluster")(cluster)
 app.command("gpu-kernels")(gpu_kernels)
 app.command("gpu-depth")(gpu_depth)
 

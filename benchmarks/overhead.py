@@ -76,12 +76,12 @@ class OverheadMeasures:
 
 
 @contextmanager
-def run_server(path: Path, threads: int, *options: str) -> Iterator[Endpoint]:
-    """`draftree serve` on a free port, ready, and stopped afterwards."""
+def run_server(path: Path, threads: int, *options: str, kind: str = "serve") -> Iterator[Endpoint]:
+    """`draftree serve`, or another kind, on a free port, ready, and stopped afterwards."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [
-        *(sys.executable, "-m", "draftree", "serve", str(path.resolve())),
+        *(sys.executable, "-m", "draftree", kind, str(path.resolve())),
         *("--port", str(port), "--threads", str(threads), "--api-key", _KEY, *options),
     ]
     with tempfile.TemporaryFile() as errors:
@@ -93,7 +93,7 @@ def run_server(path: Path, threads: int, *options: str) -> Iterator[Endpoint]:
                 if process.poll() is not None or time.monotonic() > deadline:
                     errors.seek(0)
                     words = errors.read().decode("utf-8", "replace").splitlines()[-1:]
-                    raise BenchError(f"`draftree serve` did not start: {''.join(words)}")
+                    raise BenchError(f"`draftree {kind}` did not start: {''.join(words)}")
                 time.sleep(_POLL_S)
             yield Endpoint(url, api_key=_KEY)
         finally:

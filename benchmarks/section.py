@@ -8,6 +8,7 @@ from typing import Final
 
 from benchmarks.markdown import short, spread, table
 from benchmarks.memory import METHOD
+from benchmarks.section_cluster import cluster
 from benchmarks.section_gpu import gpu, gpu_depth, kv_quality
 from draftree.bench.record import Json
 
@@ -352,6 +353,7 @@ SECTIONS: Final[tuple[tuple[str, str, Section], ...]] = (
     ("http", "Many clients", _http),
     ("gpu", "A GPU with synthetic weights", gpu),
     ("gpu-depth", "Long texts on a GPU", gpu_depth),
+    ("cluster", "Replicas", cluster),
 )
 
 

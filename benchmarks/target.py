@@ -240,6 +240,34 @@ def _kv_targets(sha256: str) -> tuple[Target, ...]:
     )
 
 
+def _cluster_targets() -> tuple[Target, ...]:
+    """Replicas of one thread each, on a machine of two cores."""
+
+    def target(
+        what: str, read: Callable[[Json], float], more: bool, limit: float, aim: float, unit: str
+    ) -> Target:
+        return Target(what, "cluster", SMOLLM2, read, more, limit, aim, unit)
+
+    return (
+        target(
+            "two replicas over one, 8 clients",
+            *(lambda m: float(m["two_over_one"]["value"]), True, 1.8, 1.95, "×"),
+        ),
+        target(
+            "later turns that went where their beginning was read",
+            *(lambda m: 100 * float(m["routing"]["hit_rate"]), True, 90, 99, "%"),
+        ),
+        target(
+            "replies lost or mixed up while replicas were killed",
+            *(lambda m: float(m["chaos"]["num_faults"]), False, 0, 0, ""),
+        ),
+        target(
+            "`draftree cluster` to the first token",
+            *(lambda m: float(m["first_token_s"]["median"]), False, 30, 15, "s"),
+        ),
+    )
+
+
 TARGETS: Final = (
     *_targets_of(SMOLLM2, (1.2, 1.6), (2.5, 5.0)),
     Target(
@@ -256,6 +284,7 @@ TARGETS: Final = (
     ),
     *_targets_of(CODER, (1.0, 1.3), (2.0, 4.0)),
     Target("server against the engine alone", "overhead", CODER, _overhead_ratio, True, 0.97, 0.99),
+    *_cluster_targets(),
     *_gpu_targets(),
     *_depth_targets(),
     *_kv_targets(SMOLLM2),

@@ -301,7 +301,8 @@ class Engine:
         request = self._mark_opening(request, messages, options)
         stream = self.tokens.generate(replace(request, grammar=turn.grammar))
         stream.usage.compression = report
-        generation = Generation(stream, Detokenizer(self.tokenizer), turn.new_reader(stop))
+        reader = turn.new_reader(stop, request.sampling.seed)
+        generation = Generation(stream, Detokenizer(self.tokenizer), reader)
         generation.on_end = partial(self._record_end, shorter, options, generation)
         return generation
 

@@ -1,4 +1,4 @@
-"""The few environment variables that draftree reads, typed. Nothing else reads the environment."""
+"""The few environment variables that draftree reads, typed. Nothing else uses the environment."""
 
 import os
 from pathlib import Path
@@ -29,3 +29,8 @@ def api_keys() -> tuple[str, ...]:
     """DRAFTREE_API_KEY, for servers: unlike an option, other users of the machine cannot see it."""
     key = os.environ.get("DRAFTREE_API_KEY")
     return (key,) if key else ()
+
+
+def disable_ray_reports() -> None:
+    """RAY_USAGE_STATS_ENABLED: nothing leaves the machine, unless its user says so."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -46,6 +46,7 @@ ALLOWED_IMPORTS = {
     "compress": ("engine", "text", "config", "core", "errors"),
     "chat": ("compress", "engine", "text", "config", "core", "errors"),
     "serve": ("chat", "text", "core", "errors"),
+    "cluster": ("serve", "chat", "core", "errors"),
     "train": ("engine", "models", "state", "weights", "kernels.quant", "text", "core", "errors"),
     "bench": (
         *("chat", "engine", "decode", "prefill", "kernels", "config", "memory", "core"),

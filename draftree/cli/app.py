@@ -12,7 +12,19 @@ import typer
 from typer.core import TyperGroup
 
 from draftree import __version__
-from draftree.cli import bench, chat, export, inspect, models, pull, run, serve, stop, train
+from draftree.cli import (
+    bench,
+    chat,
+    cluster,
+    export,
+    inspect,
+    models,
+    pull,
+    run,
+    serve,
+    stop,
+    train,
+)
 from draftree.errors import DraftreeError
 
 FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
@@ -64,6 +76,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
+app.command("cluster")(cluster.cluster)
 app.command("stop")(stop.stop)
 app.command("inspect")(inspect.inspect)
 app.command("pull")(pull.pull)

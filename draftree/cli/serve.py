@@ -7,13 +7,26 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Final
 
 from draftree import __version__, env
 from draftree.cli.option import Model, Settings, with_settings
+from draftree.cli.server_option import (
+    Aliases,
+    AllowedHosts,
+    ApiKeys,
+    Host,
+    Origins,
+    Parallel,
+    Proxies,
+    QueueLen,
+    QueuePerClient,
+    Temperature,
+    check_keys,
+    describe_server,
+    name_of,
+    server_option,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -25,55 +38,44 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 _ANY: Final = ("0.0.0.0", "::")
 
 
-def _server(help_text: str, *names: str, **details: Any) -> Any:
-    return typer.Option(*names, help=help_text, rich_help_panel="Server", **details)
-
-
-def _several(help_text: str) -> Any:
-    return _server(f"{help_text}; may be given several times.", show_default=False)
-
-
 @functools.partial(with_settings, is_engine_only=True)
 def serve(
     settings: Settings,
     model: Model = None,
-    host: Annotated[str, _server("Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
-    port: Annotated[int, _server("0 takes a free one.", min=0, max=65535)] = 8000,
-    api_key: Annotated[
-        list[str] | None, _several("Key that clients must send, or DRAFTREE_API_KEY")
-    ] = None,
-    allowed_host: Annotated[
-        list[str] | None, _several("Name that clients may call the server by, or *")
-    ] = None,
-    alias: Annotated[list[str] | None, _several("Another name for the model")] = None,
-    temperature: Annotated[float, _server("For requests that give none.", min=0.0, max=2.0)] = 1.0,
-    cors: Annotated[list[str] | None, _several("Origin whose pages may connect, or *")] = None,
-    parallel: Annotated[
-        int, _server("Requests that take turns; 0 is 4, or what memory allows.", min=0, max=256)
-    ] = 0,
-    queue: Annotated[int, _server("Most requests at a time, waiting or running.", min=1)] = 256,
-    queue_per_client: Annotated[int, _server("Of those, most of one client.", min=1)] = 64,
-    max_body: Annotated[int, _server("Longest request, in MiB.", min=1)] = 32,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, server_option("0 takes a free one.", min=0, max=65535)] = 8000,
+    api_key: ApiKeys = None,
+    allowed_host: AllowedHosts = None,
+    alias: Aliases = None,
+    temperature: Temperature = 1.0,
+    cors: Origins = None,
+    parallel: Parallel = 0,
+    queue: QueueLen = 256,
+    queue_per_client: QueuePerClient = 64,
+    max_body: Annotated[int, server_option("Longest request, in MiB.", min=1)] = 32,
     grace: Annotated[
-        float, _server("Seconds that a reply may go on when the server is stopped.", min=0.0)
+        float, server_option("Seconds that a reply may go on when the server is stopped.", min=0.0)
     ] = 10.0,
-    read_ahead: Annotated[bool, _server("When idle, read replies as they will come back.")] = True,
+    read_ahead: Annotated[
+        bool, server_option("When idle, read replies as they will come back.")
+    ] = True,
     log_prompts: Annotated[
-        bool, _server("Write requests to the log, with their text.", "--log-prompts")
+        bool, server_option("Write requests to the log, with their text.", "--log-prompts")
     ] = False,
+    trust_proxy: Proxies = None,
     daemon: Annotated[
-        bool, _server("Go on in the background; `draftree stop` ends it.", "--daemon")
+        bool, server_option("Go on in the background; `draftree stop` ends it.", "--daemon")
     ] = False,
 ) -> None:
     """Serve a model over HTTP."""
     name = settings.choose_model(model)
     settings.read_config()
-    api_keys = _check_keys(tuple(api_key or ()) or env.api_keys())
+    api_keys = check_keys(tuple(api_key or ()) or env.api_keys())
     from draftree.serve.server import bind
     from draftree.serve.service import ServeOptions
 
     options = ServeOptions(
-        model_id=Path(name).stem if name.endswith(".gguf") else name,
+        model_id=name_of(name),
         version=__version__,
         aliases=tuple(alias or ()),
         api_keys=api_keys,
@@ -86,6 +88,7 @@ def serve(
         grace_s=grace,
         log_prompts=log_prompts,
         read_ahead=read_ahead,
+        trusted_proxies=tuple(trust_proxy or ()),
     )
     listener = bind(host, port)
     open_engine = functools.partial(settings.open_engine, name, parallel=parallel)
@@ -94,14 +97,6 @@ def serve(
     else:
         print(f"loading {name}", file=sys.stderr)
         _serve(open_engine, options, listener)
-
-
-def _check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    if not all(key.strip() for key in keys):
-        raise typer.BadParameter(
-            "the API key is empty; leave --api-key out if there is to be none."
-        )
-    return keys
 
 
 def _serve(
@@ -117,7 +112,7 @@ def _serve(
         open_engine,
         options,
         listener,
-        on_ready=lambda: print(_instructions(url, options), file=sys.stderr, flush=True),
+        on_ready=lambda: print(_describe(url, options), file=sys.stderr, flush=True),
     )
 
 
@@ -130,7 +125,7 @@ def _serve_in_background(
     log_path = server_folder() / f"{port}.log"
     report = detach(log_path)
     if report is None:
-        print(_instructions(_url(listener), options), file=sys.stderr)
+        print(_describe(_url(listener), options), file=sys.stderr)
         print(f"log: {log_path}; `draftree stop --port {port}` ends it", file=sys.stderr)
         return
     from draftree.serve.server import serve
@@ -150,13 +145,5 @@ def _url(listener: "socket.socket") -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _instructions(url: str, options: "ServeOptions") -> str:
-    key = "the API key" if options.api_keys else "anything"
-    header = " -H 'Authorization: Bearer KEY'" if options.api_keys else ""
-    message = '{"role": "user", "content": "Hello"}'
-    return (
-        f"{options.model_id} is ready at {url}\n"
-        f"  OpenAI clients: base URL {url}/v1, key {key}, model {options.model_id}\n"
-        f"  try: curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\\n"
-        f"""    -d '{{"model": "{options.model_id}", "messages": [{message}]}}'"""
-    )
+def _describe(url: str, options: "ServeOptions") -> str:
+    return describe_server(url, options.model_id, bool(options.api_keys))

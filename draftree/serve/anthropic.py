@@ -70,7 +70,7 @@ def make_routes(service: Service) -> APIRouter:
         service.check_model(body.model)
         check(body, service.check_ready())
         request.state.user = body.metadata.user_id if body.metadata else None
-        call = make_call(body, service.options.temperature)
+        call = make_call(body, service.options.temperature, request.state.identity.seed)
         wire = MessageWire(_reply_options(request, body), call)
         return await answer(
             request,
@@ -113,7 +113,7 @@ def check(body: PromptFields, engine: "Engine") -> None:
             raise ApiError(400, sentence, param="thinking.budget_tokens")
 
 
-def make_call(body: MessagesRequest, temperature: float) -> ObservedCall:
+def make_call(body: MessagesRequest, temperature: float, seed: int) -> ObservedCall:
     choice = body.tool_choice
     if body.temperature is not None:
         temperature = body.temperature
@@ -127,7 +127,7 @@ def make_call(body: MessagesRequest, temperature: float) -> ObservedCall:
         thinking=_thinking(body),
         thinking_budget=_thinking_budget(body),
         max_tokens=body.max_tokens,
-        sampling=choose_sampling(temperature, body.top_p, body.top_k),
+        sampling=choose_sampling(temperature, seed, body.top_p, body.top_k),
         **compress_options(body.draftree),
     )
     return ObservedCall(call, body.stop_sequences or ())
@@ -216,4 +216,5 @@ def _reply_options(request: Request, body: MessagesRequest) -> MessageOptions:
         model=body.model,
         shows_thinking=getattr(body.thinking, "display", None) != "omitted",
         has_statistics=wants_statistics(request.headers, body.draftree),
+        token=request.state.identity.token,
     )

@@ -4,13 +4,13 @@ In: deltas and finished jobs. Out: JSON text as Anthropic's clients expect it. K
 """
 
 import json
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from draftree.core import FinishReason
+from draftree.serve.identity import new_token
 from draftree.serve.observed import ObservedCall, Part, split_parts
 from draftree.serve.queue import Job
 from draftree.serve.reply import Folded, ToolCall
@@ -40,6 +40,7 @@ class MessageOptions:
     model: str
     shows_thinking: bool = True
     has_statistics: bool = False
+    token: str = field(default_factory=new_token)  # of its id
 
 
 def render_error(error: ApiError) -> dict[str, Any]:
@@ -57,7 +58,7 @@ class MessageWire:
 
     def __init__(self, options: MessageOptions, call: ObservedCall) -> None:
         self._options, self._call = options, call
-        self._id = f"msg_{uuid.uuid4().hex}"
+        self._id = f"msg_{options.token}"
         self._num_blocks = 0
         self._open: Part | None = None
 

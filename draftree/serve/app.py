@@ -6,7 +6,6 @@ look, what is counted and logged is decided here and nowhere else.
 
 import logging
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -20,11 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from draftree.serve import anthropic, anthropic_reply, openai, page, responses
 from draftree.serve.access import client_name
+from draftree.serve.identity import Identity
 from draftree.serve.log import log_event
 from draftree.serve.openai_reply import render_error
 from draftree.serve.service import Service
 from draftree.serve.thread import State
-from draftree.serve.wire import CROWDED, ApiError, busy, schema_of
+from draftree.serve.wire import CROWDED, IDENTITY, ApiError, busy, schema_of
 
 APIS: Final = (openai, responses, anthropic, page)
 # Where errors are not written as OpenAI does: the beginning of a path, and how.
@@ -106,7 +106,8 @@ class Gate:
             await self._app(scope, receive, send)
             return
         start_s = time.perf_counter()
-        request_id = f"req_{uuid.uuid4().hex}"
+        identity = scope.get("extensions", {}).get(IDENTITY) or Identity.new()
+        request_id = f"req_{identity.token}"
         status = _CLIENT_LEFT
 
         async def note(message: Message) -> None:
@@ -117,7 +118,7 @@ class Gate:
             await send(message)
 
         state = scope.setdefault("state", {})
-        state.update(request_id=request_id, body_bytes=0)
+        state.update(identity=identity, request_id=request_id, body_bytes=0)
         # The server leaves the bodies of replies to HEAD out by itself.
         inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
@@ -172,8 +173,13 @@ class Gate:
 def _error_response(path: str, error: ApiError) -> JSONResponse:
     # Frames that an error was raised in hold it, and with it the body, until garbage is collected.
     error.__traceback__ = error.__cause__ = error.__context__ = None
+    return JSONResponse(error_content(path, error), error.status, error.headers)
+
+
+def error_content(path: str, error: ApiError) -> dict[str, Any]:
+    """In the words of the API that the path belongs to."""
     write = next((style for start, style in ERROR_STYLES if path.startswith(start)), render_error)
-    return JSONResponse(write(error), error.status, error.headers)
+    return write(error)
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:

@@ -4,7 +4,6 @@ In: pieces of a conversation, in order. Out: messages as chat templates expect t
 role in a row, a system message only at the beginning. Knows no API.
 """
 
-import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -95,11 +94,11 @@ def check_tools(names: Sequence[str], chosen: str | None, *, is_forced: bool) ->
 
 
 def choose_sampling(
-    temperature: float, top_p: float | None = None, top_k: int | None = None
+    temperature: float, seed: int, top_p: float | None = None, top_k: int | None = None
 ) -> SamplingParams:
     return SamplingParams(
         temperature=temperature,
         top_k=top_k or 0,
         top_p=1.0 if top_p is None else max(top_p, TINY_TOP_P),
-        seed=secrets.randbits(63),
+        seed=seed,
     )

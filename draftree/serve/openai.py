@@ -4,8 +4,6 @@ In: HTTP requests. Out: calls on the engine, and a Wire that writes the reply.
 """
 
 import asyncio
-import secrets
-import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -65,7 +63,7 @@ def make_routes(service: Service) -> APIRouter:
         check_chat(body)
         request.state.user = body.user or body.safety_identifier
         options = _reply_options(service, request, body, has_logprobs=bool(body.logprobs))
-        calls = chat_calls(body, service.options.temperature)
+        calls = chat_calls(body, service.options.temperature, request.state.identity.seed)
         return await _answer(request, service, body, calls, ChatWire(options), "messages")
 
     @router.post("/v1/completions", openapi_extra=describe_body(CompletionRequest))
@@ -83,7 +81,8 @@ def make_routes(service: Service) -> APIRouter:
         options = _reply_options(
             service, request, body, has_logprobs, num_prompts=len(prompts), echoes=echoes
         )
-        calls = completion_calls(body, prompts, service.options.temperature)
+        seed = request.state.identity.seed
+        calls = completion_calls(body, prompts, service.options.temperature, seed)
         return await _answer(request, service, body, calls, CompletionWire(options), "prompt")
 
     return router
@@ -145,7 +144,7 @@ def _check_stream(body: SamplingFields) -> None:
         raise ApiError(400, sentence, param="draftree.rounds")
 
 
-def chat_calls(body: ChatRequest, temperature: float) -> list[Call]:
+def chat_calls(body: ChatRequest, temperature: float, seed: int) -> list[Call]:
     messages = [_message(message) for message in body.messages]
     choice = body.tool_choice
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
@@ -167,12 +166,12 @@ def chat_calls(body: ChatRequest, temperature: float) -> list[Call]:
             **compress_options(body.draftree),
             **_shared_options(body),
         )
-        for sampling in samplings(body, temperature, body.n or 1)
+        for sampling in samplings(body, temperature, seed, body.n or 1)
     ]
 
 
 def completion_calls(
-    body: CompletionRequest, prompts: Sequence[str | list[int]], temperature: float
+    body: CompletionRequest, prompts: Sequence[str | list[int]], temperature: float, seed: int
 ) -> list[Call]:
     """Replies to the first prompt come first."""
     return [
@@ -185,13 +184,15 @@ def completion_calls(
             **_shared_options(body),
         )
         for prompt in prompts
-        for sampling in samplings(body, temperature, body.n or 1)
+        for sampling in samplings(body, temperature, seed, body.n or 1)
     ]
 
 
-def samplings(body: SamplingFields, temperature: float, count: int) -> list[SamplingParams]:
+def samplings(
+    body: SamplingFields, temperature: float, seed: int, count: int
+) -> list[SamplingParams]:
     """One a reply; they differ in the seed, which counts up from the one that was given."""
-    seed = secrets.randbits(63) if body.seed is None else body.seed
+    seed = seed if body.seed is None else body.seed
     return [
         SamplingParams(
             temperature=temperature if body.temperature is None else body.temperature,
@@ -308,7 +309,7 @@ def _reply_options(
     has_statistics = wants_statistics(request.headers, body.draftree)
     return ReplyOptions(
         model=body.model,
-        created=int(time.time()),
+        created=request.state.identity.created,
         fingerprint=service.fingerprint,
         num_prompts=num_prompts,
         num_each=body.n or 1,
@@ -316,6 +317,7 @@ def _reply_options(
         has_usage=has_statistics or bool(body.stream_options and body.stream_options.include_usage),
         has_statistics=has_statistics,
         echoes=echoes,
+        token=request.state.identity.token,
     )
 
 

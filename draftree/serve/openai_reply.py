@@ -3,13 +3,13 @@
 In: deltas and finished jobs. Out: JSON text as OpenAI's clients expect it. Knows no requests.
 """
 
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
 from draftree.core import FinishReason
+from draftree.serve.identity import new_token
 from draftree.serve.queue import Job
 from draftree.serve.reply import Folded
 from draftree.serve.statistics import statistics
@@ -36,6 +36,7 @@ class ReplyOptions:
     has_usage: bool = False  # at the end of a stream
     has_statistics: bool = False
     echoes: tuple[str, ...] = ()  # prompts to repeat
+    token: str = field(default_factory=new_token)  # of its id
 
 
 def render_error(error: ApiError) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class ChatWire(_FramedWire):
 
     def __init__(self, options: ReplyOptions) -> None:
         self._options = options
-        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._id = f"chatcmpl-{options.token}"
         self._frame = Frame(self._id, "chat.completion.chunk", options)
         self._num_calls = [0] * options.num_each
 
@@ -147,7 +148,7 @@ class CompletionWire(_FramedWire):
 
     def __init__(self, options: ReplyOptions) -> None:
         self._options = options
-        self._id = f"cmpl-{uuid.uuid4().hex}"
+        self._id = f"cmpl-{options.token}"
         self._frame = Frame(self._id, "text_completion", options)
         self._offsets = [len(self._echo(index)) for index in range(self._num_replies)]
 

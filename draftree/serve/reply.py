@@ -106,7 +106,9 @@ async def answer(
     try:
         if is_stream:
             first = await _read_first(jobs[0])
-            return EventStream(service, jobs, wire, first, watcher)
+            stream = EventStream(service, jobs, wire, first, watcher)
+            stream.is_repeatable = state.identity.is_repeatable
+            return stream
         replies = [await _fold(job) for job in jobs]
         watcher.cancel()
         content = encode(to_json(wire.whole(replies, jobs)))
@@ -135,6 +137,7 @@ class EventStream(Response):
         self.init_headers(_STREAM_HEADERS)
         self._service, self._jobs, self._wire = service, jobs, wire
         self._first, self._watcher = first, watcher
+        self.is_repeatable = False  # another run has the same events
         self._outlet: Outlet | None = None
         self._unsent = ""
         self._num_sent = 0
@@ -148,6 +151,8 @@ class EventStream(Response):
             try:
                 await self._send_replies(send)
             except ApiError as error:
+                if self.is_repeatable and error.status == 503:
+                    return  # whoever asked sees that the end is missing, and asks another server
                 self._unsent += self._wire.failure(error)
             alive.cancel()
             await self._send(send, self._unsent, is_last=True)
@@ -162,7 +167,7 @@ class EventStream(Response):
         for index, job in enumerate(self._jobs):
             self._reading = job
             while deltas := await self._read(send, index, job):
-                self._unsent += self._wire.chunk(index, deltas)
+                self._unsent += self._chunk(index, deltas)
             self._unsent += self._wire.closing(index, job)
         self._unsent += self._wire.ending(self._jobs)
 
@@ -180,8 +185,13 @@ class EventStream(Response):
         if self._outlet is None or not self._outlet.is_free:
             return False
         self._num_sent += 1
-        self._outlet.write_piece(encode(self._wire.chunk(index, job.take())))
+        self._outlet.write_piece(encode(self._chunk(index, job.take())))
         return True
+
+    def _chunk(self, index: int, deltas: "list[Delta]") -> str:
+        if not self.is_repeatable:
+            return self._wire.chunk(index, deltas)
+        return "".join(self._wire.chunk(index, [delta]) for delta in deltas)
 
     async def _send(self, send: Send, text: str, *, is_last: bool = False) -> None:
         self._num_sent += 1

@@ -3,7 +3,6 @@
 In: HTTP requests. Out: calls on the engine, and a Wire that writes the reply.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
@@ -57,7 +56,7 @@ def make_routes(service: Service) -> APIRouter:
         service.check_model(body.model)
         check(body)
         request.state.user = body.user or body.safety_identifier
-        call = make_call(body, service.options.temperature)
+        call = make_call(body, service.options.temperature, request.state.identity.seed)
         options = _reply_options(service, request, body)
         return await answer(
             request,
@@ -86,7 +85,7 @@ def check(body: ResponsesRequest) -> None:
         raise ApiError(400, "stream_options needs stream to be true.", param="stream_options")
 
 
-def make_call(body: ResponsesRequest, temperature: float) -> ObservedCall:
+def make_call(body: ResponsesRequest, temperature: float, seed: int) -> ObservedCall:
     effort = body.reasoning.effort if body.reasoning is not None else None
     choice = body.tool_choice
     if isinstance(choice, FunctionChoice):
@@ -105,7 +104,7 @@ def make_call(body: ResponsesRequest, temperature: float) -> ObservedCall:
         thinking_budget=EFFORT_BUDGETS.get(effort or ""),
         max_tokens=body.max_output_tokens,
         logprobs=(body.top_logprobs or 0) if _LOGPROBS in (body.include or ()) else None,
-        sampling=choose_sampling(_or(body.temperature, temperature), body.top_p),
+        sampling=choose_sampling(_or(body.temperature, temperature), seed, body.top_p),
         **compress_options(body.draftree),
     )
     return ObservedCall(call)
@@ -193,7 +192,7 @@ def _reply_options(service: Service, request: Request, body: ResponsesRequest) -
     }
     return ResponseOptions(
         model=body.model,
-        created=int(time.time()),
+        created=request.state.identity.created,
         settings=settings,
         namespaces={
             name: (namespace.name, function.name)
@@ -202,6 +201,7 @@ def _reply_options(service: Service, request: Request, body: ResponsesRequest) -
         },
         has_logprobs=_LOGPROBS in (body.include or ()),
         has_statistics=wants_statistics(request.headers, body.draftree),
+        token=request.state.identity.token,
     )
 
 

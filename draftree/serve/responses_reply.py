@@ -3,12 +3,12 @@
 In: deltas and finished jobs. Out: JSON text as OpenAI's clients expect it. Knows no requests.
 """
 
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from draftree.core import FinishReason
+from draftree.serve.identity import new_token
 from draftree.serve.observed import ObservedCall, Part, split_parts
 from draftree.serve.openai_reply import chat_logprobs
 from draftree.serve.queue import Job
@@ -40,6 +40,7 @@ class ResponseOptions:
     namespaces: Mapping[str, tuple[str, str]]
     has_logprobs: bool = False
     has_statistics: bool = False
+    token: str = field(default_factory=new_token)  # of its id, and of its items'
 
 
 @dataclass(slots=True)
@@ -47,14 +48,11 @@ class Item:
     """One item of the output in the making. text: what was said or thought, or arguments."""
 
     kind: DeltaKind
+    id: str
     text: str = ""
     logprobs: "list[TokenLogprob]" = field(default_factory=list)
     call_id: str = ""
     name: str = ""
-    id: str = ""
-
-    def __post_init__(self) -> None:
-        self.id = f"{_PREFIXES[self.kind]}_{uuid.uuid4().hex}"
 
 
 class ResponseWire:
@@ -62,8 +60,8 @@ class ResponseWire:
 
     def __init__(self, options: ResponseOptions, call: ObservedCall) -> None:
         self._options, self._call = options, call
-        self._id = f"resp_{uuid.uuid4().hex}"
-        self._num_events = 0
+        self._id = f"resp_{options.token}"
+        self._num_events = self._num_items = 0
         self._output: list[dict[str, Any]] = []
         self._open: tuple[Part, Item] | None = None
 
@@ -90,19 +88,23 @@ class ResponseWire:
 
     def whole(self, replies: Sequence[Folded], jobs: Sequence[Job]) -> dict[str, Any]:
         (reply,) = replies
-        items = [
-            Item(DeltaKind.REASONING, reply.reasoning),
-            Item(DeltaKind.TEXT, reply.text, reply.logprobs),
-        ]
-        items = [item for item in items if item.text]
+        found = [(DeltaKind.REASONING, reply.reasoning), (DeltaKind.TEXT, reply.text)]
+        items = [Item(kind, self._new_id(kind), text) for kind, text in found if text]
+        for item in items:
+            item.logprobs = reply.logprobs if item.kind is DeltaKind.TEXT else []
         for call in reply.tool_calls:
-            item = Item(DeltaKind.TOOL_CALL, call.arguments, call_id=call.id, name=call.name)
+            kind = DeltaKind.TOOL_CALL
+            item = Item(kind, self._new_id(kind), call.arguments, call_id=call.id, name=call.name)
             items.append(item)
         status = _status(reply.finish_reason)
         output = [self._render(item, "completed") for item in items]
         if output:
             output[-1]["status"] = status
         return self._response(status, output, jobs)
+
+    def _new_id(self, kind: DeltaKind) -> str:
+        self._num_items += 1
+        return f"{_PREFIXES[kind]}_{self._options.token}{self._num_items}"
 
     def _write(self, key: Part, deltas: "list[Delta]") -> Iterator[str]:
         if self._open is None or self._open[0] != key:
@@ -121,7 +123,7 @@ class ResponseWire:
 
     def _begin(self, key: Part, delta: "Delta") -> Iterator[str]:
         call = delta.tool_call
-        item = Item(delta.kind)
+        item = Item(delta.kind, self._new_id(delta.kind))
         if call is not None:
             item.call_id, item.name = call.id or "", call.name or ""
         self._open = (key, item)

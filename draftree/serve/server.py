@@ -75,7 +75,9 @@ def new_server(service: Service) -> Server:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # or anyone could claim to be anyone, in the queue and in the log
+        # From anyone else, a header could claim to be anyone, in the queue and in the log.
+        proxy_headers=bool(service.options.trusted_proxies),
+        forwarded_allow_ips=list(service.options.trusted_proxies),
         lifespan="off",
         ws="none",
         timeout_keep_alive=_KEEP_ALIVE_S,

@@ -48,6 +48,7 @@ class ServeOptions:
     grace_s: float = 10.0
     log_prompts: bool = False
     read_ahead: bool = True
+    trusted_proxies: tuple[str, ...] = ()  # addresses whose X-Forwarded-For names the client
 
 
 def _open_ready(open_engine: "Callable[[], Engine]") -> "Engine":

@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, from_json
 REFUSED: Final = "refused"
 OUTLET: Final = "draftree.outlet"  # names of extensions of ASGI
 CROWDED: Final = "draftree.crowded"
+IDENTITY: Final = "draftree.identity"
 _MAX_PARTS: Final = 500_000  # of a body: objects, lists, and the quotes of names and texts
 _MAX_ERRORS: Final = 1000
 _NO_NUMBERS: Final = (b"NaN", b"Infinity")

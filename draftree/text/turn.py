@@ -19,7 +19,13 @@ from draftree.text.segments import Segments
 from draftree.text.template import ChatTemplate
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.tools.choice import choose_dialect, lists_tools, spell_out
-from draftree.text.tools.dialect import Message, Tool, ToolDialect, read_tools
+from draftree.text.tools.dialect import (
+    Message,
+    Tool,
+    ToolDialect,
+    derive_call_ids,
+    read_tools,
+)
 from draftree.text.tools.schema import close_objects
 
 OPENING, CLOSING = "<think>", "</think>"
@@ -48,12 +54,16 @@ class Turn:
     is_reasoning: bool  # the prompt has opened the reasoning
     calls: "CallPlan | None"
 
-    def new_reader(self, stop: Sequence[str] = ()) -> ReplyReader:
-        calls = self.calls
+    def new_reader(self, stop: Sequence[str] = (), seed: int = 0) -> ReplyReader:
+        """seed: of the reply, which the ids of its calls depend on."""
+        calls, parser = self.calls, None
+        if calls is not None:
+            new_id = derive_call_ids(self.prompt_ids, seed)
+            parser = calls.dialect.new_parser(calls.tools, calls.is_trusted, new_id)
         return ReplyReader(
             segments=Segments(is_reasoning=self.is_reasoning, opening=OPENING, closing=CLOSING),
             stop=stop,
-            parser=calls.dialect.new_parser(calls.tools, calls.is_trusted) if calls else None,
+            parser=parser,
             is_single=calls is not None and not calls.is_parallel,
             is_forced=calls is not None and calls.is_forced,
         )

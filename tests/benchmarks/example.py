@@ -1,6 +1,10 @@
 """Invented measurements of every kind, as dataclasses and as records."""
 
+from dataclasses import asdict
+
 from benchmarks.budget import BudgetMeasures, BudgetRow
+from benchmarks.chaos import ChaosMeasures
+from benchmarks.cluster import ClusterMeasures, ClusterOptions, RoutingMeasures
 from benchmarks.context import ContextMeasures, DepthMeasures
 from benchmarks.gpu_depth import DepthRun, GpuDepthMeasures
 from benchmarks.kv_quality import FormatQuality, KvQualityMeasures, LengthQuality
@@ -209,7 +213,17 @@ def gpu_depth():
     return GpuDepthMeasures("A GPU", "Q4_K", dict.fromkeys(names, run))
 
 
+def cluster(scale=1.9, num_faults=0):
+    one = summarize([100.0, 102.0], "tok/s")
+    two = summarize([100 * scale, 102 * scale], "tok/s")
+    routing = RoutingMeasures(50, 5, 200, 0.99, 0.6)
+    chaos = ChaosMeasures(200, 4, 180.0, 900, 400, 8, 100, 0, num_faults, ["lost"] * num_faults)
+    start = summarize([14.0, 16.0], "s")
+    return ClusterMeasures(start, one, two, divide(two, one), routing, chaos)
+
+
 SETTINGS = {
+    "cluster": asdict(ClusterOptions()),
     "gpu-depth": {"memory": 24.0, "shape": "27b"},
     "gpu": {"rounds": 3, "memory": 22.35, "shape": "27b"},
     "peers": PeerOptions(2, 3).settings(),

@@ -92,3 +92,10 @@ def test_drafting_changes_no_text_and_costs_nothing():
     assert words([example.record("suite", worse)], "suite") == ["missed", "target reached"]
     slow = replace(suite, sets={"own": replace(own, speed_up=0.86)})
     assert words([example.record("suite", slow)], "suite")[1] == "missed"
+
+
+def test_replicas():
+    good = example.record("cluster", example.cluster(1.96))
+    assert words([good], "cluster") == ["aim reached"] * 3 + ["aim reached"]
+    bad = example.record("cluster", example.cluster(1.5, num_faults=1))
+    assert words([bad], "cluster") == ["missed", "aim reached", "missed", "aim reached"]

@@ -18,6 +18,7 @@ from draftree.errors import CheckpointError, ModelError
 from draftree.kernels.quant.formats import QuantType, dequantize
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
+from tests.drafts.pairs import PAIRS, RELATIVES
 from tests.golden import golden
 from tests.needs import needs_package
 from tests.tiny import new_ops, open_target, tiny_path
@@ -255,3 +256,12 @@ def test_speculators_loads_and_saves_the_folder(tmp_path: Path) -> None:
     folder = export_tiny("sliding", tmp_path)
     load_module(folder).save_pretrained(tmp_path / "saved")  # type: ignore[operator]
     assert_same(open_checkpoint(tmp_path / "saved"), open_checkpoint(folder))
+
+
+@pytest.mark.parametrize("kind", RELATIVES)
+def test_kinds_that_others_read_otherwise_are_refused(kind: str, tmp_path: Path) -> None:
+    pair = PAIRS[f"{kind}, hybrid"]
+    args = pair.open_draft(), open_checkpoint(tiny_path(pair.target))
+    with pytest.raises(ModelError, match="only DFlash drafts can be exported"):
+        export_draft(*args, "vllm", tmp_path / "out", "a model")
+    assert not (tmp_path / "out").exists()

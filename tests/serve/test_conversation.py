@@ -53,7 +53,7 @@ def test_tools_that_do_not_go_together(names, chosen, is_forced, param):
 
 
 def test_sampling():
-    plain, other = choose_sampling(0.5), choose_sampling(0.5, top_p=0.0, top_k=3)
+    plain, other = choose_sampling(0.5, 1), choose_sampling(0.5, 2, top_p=0.0, top_k=3)
     assert (plain.temperature, plain.top_p, plain.top_k) == (0.5, 1.0, 0)
     assert 0 < other.top_p < 1e-6 and other.top_k == 3
     assert plain.seed != other.seed

@@ -4,8 +4,11 @@ In: tools as clients describe them. Out: checked tools, and what a dialect has t
 that describes tools, grammars for calls, and a parser. Which one a model speaks: see choice.
 """
 
+import hashlib
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 from uuid import uuid4
@@ -85,13 +88,28 @@ class ToolDialect(Protocol):
         """
         ...
 
-    def new_parser(self, tools: Sequence[Tool], is_trusted: bool) -> ToolParser:
+    def new_parser(
+        self, tools: Sequence[Tool], is_trusted: bool, new_id: Callable[[], str]
+    ) -> ToolParser:
         """is_trusted: calls follow the grammar, so arguments may be passed on as they arrive."""
         ...
 
 
 def new_call_id() -> str:
     return f"call_{uuid4().hex[:24]}"
+
+
+def derive_call_ids(prompt_ids: Sequence[int], seed: int) -> Callable[[], str]:
+    """Ids that differ between calls, prompts and seeds, but not between runs of one request."""
+    base = hashlib.sha256(array("q", (seed, *prompt_ids)).tobytes())
+    numbers = itertools.count()
+
+    def new_id() -> str:
+        digest = base.copy()
+        digest.update(b"%d" % next(numbers))
+        return f"call_{digest.hexdigest()[:24]}"
+
+    return new_id
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:

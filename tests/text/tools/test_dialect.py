@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from draftree.text.tools.dialect import new_call_id, read_tools
+from draftree.text.tools.dialect import derive_call_ids, new_call_id, read_tools
 from tests.text.tools.example import NOW, STORE, WEATHER
 
 
@@ -42,3 +42,14 @@ def test_bad_tools_are_named(tools: list, words: str) -> None:
 def test_ids_differ() -> None:
     ids = {new_call_id() for _ in range(100)}
     assert len(ids) == 100 and all(re.fullmatch("call_[0-9a-f]{24}", i) for i in ids)
+
+
+def test_derived_ids_are_those_of_the_request() -> None:
+    def ids(*request: object) -> list[str]:
+        new_id = derive_call_ids(*request)
+        return [new_id() for _ in range(3)]
+
+    first = ids((1, 2, 3), 5)
+    assert first == ids((1, 2, 3), 5) and len(set(first)) == 3
+    assert all(re.fullmatch("call_[0-9a-f]{24}", i) for i in first)
+    assert not {*first} & {*ids((1, 2, 4), 5), *ids((1, 2, 3), 6), *ids((1, 2), 3)}

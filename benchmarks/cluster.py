@@ -1,0 +1,189 @@
+"""`draftree cluster` on this machine: two replicas against one, where conversations go, what is
+lost when replicas are killed, and how long a start takes.
+
+Replicas have one thread each, so that two of them take two cores. In: a model. Out: figures.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.chaos import (
+    ChaosMeasures,
+    prepare_questions,
+    read_health,
+    read_metrics,
+    run_chaos,
+)
+from benchmarks.overhead import run_server
+from draftree.bench.dataset import chat_prompts
+from draftree.bench.http import Endpoint, ask, read_events
+from draftree.bench.median import Ratio, Report, Samples, divide, summarize
+from draftree.chat import Engine
+from draftree.errors import BenchError
+
+_START_S: Final = 300.0
+_POLL_S: Final = 0.2
+_CHAOS_PROMPTS, _CHAOS_TOKENS = 24, 24
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    rounds: int = 3
+    num_clients: int = 8
+    num_requests: int = 3  # of each client in a round
+    num_tokens: int = 64
+    num_conversations: int = 50
+    num_turns: int = 5
+    num_streams: int = 200
+    chaos_s: float = 180.0
+    kill_s: float = 20.0
+    num_replicas: int = 4  # of which one is killed at a time
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingMeasures:
+    num_conversations: int
+    num_turns: int
+    num_known: int
+    hit_rate: float
+    cached_share: float  # of the tokens of all prompts
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMeasures:
+    first_token_s: Samples  # from the start of the process, kernels compiled
+    one_replica: Samples
+    two_replicas: Samples
+    two_over_one: Ratio
+    routing: RoutingMeasures
+    chaos: ChaosMeasures
+
+    def headline(self) -> dict[str, Any]:
+        return {
+            "first_token_s": self.first_token_s.median,
+            "two_over_one": self.two_over_one.value,
+            "hit_rate": self.routing.hit_rate,
+            "num_faults": self.chaos.num_faults,
+        }
+
+
+@contextmanager
+def run_cluster(path: Path, num_replicas: int, *options: str) -> Iterator[Endpoint]:
+    """All replicas ready, one thread each; stopped afterwards."""
+    more = ("--replicas", str(num_replicas), "--allowed-host", "*", *options)
+    with run_server(path, 1, *more, kind="cluster") as endpoint:
+        deadline = time.monotonic() + _START_S
+        while len(read_health(endpoint)["replicas"]) < num_replicas:
+            if time.monotonic() > deadline:
+                raise BenchError(f"{num_replicas} replicas were not ready in {_START_S:.0f} s.")
+            time.sleep(_POLL_S)
+        yield endpoint
+
+
+def measure_cluster(path: Path, options: ClusterOptions, report: Report) -> ClusterMeasures:
+    starts: list[float] = []
+    rates: dict[int, Samples] = {}
+    for num_replicas in (1, 2):
+        report(f"cluster: starting with {num_replicas}")
+        begin = time.perf_counter()
+        with run_cluster(path, num_replicas) as endpoint:
+            model = endpoint.find_model()
+            first = ask(endpoint, model, "Hello", 1)
+            starts.append(time.perf_counter() - begin - first.end_s + first.piece_s[0])
+            rates[num_replicas] = _measure_rate(endpoint, model, options, report)
+            if num_replicas == 2:
+                routing = _measure_routing(endpoint, model, options, report)
+    return ClusterMeasures(
+        first_token_s=summarize(starts, "s"),
+        one_replica=rates[1],
+        two_replicas=rates[2],
+        two_over_one=divide(rates[2], rates[1]),
+        routing=routing,
+        chaos=measure_chaos(path, options, report),
+    )
+
+
+def measure_chaos(path: Path, options: ClusterOptions, report: Report) -> ChaosMeasures:
+    report("cluster: what a single engine writes")
+    prompts = [f"{number}. {text}" for number, text in enumerate(_prompts(_CHAOS_PROMPTS))]
+    engine = Engine.open(str(path), threads=1)
+    try:
+        questions = prepare_questions(engine, path.stem, prompts, _CHAOS_TOKENS)
+    finally:
+        engine.close()
+    # All streams are one client here, which a replica would refuse when others are being started.
+    room = ("--queue-per-client", str(options.num_streams), "--queue", str(options.num_streams))
+    with run_cluster(path, options.num_replicas, *room) as endpoint:
+        return run_chaos(
+            endpoint,
+            questions,
+            options.num_streams,
+            options.num_replicas,
+            options.chaos_s,
+            options.kill_s,
+            report,
+        )
+
+
+def _prompts(count: int) -> Sequence[str]:
+    own = chat_prompts()
+    return [own[number % len(own)] for number in range(count)]
+
+
+def _measure_rate(
+    endpoint: Endpoint, model: str, options: ClusterOptions, report: Report
+) -> Samples:
+    """Tokens per second of all clients together, round by round; the first one is not counted."""
+    found = []
+    prompts = _prompts(options.num_clients * options.num_requests)
+    with ThreadPoolExecutor(options.num_clients) as pool:
+        for number in range(options.rounds + 1):
+            report(f"cluster: tokens per second {number} of {options.rounds}")
+            asked = [f"{number}.{i} {prompt}" for i, prompt in enumerate(prompts)]
+            begin = time.perf_counter()
+            replies = pool.map(lambda p: ask(endpoint, model, p, options.num_tokens), asked)
+            num_tokens = sum(reply.num_tokens for reply in replies)
+            found.append(num_tokens / (time.perf_counter() - begin))
+    return summarize(found[1:], "tok/s")
+
+
+def _measure_routing(
+    endpoint: Endpoint, model: str, options: ClusterOptions, report: Report
+) -> RoutingMeasures:
+    before = read_metrics(endpoint)
+
+    def converse(number: int) -> None:
+        messages = []
+        for turn in range(options.num_turns):
+            content = f"Conversation {number}: question {turn}, please answer briefly."
+            messages.append({"role": "user", "content": content})
+            body = {"model": model, "messages": messages, "max_tokens": 8, "stream": True}
+            pieces = [
+                choice["delta"].get("content") or ""
+                for event in read_events(endpoint.request("POST", "chat/completions", body))
+                for choice in event["choices"]
+            ]
+            messages.append({"role": "assistant", "content": "".join(pieces)})
+
+    report("cluster: conversations")
+    with ThreadPoolExecutor(options.num_clients) as pool:
+        list(pool.map(converse, range(options.num_conversations)))
+    after = read_metrics(endpoint)
+
+    def count(name: str) -> float:
+        return after[f"draftree_{name}_total"] - before[f"draftree_{name}_total"]
+
+    # Every turn but a conversation's first has a beginning that was read.
+    num_later = options.num_conversations * (options.num_turns - 1)
+    return RoutingMeasures(
+        options.num_conversations,
+        options.num_turns,
+        num_known=round(count("known")),
+        hit_rate=round(count("hits") / num_later, 4),
+        cached_share=round(count("cached_tokens") / count("prompt_tokens"), 4),
+    )

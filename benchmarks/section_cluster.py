@@ -1,0 +1,31 @@
+"""The section of replicas on Ray Serve. In: a record. Out: lines of Markdown."""
+
+from benchmarks.markdown import spread, table
+from draftree.bench.record import Json
+
+
+def cluster(record: Json) -> list[str]:
+    measures, settings = record["measures"], record["settings"]
+    routing, chaos, ratio = measures["routing"], measures["chaos"], measures["two_over_one"]
+    rows = [
+        [words, spread(measures[name])]
+        for name, words in (
+            ("one_replica", "one replica, tok/s"),
+            ("two_replicas", "two replicas, tok/s"),
+            ("first_token_s", "`draftree cluster` to the first token, s"),
+        )
+    ]
+    note = (
+        f"Two replicas have {ratio['value']:.2f} times the rate of one; one thread each, "
+        f"{settings['num_clients']} clients, {settings['num_tokens']} tokens a reply. Of "
+        f"{routing['num_conversations']} conversations of {routing['num_turns']} turns, "
+        f"{100 * routing['hit_rate']:.1f} % of the later turns went where their beginning had been "
+        f"read, and {100 * routing['cached_share']:.0f} % of all prompts' tokens came from a "
+        f"cache. In {chaos['seconds']:.0f} s with {chaos['num_streams']} streams over "
+        f"{chaos['num_replicas']} replicas and {chaos['num_kills']} kills, "
+        f"{chaos['num_whole']} replies came whole and equal to a single engine's, "
+        f"{chaos['num_left']} clients left, {chaos['num_repeats']} requests were given to another "
+        f"replica, {chaos['num_refused']} were refused before they began, and "
+        f"{chaos['num_faults']} replies were lost or mixed up."
+    )
+    return [*table(["", "median [low to high]"], rows), "", note]

@@ -1,0 +1,160 @@
+"""`draftree cluster`: several replicas of a model behind one address, run by Ray Serve.
+
+On this machine it stays in the foreground; on a Ray cluster it deploys, and Ray goes on.
+"""
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from draftree import __version__, env
+from draftree.cli.option import Model, Settings, with_settings
+from draftree.cli.server_option import (
+    Aliases,
+    AllowedHosts,
+    ApiKeys,
+    Host,
+    Origins,
+    Parallel,
+    Proxies,
+    QueueLen,
+    QueuePerClient,
+    Temperature,
+    check_keys,
+    describe_server,
+    name_of,
+    server_option,
+)
+from draftree.errors import ServeError, require_packages
+
+if TYPE_CHECKING:
+    from draftree.cluster.deploy import ClusterOptions
+    from draftree.cluster.scale import Scale
+
+_ANY: Final = ("0.0.0.0", "::")
+_NVIDIA: Final = Path("/proc/driver/nvidia/version")
+
+
+def _cluster(help_text: str, *names: str, **details: Any) -> Any:
+    return typer.Option(*names, help=help_text, rich_help_panel="Cluster", **details)
+
+
+Gpus = Annotated[
+    float | None,
+    _cluster("GPUs of a replica; one where there are any.", min=0.0, show_default=False),
+]
+Address = Annotated[
+    str | None, _cluster("Ray cluster to deploy on, or `auto`; one of its own if not given.")
+]
+
+
+@functools.partial(with_settings, is_engine_only=True)
+def cluster(
+    settings: Settings,
+    model: Model = None,
+    replicas: Annotated[
+        str, _cluster("Number of replicas, or `auto`: as many as the load needs and there is room.")
+    ] = "auto",
+    gpus: Gpus = None,
+    address: Address = None,
+    print_config: Annotated[
+        bool, _cluster("Print the file for `serve deploy`, and end.", "--print-config")
+    ] = False,
+    host: Host = "127.0.0.1",
+    port: Annotated[int, server_option("Port to listen on.", min=1, max=65535)] = 8000,
+    api_key: ApiKeys = None,
+    allowed_host: AllowedHosts = None,
+    alias: Aliases = None,
+    cors: Origins = None,
+    trust_proxy: Proxies = None,
+    temperature: Temperature = 1.0,
+    parallel: Parallel = 0,
+    queue: QueueLen = 256,
+    queue_per_client: QueuePerClient = 64,
+) -> None:
+    """Serve replicas of a model over HTTP, by Ray Serve."""
+    require_packages("draftree cluster", "cluster", "ray")
+    name = settings.choose_model(model)
+    name = str(Path(name).resolve()) if Path(name).is_file() else name
+    server: dict[str, Any] = {
+        "model_id": name_of(name),
+        "version": __version__,
+        "aliases": alias or [],
+        "api_keys": list(check_keys(tuple(api_key or ()) or env.api_keys())),
+        "allowed_hosts": [host, *(allowed_host or [])],
+        "cors_origins": cors or [],
+        "trusted_proxies": trust_proxy or [],
+        "temperature": temperature,
+        "max_queue": queue,
+        "max_per_client": queue_per_client,
+    }
+    env.disable_ray_reports()
+    from draftree.cluster import deploy
+    from draftree.cluster.scale import choose_scale
+
+    here = {"CPU": float(os.cpu_count() or 1), "GPU": float(_NVIDIA.exists())}
+    scale = choose_scale(replicas, settings.threads, gpus, here)
+    engine = _engine_fields(settings, parallel)
+    if print_config:
+        options = _options(name, engine, server, scale)
+        return _print_yaml(deploy.describe(options, scale, host, port))
+    has = deploy.connect(address, max(here["CPU"], scale.num_min * scale.num_threads))
+    scale = choose_scale(replicas, settings.threads, gpus, has)
+    with contextlib.ExitStack() as stack:
+        if address is None:
+            stack.callback(deploy.stop)
+        _start(_options(name, engine, server, scale), scale, host, port)
+        if address is None:
+            _wait()
+
+
+def _options(
+    name: str, engine: dict[str, Any], server: dict[str, Any], scale: "Scale"
+) -> "ClusterOptions":
+    from draftree.cluster.deploy import ClusterOptions
+
+    threads = {} if scale.num_gpus else {"threads": scale.num_threads}
+    return ClusterOptions(name, {**engine, **threads}, server)
+
+
+def _start(options: "ClusterOptions", scale: "Scale", host: str, port: int) -> None:
+    from draftree.cluster.deploy import start
+
+    print(f"starting replicas of {options.model}", file=sys.stderr)
+    try:
+        start(options, scale, host, port)
+    except RuntimeError as error:
+        raise ServeError(f"Ray could not start the replicas: {error}") from error
+    url = f"http://{'127.0.0.1' if host in _ANY else host}:{port}"
+    server = options.server
+    print(describe_server(url, server["model_id"], bool(server["api_keys"])), file=sys.stderr)
+
+
+def _engine_fields(settings: Settings, parallel: int) -> dict[str, Any]:
+    """Those that were given, as an EngineConfig names them."""
+    from draftree.config import EngineConfig
+
+    config, plain = settings.read_config(), EngineConfig()
+    given = {f.name: getattr(config, f.name) for f in fields(EngineConfig)}
+    changed = {name: value for name, value in given.items() if value != getattr(plain, name)}
+    return {**changed, **({"parallel": parallel} if parallel else {})}
+
+
+def _print_yaml(config: dict[str, Any]) -> None:
+    import yaml
+
+    print(yaml.safe_dump(config, sort_keys=False), end="")
+
+
+def _wait() -> None:
+    """Until a signal comes; Ray's processes get Ctrl-C as well, and know what to do."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    while True:
+        signal.pause()

@@ -1,0 +1,192 @@
+"""Replicas and their ingress as an application of Ray Serve.
+
+In: what a cluster is asked for. Out: a running application, or the file that Ray deploys it from.
+Ray starts, restarts, scales and routes; this says what of, how many and where.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import ray
+from ray import serve
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from starlette.routing import Router
+from starlette.types import ASGIApp
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+
+from draftree.chat import Engine
+from draftree.cluster.ingress import Ingress
+from draftree.cluster.message import Relayed, ReplicaLost, Report, Unavailable
+from draftree.cluster.replica import Replica, after_the_first
+from draftree.cluster.scale import Scale
+from draftree.serve.log import set_up_logs
+from draftree.serve.service import ServeOptions
+
+APP, REPLICA = "draftree", "replica"
+IMPORT_PATH: Final = "draftree.cluster.deploy:build"
+_SURVEY_S: Final = 10.0
+_MAX_REQUESTS: Final = 4096  # at a time, through one ingress
+_END_S: Final = 900.0  # in which replies of a replica that is to end may come to their end
+_STORE_BYTES: Final = 128 * 2**20  # only bodies of requests pass through it
+_BUSY: Final = 4  # requests a replica, above which another one is started: its engine's turns
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """What was asked for. engine: fields of EngineConfig; server: fields of ServeOptions."""
+
+    model: str
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    server: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ReplicaActor(Replica):
+    """A replica in a process of its own."""
+
+    def __init__(self, model: str, engine: dict[str, Any], server: dict[str, Any]) -> None:
+        set_up_logs()
+        with after_the_first(model):
+            super().__init__(
+                serve.get_replica_context().replica_id.unique_id,
+                partial(Engine.open, model, **engine),
+                ServeOptions(**server),
+            )
+
+
+class RayPool:
+    """All replicas, by a handle of Serve."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._relay = handle.options(stream=True, method_name="relay")
+
+    async def ask(self, request: Relayed) -> AsyncGenerator[Any, None]:
+        response = self._relay.remote(request)
+        try:
+            async for piece in response:
+                yield piece
+        except (RayActorError, RayTaskError) as error:
+            raise ReplicaLost from error
+        except (BackPressureError, DeploymentUnavailableError) as error:
+            raise Unavailable from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise ReplicaLost from None  # its end came while it wrote
+        finally:
+            response.cancel()
+
+    async def survey(self) -> list[Report]:
+        """Of those that answer."""
+        found: list[Any] = []
+        with suppress(DeploymentUnavailableError, TimeoutError):
+            asked = self._handle.broadcast("report")
+            found = await asked.results_async(timeout_s=_SURVEY_S, return_exceptions=True)
+        return [report for report in found if isinstance(report, Report)]
+
+
+@serve.ingress()
+class IngressActor:
+    def __init__(self, handle: Any, max_body_bytes: int, proxies: list[str]) -> None:
+        self._ingress, self._proxies = Ingress(RayPool(handle), max_body_bytes), proxies
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        app: ASGIApp = self._ingress
+        if self._proxies:
+            app = ProxyHeadersMiddleware(app, self._proxies)  # type: ignore[arg-type, assignment]
+        return Router(default=app)  # which also answers how the application starts and ends
+
+
+def build(args: dict[str, Any]) -> Any:
+    """The application for a file, which says its scale. args: those of ClusterOptions."""
+    return _bind(ClusterOptions(**args), {})
+
+
+def _bind(options: ClusterOptions, scale: Mapping[str, Any]) -> Any:
+    server = ServeOptions(**options.server)
+    replicas = serve.deployment(
+        ReplicaActor,
+        name=REPLICA,
+        max_ongoing_requests=server.max_queue,
+        request_router_config=RequestRouterConfig(
+            request_router_class="draftree.cluster.router:ConversationRouter"
+        ),
+        health_check_period_s=5,
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=_END_S,
+        **scale,
+    )
+    ingress = serve.deployment(
+        IngressActor,
+        name="ingress",
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=_MAX_REQUESTS,
+        graceful_shutdown_timeout_s=_END_S,
+    )
+    actor = replicas.bind(options.model, dict(options.engine), dict(options.server))
+    return ingress.bind(actor, server.max_body_bytes, list(server.trusted_proxies))
+
+
+def describe_scale(scale: Scale) -> dict[str, Any]:
+    """In Serve's words, which can be changed without new replicas for all."""
+    resources = {"ray_actor_options": scale.resources}
+    if scale.num_max == scale.num_min:
+        return {"num_replicas": scale.num_min, **resources}
+    limits = {"min_replicas": scale.num_min, "max_replicas": scale.num_max}
+    following = {**limits, "target_ongoing_requests": _BUSY, "upscale_delay_s": 5}
+    return {"autoscaling_config": following, **resources}
+
+
+def describe(options: ClusterOptions, scale: Scale, host: str, port: int) -> dict[str, Any]:
+    """What `serve deploy` takes."""
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": host, "port": port},
+        "logging_config": {"enable_access_log": False},
+        "applications": [
+            {
+                "name": APP,
+                "route_prefix": "/",
+                "import_path": IMPORT_PATH,
+                "args": asdict(options),
+                "deployments": [{"name": REPLICA, **describe_scale(scale)}],
+            }
+        ],
+    }
+
+
+def connect(address: str | None, num_cpus: float) -> dict[str, float]:
+    """Join a Ray cluster, or start one on this machine; what it has."""
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    here = {"num_cpus": num_cpus, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
+    options = here if address is None else {"address": address}
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    found: dict[str, float] = ray.cluster_resources()
+    return found
+
+
+def start(options: ClusterOptions, scale: Scale, host: str, port: int) -> None:
+    """Deploy, and wait until every replica is ready."""
+    config = describe(options, scale, host, port)
+    serve.start(
+        proxy_location="EveryNode",
+        http_options=config["http_options"],
+        logging_config=config["logging_config"],
+    )
+    serve.run(_bind(options, describe_scale(scale)), name=APP, route_prefix="/")
+
+
+def stop() -> None:
+    """End what `start` and `connect` began on this machine."""
+    with suppress(Exception):
+        serve.shutdown()
+    ray.shutdown()

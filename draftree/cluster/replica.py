@@ -1,0 +1,161 @@
+"""One replica: the whole server of `draftree serve`, but for its socket.
+
+In: requests that the ingress relays. Out: what the application sends, piece by piece. Knows
+nothing of Ray, nor of other replicas.
+"""
+
+import asyncio
+import fcntl
+import gc
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import Message, Scope
+
+from draftree.cluster.message import Head, Relayed, ReplicaLost, Report
+from draftree.errors import ServeError
+from draftree.serve.app import build_app
+from draftree.serve.service import ServeOptions, Service
+from draftree.serve.thread import State
+from draftree.serve.wire import IDENTITY, OUTLET
+
+if TYPE_CHECKING:
+    from draftree.chat import Engine
+
+
+class Replica:
+    """Ready when it has been made, or the reason why not is raised."""
+
+    def __init__(
+        self, name: str, open_engine: "Callable[[], Engine]", options: ServeOptions
+    ) -> None:
+        self.name = name
+        self._changed = threading.Event()
+        self._service = Service(open_engine, options, lambda state: self._changed.set())
+        self._app = build_app(self._service)
+        self._running: set[asyncio.Task[None]] = set()  # nobody else holds them
+        self._service.thread.start()
+        self._changed.wait()
+        self.check_health()
+        gc.collect()
+        gc.freeze()  # or every collection would look at all of the engine
+
+    def check_health(self) -> None:
+        if self._service.state is State.FAILED:
+            raise self._service.thread.failure or ServeError("The engine failed.")
+
+    async def report(self) -> Report:
+        service = self._service
+        waiting, running = service.queue.num_waiting, service.num_running
+        metrics = service.metrics.render(waiting, running, len(service.thread.turns.parked))
+        health = {"name": self.name, "pid": os.getpid(), "queue": waiting, "running": running}
+        return Report(self.name, metrics, health)
+
+    async def relay(self, request: Relayed) -> AsyncGenerator[Any, None]:
+        """Its name, the head of the reply, and the body. Closing it is the client's leaving."""
+        yield self.name
+        exchange = Exchange(request)
+        task = asyncio.create_task(self._app(exchange.scope, exchange.receive, exchange.send))
+        task.add_done_callback(exchange.end)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            async for piece in exchange.read():
+                yield piece
+        finally:
+            exchange.leave()
+
+
+class Exchange:
+    """A request as the application sees it: ASGI's scope, receive and send, and an Outlet."""
+
+    def __init__(self, request: Relayed) -> None:
+        self._request = request
+        self._head: Head | None = None
+        self._pieces: list[bytes] = []
+        self._is_read = self._is_whole = self._is_ended = False
+        self._news, self._left = asyncio.Event(), asyncio.Event()
+
+    @property
+    def scope(self) -> Scope:
+        request = self._request
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "scheme": "http",
+            "method": request.method,
+            "path": request.path,
+            "raw_path": request.raw_path,
+            "query_string": request.query,
+            "root_path": "",
+            "headers": list(request.headers),
+            "client": request.client,
+            "server": None,
+            "extensions": {OUTLET: self, IDENTITY: request.identity},
+        }
+
+    async def receive(self) -> Message:
+        if not self._is_read:
+            self._is_read = True
+            return {"type": "http.request", "body": self._request.body, "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._head = message["status"], list(message["headers"])
+        else:
+            self._is_whole = not message.get("more_body", False)
+            self.write_piece(message.get("body", b""))
+
+    is_free = True  # an Outlet; what the client has not read waits at the ingress
+
+    def write_piece(self, data: bytes) -> None:
+        self._pieces.append(data)
+        self._news.set()
+
+    def leave(self) -> None:
+        self._left.set()
+
+    def end(self, task: "asyncio.Task[None]") -> None:
+        self._is_ended = True
+        self._news.set()
+
+    async def read(self) -> AsyncGenerator[Any, None]:
+        """The head, then what has come since the last piece. Raises ReplicaLost where the
+        application broke off.
+        """
+        head_sent = False
+        while not (self._is_ended and not self._pieces):
+            await self._news.wait()
+            self._news.clear()
+            if self._head is not None and not head_sent:
+                head_sent = True
+                yield self._head
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+            if data:
+                yield data
+        if not self._is_whole:
+            raise ReplicaLost
+
+
+@contextmanager
+def after_the_first(what: str) -> Iterator[None]:
+    """Of all processes of this machine, the first one downloads files and compiles kernels; the
+    others wait for that, then go on together.
+    """
+    name = hashlib.sha256(f"{Path.home()} {what}".encode()).hexdigest()[:16]
+    with (Path(tempfile.gettempdir()) / f"draftree-{name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        yield

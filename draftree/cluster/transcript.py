@@ -1,0 +1,47 @@
+"""A stream of server-sent events that may have to begin again: what of it the client has already.
+
+In: pieces of the body, of one run after another. Out: what is new in them. Runs of one request
+have the same events, which is checked by a hash; comments and counts may differ.
+"""
+
+import hashlib
+from typing import Final
+
+from draftree.serve.rounds import KIND
+
+_END: Final = b"\n\n"
+_ROUNDS: Final = f'"object":"{KIND}"'.encode()
+_USAGE: Final = b'"usage":{'  # what a run cost differs; quotes in text are escaped
+
+
+class ReplyChanged(Exception):
+    """Another run gave another text."""
+
+
+class Transcript:
+    def __init__(self) -> None:
+        self._num_sent = self._num_seen = 0
+        self._sent = self._seen = hashlib.sha256()
+        self._rest = b""
+
+    def restart(self) -> None:
+        """Another run begins."""
+        self._num_seen, self._seen, self._rest = 0, hashlib.sha256(), b""
+
+    def pass_on(self, data: bytes) -> bytes:
+        """The events of this piece that have not been sent."""
+        *events, self._rest = (self._rest + data).split(_END)
+        return b"".join(event + _END for event in events if self._is_new(event))
+
+    def _is_new(self, event: bytes) -> bool:
+        is_repeated = self._num_seen < self._num_sent
+        if event.startswith(b":") or _ROUNDS in event:  # when these come is chance
+            return not is_repeated
+        self._num_seen += 1
+        if _USAGE not in event:
+            self._seen.update(event)
+        if not is_repeated:
+            self._num_sent, self._sent = self._num_seen, self._seen.copy()
+        elif self._num_seen == self._num_sent and self._seen.digest() != self._sent.digest():
+            raise ReplyChanged
+        return not is_repeated

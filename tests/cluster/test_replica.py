@@ -1,0 +1,152 @@
+"""A replica: the application without a socket, and what of it the ingress can see."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from contextlib import aclosing
+
+import pytest
+
+from draftree.cluster.message import Relayed, ReplicaLost
+from draftree.cluster.replica import Replica, after_the_first
+from draftree.errors import ModelError
+from draftree.serve.identity import Identity
+from draftree.serve.service import ServeOptions
+from tests.serve import fake
+from tests.serve.conftest import wait_for
+
+
+@pytest.fixture
+def engine():
+    return fake.Engine()
+
+
+@pytest.fixture
+def replica(engine):
+    replica = Replica("one", engine.open, ServeOptions("fake"))
+    yield replica
+    replica._service.queue.close()
+    replica._service.thread.join(60)
+
+
+def relayed(path="/v1/chat/completions", *, method="POST", **members):
+    body = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}], **members}
+    return Relayed(
+        method,
+        path,
+        path.encode(),
+        b"",
+        ((b"host", b"localhost"), (b"content-type", b"application/json")),
+        json.dumps(body).encode(),
+        ("127.0.0.1", 1),
+        Identity("0" * 32, 3, 4, is_repeatable=True),
+    )
+
+
+async def read(replica, request):
+    name, head, *pieces = [piece async for piece in replica.relay(request)]
+    return name, head, b"".join(pieces)
+
+
+def test_an_answer_is_name_head_and_body(replica):
+    name, (status, headers), body = asyncio.run(read(replica, relayed()))
+    assert (name, status) == ("one", 200)
+    assert (b"request-id", b"req_" + b"0" * 32) in headers
+    reply = json.loads(body)
+    assert (reply["id"], reply["created"]) == ("chatcmpl-" + "0" * 32, 3)
+
+
+def test_a_stream_has_one_event_a_piece_however_it_comes(replica, engine):
+    engine.pieces = ["a", "b", "c"]
+    _, _, together = asyncio.run(read(replica, relayed(stream=True)))
+    engine.round_s = 0.1
+    _, _, apart = asyncio.run(read(replica, relayed(stream=True)))
+    assert apart == together and together.count(b'"content":"b"') == 1
+    assert engine.calls[0]["sampling"].seed == engine.calls[1]["sampling"].seed == 4
+
+
+def test_closing_is_the_clients_leaving(replica, engine):
+    engine.pieces, engine.round_s = ["word "] * 2000, 0.01
+
+    async def run():
+        async with aclosing(replica.relay(relayed(stream=True))) as answer:
+            for _ in range(3):
+                await anext(answer)
+        await asyncio.to_thread(wait_for, lambda: bool(engine.ended))
+
+    asyncio.run(run())
+    assert engine.ended[0].usage.completion_tokens < 2000
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_what_is_cut_off_by_the_end_is_asked_for_elsewhere(engine, is_stream):
+    """A stream ends without its last event, other replies with 503."""
+    replica = Replica("one", engine.open, ServeOptions("fake", grace_s=0.0))
+    engine.pieces, engine.round_s = ["word "] * 2000, 0.01
+
+    async def run():
+        async with aclosing(replica.relay(relayed(stream=is_stream))) as answer:
+            await anext(answer)
+            reading = asyncio.create_task(anext(answer))
+            await asyncio.to_thread(wait_for, lambda: bool(engine.started))
+            if is_stream:
+                await reading
+            replica._service.begin_stop()
+            status, _ = await reading
+            rest = b"".join([piece async for piece in answer])
+            return status, rest
+
+    if is_stream:
+        with pytest.raises(ReplicaLost):
+            asyncio.run(run())
+    else:
+        status, rest = asyncio.run(run())
+        assert status == 503 and b"shutting down" in rest
+    replica._service.thread.join(60)
+
+
+def test_the_report(replica):
+    asyncio.run(read(replica, relayed()))
+    report = asyncio.run(replica.report())
+    assert report.name == "one"
+    assert report.health == {"name": "one", "pid": os.getpid(), "queue": 0, "running": 0}
+    assert "draftree_completion_tokens_total 2\n" in report.metrics
+
+
+def test_an_engine_that_cannot_be_opened_is_said_at_once(engine):
+    engine.opening_error = ModelError("This model is not supported.")
+    with pytest.raises(ModelError, match="not supported"):
+        Replica("one", engine.open, ServeOptions("fake"))
+
+
+def test_an_engine_that_is_beyond_help_is_unhealthy(replica, engine):
+    engine.pieces = [fake.Broken("no memory")]
+    replica.check_health()
+    for _ in range(3):
+        asyncio.run(read(replica, relayed()))
+    wait_for(lambda: replica._service.thread.failure is not None)
+    wait_for(lambda: replica._service.state == "failed")
+    with pytest.raises(Exception, match="3 times in a row"):
+        replica.check_health()
+
+
+def test_only_the_first_process_goes_ahead_alone(tmp_path, monkeypatch):
+    """Others wait for it, then go on together."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    code = (
+        "import sys; from draftree.cluster.replica import after_the_first\n"
+        "print('came', flush=True)\n"
+        "with after_the_first('model'): print('in', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with after_the_first("model"):
+        others = [subprocess.Popen(command, **pipes) for _ in range(2)]
+        assert [other.stdout.readline() for other in others] == ["came\n"] * 2
+        assert all(other.poll() is None for other in others)
+    assert [other.stdout.readline() for other in others] == ["in\n"] * 2  # both hold it
+    for other in others:
+        other.communicate()
