@@ -112,7 +112,7 @@ def talk(page, *texts):
 
 def last(page, selector=""):
     """Of the last reply."""
-    return page.locator(f".reply:last-child {selector}")
+    return page.locator(f"#messages > .reply:last-child {selector}")
 
 
 def act(page, label, article=".reply"):

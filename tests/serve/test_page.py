@@ -12,6 +12,8 @@ import httpx2
 import pytest
 
 from draftree.serve import page
+from tests.serve import paint
+from tests.serve.result import read_result
 from tests.serve.test_openai import error_of
 from tests.serve.viewer import PageEngine
 
@@ -137,3 +139,17 @@ def test_the_engine_of_a_server_that_stops_is_not_described(start):
     response = httpx2.get(f"{running.url}/v1/draftree/engine")
     error_of(response, 503)
     assert response.headers["retry-after"]
+
+
+def test_the_table_of_figures_is_that_of_the_results():
+    result = read_result(ROOT / "results", paint.NAME)
+    text = (ROOT / "docs/page.md").read_text(encoding="utf-8")
+    assert f"{paint.START}{paint.render(result)}{paint.END}" in text
+    assert len(result["measures"]["first_paint_ms"]["samples"]) == paint.NUM_VISITS
+
+
+def test_a_slow_first_paint_is_said_to_miss_its_target():
+    result = read_result(ROOT / "results", paint.NAME)
+    for median, verdict in ((paint.MAX_PAINT_MS, "reached"), (paint.MAX_PAINT_MS + 1, "missed")):
+        result["measures"]["first_paint_ms"]["median"] = median
+        assert f"{paint.MAX_PAINT_MS} ms: {verdict}" in paint.render(result)

@@ -1,4 +1,4 @@
-"""The page for those who use a keyboard or listen to it: axe-core finds nothing to complain about."""
+"""The page for those who use a keyboard or listen to it: axe-core finds no violation."""
 
 import gzip
 from pathlib import Path

@@ -4,13 +4,13 @@
 import { Conversation, makeId, textOf } from "./conversation.js";
 import { announce, count, find, make, makeButton, showToast } from "./dom.js";
 import { charactersPerToken, showGauge } from "./gauge.js";
-import { QuestionView, ReplyView } from "./message.js";
+import { QuestionView, ReplyView, makeChunk } from "./message.js";
 import { writeReply } from "./reply.js";
 import { Scroll } from "./scroll.js";
 import { writeCurrent } from "./store.js";
 import { ApiError } from "./stream.js";
 
-const NUM_NEAR = 20; // messages that are drawn at once
+const CHUNK = 20; // messages that are drawn together, of a long conversation
 const SHORTENED = 0.6; // of the context, when the oldest messages are left out
 const RESUME = "Continue exactly where you stopped, without repeating anything.";
 
@@ -33,7 +33,7 @@ export class Chat {
     this.stop();
     this.conversation = conversation;
     writeCurrent(conversation.id);
-    for (const view of this.views) view.element.remove();
+    find("messages").replaceChildren();
     this.views = [];
     this.showPath();
     this.panel.showExample();
@@ -49,9 +49,8 @@ export class Chat {
 
   /** Writes a conversation down, or deletes one of which nothing is left. */
   async keep(conversation = this.conversation) {
-    const { history } = this;
-    if (conversation.messages.size) await history.put(conversation.record);
-    else if (history.records.has(conversation.id)) await history.delete(conversation.id);
+    if (conversation.messages.size) await this.history.put(conversation.record);
+    else await this.history.delete(conversation.id);
     this.onChange();
   }
 
@@ -72,9 +71,12 @@ export class Chat {
     while (numSame < path.length && this.views[numSame]?.message === path[numSame]) numSame += 1;
     for (const view of this.views.splice(numSame)) view.element.remove();
     const fresh = path.slice(numSame).map((message) => this.makeView(message));
-    fresh.forEach((view, i) => view.show(fresh.length - i > NUM_NEAR));
     this.views.push(...fresh);
-    find("messages").append(...fresh.map(({ element }) => element));
+    while (fresh.length > 2 * CHUNK) find("messages").append(makeChunk(fresh.splice(0, CHUNK)));
+    for (const view of fresh) {
+      find("messages").append(view.element);
+      view.end();
+    }
     this.showState();
   }
 

@@ -142,16 +142,13 @@ export function countCharacters(message) {
 
 /** Conversations of a file that was exported, or an error that says what is wrong with it. */
 export function readExport(text) {
-  const wrong = new Error("That file was not exported from this page.");
-  let data;
   try {
-    data = JSON.parse(text);
+    const { format, conversations } = JSON.parse(text);
+    if (format === "draftree" && conversations.every(isWhole)) return conversations;
   } catch {
-    throw wrong;
+    // Of some other kind.
   }
-  if (data?.format !== "draftree" || !Array.isArray(data.conversations)) throw wrong;
-  if (!data.conversations.every(isWhole)) throw wrong;
-  return data.conversations;
+  throw new Error("That file was not exported from this page.");
 }
 
 /** Whether every message has its fields, and comes after the one that it answers. */

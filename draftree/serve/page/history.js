@@ -8,7 +8,7 @@ export class History {
   constructor() {
     this.keepsNothing = false;
     this.records = new Map(); // all that are known, by their ids
-    this.isLoaded = false;
+    this.loading = null; // a promise, once they were asked for
     this.writing = Promise.resolve();
     this.channel = "BroadcastChannel" in globalThis ? new BroadcastChannel(NAME) : null;
   }
@@ -16,16 +16,18 @@ export class History {
   /** onChange: called when another tab has changed something. */
   watch(onChange) {
     this.channel?.addEventListener("message", async () => {
-      this.isLoaded = false;
+      this.loading = null;
       await this.load();
       onChange();
     });
   }
 
-  async load() {
-    if (this.isLoaded) return;
-    this.isLoaded = true;
-    if (this.keepsNothing) return;
+  load() {
+    this.loading ??= this.keepsNothing ? Promise.resolve() : this.read();
+    return this.loading;
+  }
+
+  async read() {
     const found = await this.run("readonly", (store) => store.getAll());
     if (found) this.records = new Map(found.map((record) => [record.id, record]));
   }
@@ -36,11 +38,13 @@ export class History {
   }
 
   async put(record) {
+    await this.load(); // which would forget it
     this.records.set(record.id, record);
     if (!this.keepsNothing) await this.run("readwrite", (store) => store.put(record));
   }
 
   async delete(id) {
+    await this.load();
     this.records.delete(id);
     await this.run("readwrite", (store) => store.delete(id));
   }

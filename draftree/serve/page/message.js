@@ -2,25 +2,28 @@
 // ends with a note or an error. What its buttons do is told by the conversation, as `actions`.
 
 import { TextView } from "./markdown.js";
-import { make, makeButton, makeCopyButton, makeIconButton } from "./dom.js";
+import { find, make, makeButton, makeCopyButton, makeIconButton } from "./dom.js";
 
-/** Bodies of a long conversation are made when they come near to being seen. */
 const NEAR = "1200px";
 let observer = null;
 
-function whenNear(element, act) {
+/** Messages of a long conversation, which are finished when they come near to being seen. */
+export function makeChunk(views) {
   observer ??= new IntersectionObserver(
     (entries) => {
-      for (const { isIntersecting, target } of entries) {
-        if (!isIntersecting) continue;
+      for (const { target } of entries.filter(({ isIntersecting }) => isIntersecting)) {
         observer.unobserve(target);
-        target.drawBody();
+        target.finish();
       }
     },
-    { root: document.getElementById("log"), rootMargin: NEAR },
+    { root: find("log"), rootMargin: NEAR },
   );
-  element.drawBody = act;
-  observer.observe(element);
+  const chunk = make("div", "chunk");
+  for (const view of views) view.sketch?.();
+  chunk.append(...views.map(({ element }) => element));
+  chunk.finish = () => views.forEach((view) => view.end());
+  observer.observe(chunk);
+  return chunk;
 }
 
 class MessageView {
@@ -29,13 +32,6 @@ class MessageView {
     Object.assign(this, { message, actions });
     this.element = make("article", className);
     this.element.setAttribute("aria-label", label);
-  }
-
-  /** isFar: whether all but the text can wait until it comes near. */
-  show(isFar) {
-    if (!isFar) return this.end();
-    this.sketch?.();
-    whenNear(this.element, () => this.end());
   }
 
   /** Where a message stands among its versions, if there are others, and buttons to see them. */

@@ -13,8 +13,7 @@ export async function writeReply(request, view, panel, signal) {
   try {
     for await (const event of ask(request, readKey(), signal)) read(event, view, panel, progress);
   } catch (error) {
-    if (error.name !== "AbortError") return { error };
-    return { note: "Stopped", isCut: true };
+    return error.name === "AbortError" ? { note: "Stopped", isCut: true } : { error };
   }
   const { usage, reason } = progress;
   const tokens = usage ? usage.prompt_tokens + usage.completion_tokens : undefined;
