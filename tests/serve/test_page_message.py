@@ -7,8 +7,17 @@ import pytest
 from draftree.core import FinishReason
 from tests.serve import fake
 from tests.serve.browser import act, asked, expect, in_all_views, last, say, talk
+from tests.serve.conftest import wait_for
 
 LONG = "x" * 4000
+NUM_KEPT = """async () => {
+  const asked = indexedDB.open("draftree");
+  await new Promise((resolve) => asked.addEventListener("success", resolve));
+  const all = asked.result.transaction("conversations").objectStore("conversations").count();
+  await new Promise((resolve) => all.addEventListener("success", resolve));
+  asked.result.close();
+  return all.result;
+}"""
 
 
 def bubbles(page):
@@ -117,6 +126,7 @@ def test_messages_are_deleted_and_put_back(pages, view):
     act(page, "Delete", ".question")
     act(page, "Delete", ".question")
     expect(page.locator("#welcome")).to_be_visible()
+    wait_for(lambda: page.evaluate(NUM_KEPT) == 0)
     page.reload()
     expect(page.locator("#welcome")).to_be_visible()
 
