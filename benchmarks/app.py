@@ -304,12 +304,18 @@ def recording(
     model: Model = DEFAULT_MODEL,
     prompt: Annotated[str, typer.Option(help="What is continued.")] = "def fibonacci(n):",
     budget: Annotated[int, typer.Option(min=1, help="Nodes besides the root.")] = 22,
-    path: Annotated[Path, typer.Option(help="The picture.")] = Path("docs/images/run-tree.svg"),
+    path: Annotated[Path, typer.Option(help="The picture.")] = Path("docs/images/run.svg"),
 ) -> None:
-    """Draw what `draftree run --show-tree` prints."""
-    from benchmarks.recording import draw_run
+    """Record what `draftree run --show-tree` prints, as a picture that moves."""
+    import shlex
+    import sys
 
-    draw_run(model, prompt, budget, 96, path)
+    from benchmarks.recording import record
+
+    options = ["--show-tree", "--budget", str(budget), "--ngram", "off", "--n-gen", "96"]
+    command = ["run", model, *options, "-p", prompt]
+    shown = shlex.join(["draftree", *command])
+    record(shown, [sys.executable, "-m", "draftree", *command], path)
     finish({"picture": str(path)})
 
 

@@ -21,6 +21,10 @@ NEEDED = (
     "draftree/py.typed",
     "draftree/data/smollm2-135m-dflash.q4_1.gguf",
     "draftree/kernels/cuda/source/linear.cu",
+    "draftree/serve/page/index.html",
+    "draftree/serve/page/vendor/katex.js",
+    "draftree/serve/page/vendor/fonts/KaTeX_Main-Regular.woff2",
+    "draftree/serve/page/vendor/katex.LICENSE.txt",
     "LICENSE",
 )
 

@@ -4,10 +4,12 @@ In: a Service. Out: routes. The files need no key, since browsers send none for 
 page then asks for does.
 """
 
+import hashlib
 from pathlib import Path
 from typing import Any, Final
 
 from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
 
 from draftree.serve.service import Service
@@ -21,8 +23,13 @@ _KINDS: Final = {
     ".css": "text/css",
     ".js": "text/javascript",
     ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
 }
-FILES: Final = tuple(sorted(file.name for file in _FOLDER.iterdir() if file.suffix in _KINDS))
+FILES: Final = tuple(
+    sorted(
+        file.relative_to(_FOLDER).as_posix() for file in _FOLDER.rglob("*") if file.suffix in _KINDS
+    )
+)
 PATHS: Final = ("/", *(f"/page/{name}" for name in FILES if name != INDEX))
 HEADERS: Final = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -57,11 +64,15 @@ def make_routes(service: Service) -> APIRouter:
 
 
 class _File:
-    """Answers with one file of the page, read when the server starts."""
+    """Answers with one file of the page, read when the server starts, unless the browser has it."""
 
     def __init__(self, name: str) -> None:
         self._content = (_FOLDER / name).read_bytes()
         self._kind = _KINDS[Path(name).suffix]
+        digest = hashlib.sha256(self._content).hexdigest()
+        self._headers = {**HEADERS, "etag": f'"{digest[:32]}"'}
 
-    async def __call__(self) -> Response:
-        return Response(self._content, media_type=self._kind, headers=HEADERS)
+    async def __call__(self, request: Request) -> Response:
+        if request.headers.get("if-none-match") == self._headers["etag"]:
+            return Response(status_code=304, headers=self._headers)
+        return Response(self._content, media_type=self._kind, headers=self._headers)

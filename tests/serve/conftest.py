@@ -12,6 +12,7 @@ from draftree.chat import Engine
 from draftree.serve.server import bind, new_server
 from draftree.serve.service import ServeOptions, Service
 from draftree.serve.thread import State
+from tests.needs import has_browser
 from tests.serve import fake
 from tests.tiny import tiny_path
 
@@ -161,3 +162,7 @@ def _no_certificates():
             patch.setattr(patience, name, 120)  # a busy machine is not a failure
         patch.setattr(httpx2._transports.default, "create_ssl_context", lambda **_: context)
         yield
+
+
+if has_browser():
+    from tests.serve.browser import browser, pages, served, visit  # noqa: F401

@@ -21,6 +21,8 @@ PICTURES = {
     "page-dark": {**WIDE, "color_scheme": "dark"},
     "page-phone": {**PHONE, "color_scheme": "light", "has_touch": True},
 }
+WITH_LIST = ("page-dark",)  # the list of conversations is open
+EARLIER = ("List the planets of the solar system.", "What does a compiler do?")
 
 
 def take(browser, url, path, options):
@@ -29,9 +31,16 @@ def take(browser, url, path, options):
     page = context.new_page()
     page.goto(url)
     page.locator("body.ready").wait_for()
+    if path.stem in WITH_LIST:
+        for prompt in EARLIER:
+            page.locator("#prompt").fill(prompt)
+            page.locator("#prompt").press("Enter")
+            page.locator(".reply .body > p").first.wait_for(timeout=240_000)
+            page.locator("#new-chat").click()  # which stops the reply
+        page.locator("#toggle-history").click()
     page.locator("#prompt").fill(PROMPT)
     page.locator("#prompt").press("Enter")
-    page.get_by_role("button", name="Again").wait_for(timeout=120_000)
+    page.locator("#messages > .reply:last-child footer").wait_for(timeout=240_000)
     for _ in range(14):
         page.get_by_role("button", name="Earlier round").click()
     page.locator("#prompt").focus()

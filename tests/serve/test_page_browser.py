@@ -1,88 +1,13 @@
-"""The page in a real browser: asking, stopping, trees, colours, widths, keys, errors."""
+"""The page in a real browser: asking, stopping, trees, colours, widths, keys."""
 
 import re
 
 import pytest
-from playwright import sync_api
 
 from draftree.core import FinishReason
-from draftree.text.reply import DeltaKind
-from tests.serve import fake
+from tests.serve.browser import PHONE, expect, last, say
 from tests.serve.conftest import Running, wait_for
-from tests.serve.viewer import PageEngine, make_chain, make_round, open_browser
-
-expect = sync_api.expect
-
-PHONE = {"width": 360, "height": 740}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = open_browser(playwright)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def visit(browser):
-    """Opens the page, in a browser that knows nothing; no request may leave the server, and
-    nothing may be complained about.
-    """
-    contexts, problems = [], []
-
-    def open_page(url, expected=(), **options):
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(120_000)
-
-        def note(message):
-            if message.type == "error" and not any(word in message.text for word in expected):
-                problems.append(message.text)
-
-        page.on("console", note)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda r: r.url.startswith(url) or problems.append(r.url))
-        page.goto(url)
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert problems == []
-
-
-@pytest.fixture(scope="module")
-def served():
-    engine = PageEngine()
-    running = Running(engine.open).start()
-    yield engine, running.url
-    running.stop()
-
-
-@pytest.fixture
-def pages(served, visit):
-    """The page of a fake engine, ready to be used."""
-    engine, url = served
-    engine.__init__()
-
-    def open_page(**options):
-        page = visit(url, **options)
-        expect(page.locator("body.ready")).to_be_visible()
-        return page
-
-    open_page.engine = engine
-    return open_page
-
-
-def say(page, text="Hello"):
-    page.locator("#prompt").fill(text)
-    page.locator("#prompt").press("Enter")
-
-
-def last(page, selector=""):
-    return page.locator(f".reply:last-child {selector}")
+from tests.serve.viewer import make_chain, make_round
 
 
 @pytest.fixture(scope="module")
@@ -180,66 +105,6 @@ def test_stopping(pages, how):
     assert asked[1]["content"].startswith("word ")
 
 
-def test_text_of_a_model_stays_text(pages):
-    bad = "<img src=x onerror=document.title='bad'> <b>bold</b>\n\n```html\n<script>1</script>\n```"
-    pages.engine.pieces = [make_round(bonus=5), *re.split("(?<=[<`])", bad)]
-    page = pages()
-    say(page, "<i>question</i>")
-    expect(last(page, "footer")).to_be_visible()
-    expect(page.locator(".question")).to_have_text("<i>question</i>")
-    expect(last(page, ".body p")).to_have_text(bad.split("\n")[0])
-    expect(last(page, ".body code")).to_have_text("<script>1</script>")
-    assert page.locator(".reply img, .reply script, .reply b, .question i").count() == 0
-    assert page.title() == "fake · draftree"
-
-
-def test_markdown(pages):
-    pages.engine.pieces = [
-        "# Title\nSome **bold *and* `code`** 2 * 3 * 4\nsnake_case_name\n\n",
-        "1. one\n2. two\n   more\n\n- a\n  - b\n\n> said\n\n---\n| a | b |\n|---|---|\n",
-        "```py",
-        "thon\nx = 1\n\ny\n```\nend",
-    ]
-    page = pages()
-    say(page)
-    expect(last(page, "footer")).to_be_visible()
-    body = last(page, ".body")
-    tags = body.evaluate("body => [...body.children].map((child) => child.localName)")
-    assert tags == ["p", "p", "ol", "ul", "blockquote", "hr", "pre", "figure", "p"]
-    expect(body.locator("strong")).to_have_text("bold and code")
-    expect(body.locator("strong code")).to_have_text("code")
-    expect(body.locator("em")).to_have_text(["and"])
-    assert "2 * 3 * 4\nsnake_case_name" in body.locator("p").nth(1).text_content()
-    assert body.locator("ol li").all_text_contents() == ["one", "two\nmore"]
-    expect(body.locator("ul li")).to_have_class(["level-0", "level-1"])
-    expect(body.locator("figcaption span")).to_have_text("python")
-    assert body.locator("figure code").text_content() == "x = 1\n\ny"
-
-
-def test_code_can_be_copied(pages):
-    pages.engine.pieces = ["```\none\ntwo\n```"]
-    page = pages(permissions=["clipboard-read", "clipboard-write"])
-    say(page)
-    last(page, "figure button").click()
-    expect(last(page, "figure button")).to_have_text("Copied")
-    assert page.evaluate("navigator.clipboard.readText()") == "one\ntwo"
-
-
-def test_reasoning_is_folded(pages):
-    thought = fake.Delta("Let me see.", kind=DeltaKind.REASONING)
-    pages.engine.pieces, pages.engine.thinks = [thought, "Four."], True
-    page = pages()
-    page.locator("#open-settings").click()
-    page.locator("#think").uncheck()
-    page.keyboard.press("Escape")
-    say(page)
-    expect(last(page, ".body")).to_have_text("Four.")
-    expect(last(page, "details p")).to_be_hidden()
-    last(page, "summary").click()
-    expect(last(page, "details p")).to_have_text("Let me see.")
-    assert pages.engine.calls[-1]["thinking"] is False
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_colours_follow_the_system_and_the_button(pages, scheme):
     page = pages(color_scheme=scheme)
@@ -263,7 +128,7 @@ def test_a_phone_needs_no_scrolling_sideways(pages):
         make_chain(12),
         f"{long} {long}\n\n```\n{long}\n```\n1. {long}\n\n|{long}|",
     ]
-    page = pages(viewport=PHONE, has_touch=True)
+    page = pages(**PHONE)
 
     def is_within():
         width = page.evaluate(
@@ -271,7 +136,7 @@ def test_a_phone_needs_no_scrolling_sideways(pages):
             ".scrollWidth, ...[...document.querySelectorAll('header, #panel, #composer, button')]"
             ".map((element) => element.getBoundingClientRect().right))"
         )
-        return width <= PHONE["width"]
+        return width <= PHONE["viewport"]["width"]
 
     assert is_within()
     say(page, long)
@@ -315,80 +180,3 @@ def test_trees_that_are_not_shown_are_not_asked_for(pages):
     assert asked.value.post_data_json["draftree"] == {"stats": True, "rounds": False}
     expect(last(page, "footer")).to_be_visible()
     expect(page.locator("#tree")).to_be_hidden()
-
-
-def test_settings_are_sent_and_kept(pages):
-    page = pages()
-    page.locator("#open-settings").click()
-    expect(page.locator("#facts")).to_contain_text("up to 64 nodes")
-    page.locator("#system").fill("Be brief.")
-    page.locator("#temperature").fill("0.3")
-    page.locator("#max-tokens").fill("77")
-    page.locator("#keep").check()
-    page.locator("#settings .main").click()
-    say(page)
-    expect(last(page, "footer")).to_be_visible()
-    call = pages.engine.calls[-1]
-    assert call["prompt"][0] == {"role": "system", "content": "Be brief."}
-    assert (call["sampling"].temperature, call["max_tokens"]) == (0.3, 77)
-    page.reload()
-    expect(last(page, ".body")).to_have_text("Hello there")
-    page.locator("#new-chat").click()
-    page.reload()
-    expect(page.locator("#welcome")).to_be_visible()
-    assert page.locator("article").count() == 0
-
-
-def test_a_conversation_is_forgotten_unless_it_is_to_be_kept(pages):
-    page = pages()
-    say(page, "private words")
-    expect(last(page, "footer")).to_be_visible()
-    assert "private words" not in page.evaluate("JSON.stringify({...localStorage})")
-    page.reload()
-    expect(page.locator("#welcome")).to_be_visible()
-
-
-def test_a_key_is_asked_for_and_kept_for_the_tab_alone(start, visit):
-    engine = PageEngine()
-    page = visit(start(engine.open, api_keys=("secret",)).url, expected=("401",))
-    expect(page.locator("#key-note")).to_have_text("This server asks for an API key.")
-    expect(page.locator("#key")).to_be_focused()
-    page.keyboard.type("wrong")
-    page.keyboard.press("Enter")
-    expect(page.locator("#key-note")).to_have_text("The API key is wrong.")
-    page.locator("#key").fill("secret")
-    page.keyboard.press("Enter")
-    expect(page.locator("body.ready")).to_be_visible()
-    say(page)
-    expect(last(page, ".body")).to_have_text("Hello there")
-    assert "secret" in page.evaluate("JSON.stringify({...sessionStorage})")
-    assert "secret" not in page.evaluate("JSON.stringify({...localStorage})")
-
-
-def test_errors_are_shown_and_the_reply_can_be_asked_for_again(pages):
-    engine = pages.engine
-    engine.pieces = ["Half a ", fake.Broken("the card fell off")]
-    page = pages(expected=("400",))
-    say(page)
-    expect(last(page, ".error")).to_contain_text("the card fell off")
-    expect(last(page, ".body")).to_have_text("Half a")
-    engine.pieces = ["Whole."]
-    last(page, ".error button").click()
-    expect(last(page, ".body")).to_have_text("Whole.")
-    expect(page.locator(".error")).to_have_count(0)
-    say(page, "x" * 20_000)
-    expect(last(page, ".error")).to_contain_text("maximum context length is 10000 tokens")
-    say(page, "short")
-    expect(last(page, ".body")).to_have_text("Whole.")
-    assert [message["content"] for message in engine.calls[-1]["prompt"]] == [
-        *("Hello", "Whole.", "short")
-    ]
-
-
-def test_a_server_that_is_gone_is_reported(start, visit):
-    running = start(PageEngine().open)
-    page = visit(running.url, expected=("ERR_CONNECTION",))
-    expect(page.locator("body.ready")).to_be_visible()
-    running.stop()
-    say(page)
-    expect(last(page, ".error")).to_contain_text("cannot be reached")

@@ -35,6 +35,7 @@ class PageEngine(fake.Engine):
     """Pieces may be rounds as well."""
 
     max_ctx: int = 10_000
+    has_draft: bool = True
     vocab_size = len(WORDS)
 
     @property
@@ -43,7 +44,8 @@ class PageEngine(fake.Engine):
 
     @property
     def tokens(self):
-        return SimpleNamespace(drafter=None, config=SimpleNamespace(budget="auto"))
+        drafter = object() if self.has_draft else None
+        return SimpleNamespace(drafter=drafter, config=SimpleNamespace(budget="auto"))
 
     def token_bytes(self, token):
         return WORDS[token].encode()

@@ -1,47 +1,69 @@
 // The panel beside the conversation: speed, acceptance length, and the trees of the last rounds.
 
+import { find } from "./dom.js";
 import { TreeView, countTokens, describeRound, drawStrip } from "./tree.js";
 
 const NUM_KEPT = 400;
 const NUM_BARS = 49;
 const NUM_DRAWN = 9; // below each other
 const METERS = ["speed", "ttft", "al"];
-const EXAMPLE = makeExample();
-const find = (id) => document.getElementById(id);
+const node = (text, parent, source, accepted, chance) => ({ text, parent, source, accepted, chance });
+const EXAMPLE = {
+  nodes: [
+    node(" the", -1, "bonus", true, 1),
+    node(" mat", 0, "chain", false, 0.6),
+    node(" and", 1, "chain", false, 0.3),
+    node(" slept", 2, "chain", false, 0.18),
+    node(" rug", 0, "sibling", true, 0.3),
+    node(".", 1, "sibling", false, 0.24),
+    node(" and", 4, "sibling", true, 0.15),
+  ],
+  bonus: { text: " purred" },
+};
+const WITHOUT_DRAFT =
+  "This model runs without a draft, so there are no trees to show. With one, each pass of the model " +
+  "writes several tokens: `draftree models` lists models that come with a draft, and `draftree train` " +
+  "makes one for a model of yours.";
 
 export class RoundsPanel {
   constructor() {
-    this.rounds = []; // of this reply, oldest first
-    this.numRounds = 0;
-    this.numTokens = 0;
-    this.selected = null;
-    this.isLive = true;
-    this.readyAt = 0; // when the picture may change again
-    this.timer = null;
+    this.hasDraft = true;
     this.tree = new TreeView(find("tree"), (words) => this.describe(words));
     find("earlier").addEventListener("click", () => this.step(-1));
     find("later").addEventListener("click", () => this.step(1));
     find("live").addEventListener("click", () => this.follow());
     find("tree").addEventListener("pointerleave", () => this.schedule());
+    this.reset();
   }
 
   /** A new reply begins. */
   reset() {
     clearTimeout(this.timer);
-    Object.assign(this, { rounds: [], numRounds: 0, numTokens: 0, selected: null, isLive: true });
-    Object.assign(this, { timer: null, readyAt: 0 });
+    this.rounds = []; // oldest first
+    Object.assign(this, { numRounds: 0, numTokens: 0, selected: null, isLive: true, timer: null });
+    this.readyAt = 0; // when the picture may change again
     this.tree.clear();
     for (const id of METERS) find(id).textContent = "–";
     find("panel").classList.add("unmeasured");
     find("round-title").textContent = "Draft tree";
     find("detail").textContent = "";
     find("strip-box").hidden = true;
+    find("legend").hidden = find("tree").hidden = !this.hasDraft;
+    if (!this.hasDraft) find("detail").textContent = WITHOUT_DRAFT;
     this.showButtons();
+  }
+
+  /** Where there is no draft, the panel says what would make it useful. */
+  setDraft(hasDraft) {
+    if (this.hasDraft === hasDraft) return;
+    this.hasDraft = hasDraft;
+    if (!this.rounds.length) this.showExample();
   }
 
   /** A round that nobody asked for, to tell what will be seen. */
   showExample() {
     this.reset();
+    if (!this.hasDraft) return;
     this.tree.draw([EXAMPLE], true);
     find("round-title").textContent = "How to read it";
     find("detail").textContent =
@@ -58,6 +80,7 @@ export class RoundsPanel {
     this.rounds.splice(0, this.rounds.length - NUM_KEPT);
     find("panel").classList.remove("unmeasured");
     if (rounds.length) {
+      find("legend").hidden = find("tree").hidden = false; // looking up draws trees as well
       find("al").textContent = (this.numTokens / this.numRounds).toFixed(2);
       this.schedule();
     }
@@ -75,7 +98,7 @@ export class RoundsPanel {
     this.showSpeed(statistics.tokens_per_second, statistics.ttft_ms);
     if (statistics.rounds) find("al").textContent = (numTokens / statistics.rounds).toFixed(2);
     const reason = statistics.speculation_off;
-    if (reason && !this.rounds.length) find("detail").textContent = `No trees: ${reason}.`;
+    if (reason && this.hasDraft && !this.rounds.length) find("detail").textContent = `No trees: ${reason}.`;
   }
 
   schedule() {
@@ -149,23 +172,4 @@ export class RoundsPanel {
 
 function round3(value) {
   return value < 9.95 ? value.toFixed(1) : Math.round(value).toString();
-}
-
-function makeExample() {
-  const nodes = [
-    ["·the", -1, "bonus", true, 1],
-    ["·mat", 0, "chain", false, 0.6],
-    ["·and", 1, "chain", false, 0.3],
-    ["·slept", 2, "chain", false, 0.18],
-    ["·rug", 0, "sibling", true, 0.3],
-    [".", 1, "sibling", false, 0.24],
-    ["·and", 4, "sibling", true, 0.15],
-  ];
-  return {
-    nodes: nodes.map(([text, parent, source, accepted, chance]) => ({
-      text: text.replace("·", " "),
-      ...{ parent, source, accepted, chance },
-    })),
-    bonus: { text: " purred" },
-  };
 }

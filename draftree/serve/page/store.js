@@ -1,13 +1,21 @@
-// What outlives the page: settings, the API key (until the tab is closed), and, if it is wanted,
-// the conversation. Storage may be switched off or full; then nothing is kept.
+// What outlives the page besides conversations: settings, and until the tab is closed the API key and
+// which conversation is open. Storage may be switched off or full; then nothing is kept.
 
 const DEFAULTS = {
   system: "",
-  temperature: null, // null: the server's own
+  temperature: null, // null: the server's own, also below
   maxTokens: null,
+  topP: null,
+  topK: null,
+  minP: null,
+  seed: null,
+  stop: [],
+  schema: "",
   think: true,
-  keep: false,
-  tree: true,
+  keepsNothing: false,
+  history: false, // whether the list of conversations is open
+  tree: null, // whether the trees are shown; null: where there is a draft
+  hadDraft: true, // of the server seen last
 };
 
 function read(storage, name, fallback) {
@@ -30,8 +38,8 @@ export const readSettings = () => ({ ...DEFAULTS, ...read("localStorage", "setti
 export const writeSettings = (settings) => write("localStorage", "settings", settings);
 export const readKey = () => read("sessionStorage", "key", "");
 export const writeKey = (key) => write("sessionStorage", "key", key);
-export const readMessages = () => read("localStorage", "messages", []);
-export const writeMessages = (messages) => write("localStorage", "messages", messages);
+export const readCurrent = () => read("sessionStorage", "conversation", null);
+export const writeCurrent = (id) => write("sessionStorage", "conversation", id);
 
 /** Switches between light and dark; a choice that is the system's is not kept. */
 export function toggleTheme() {

@@ -1,10 +1,11 @@
 // Requests to the server: JSON in one piece, and replies as a stream of events.
 
 export class ApiError extends Error {
-  constructor(message, status = 0, retryAfter = null) {
+  constructor(message, status = 0, retryAfter = null, code = null) {
     super(message);
     this.status = status;
     this.retryAfter = retryAfter;
+    this.code = code; // as the API names what is wrong
   }
 }
 
@@ -30,7 +31,7 @@ export async function* ask(body, key, signal) {
     isDone = data === "[DONE]";
     if (isDone) break;
     const event = JSON.parse(data);
-    if (event.error) throw new ApiError(event.error.message, 500);
+    if (event.error) throw new ApiError(event.error.message, 500, null, event.error.code);
     yield event;
   }
   if (!isDone) throw new ApiError("The server ended the reply in the middle.");
@@ -52,7 +53,7 @@ async function explain(response) {
   const retryAfter = Number(response.headers.get("Retry-After")) || null;
   try {
     const { error } = await response.json();
-    return new ApiError(error.message, response.status, retryAfter);
+    return new ApiError(error.message, response.status, retryAfter, error.code);
   } catch {
     return new ApiError(`The server answered ${response.status}.`, response.status, retryAfter);
   }
