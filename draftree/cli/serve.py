@@ -1,4 +1,4 @@
-"""`draftree serve`: an HTTP server that speaks the protocols of OpenAI's clients.
+"""`draftree serve`: an HTTP server that speaks the protocols of common clients.
 
 Where to connect goes to stderr, and so do the logs, one JSON object a line.
 """
@@ -33,42 +33,55 @@ def _several(help_text: str) -> Any:
     return _server(f"{help_text}; may be given several times.", show_default=False)
 
 
+ApiKey = Annotated[list[str] | None, _several("Key that clients must send, or DRAFTREE_API_KEY")]
+AllowedHost = Annotated[
+    list[str] | None, _several("Name that clients may call the server by, or *")
+]
+AnyModel = Annotated[
+    bool, _server("Answer requests for any other model, too; otherwise they are a 404.")
+]
+TlsCert = Annotated[str | None, _server("Certificate in PEM form, for https.", show_default=False)]
+TlsKey = Annotated[str | None, _server("Its key, unless the same file has it.", show_default=False)]
+Parallel = Annotated[
+    int, _server("Requests that take turns; 0 is 4, or what memory allows.", min=0, max=256)
+]
+Grace = Annotated[
+    float, _server("Seconds that a reply may go on when the server is stopped.", min=0.0)
+]
+LogPrompts = Annotated[
+    bool, _server("Write requests to the log, with their text.", "--log-prompts")
+]
+Daemon = Annotated[bool, _server("Go on in the background; `draftree stop` ends it.", "--daemon")]
+
+
 @functools.partial(with_settings, is_engine_only=True)
 def serve(
     settings: Settings,
     model: Model = None,
     host: Annotated[str, _server("Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, _server("0 takes a free one.", min=0, max=65535)] = 8000,
-    api_key: Annotated[
-        list[str] | None, _several("Key that clients must send, or DRAFTREE_API_KEY")
-    ] = None,
-    allowed_host: Annotated[
-        list[str] | None, _several("Name that clients may call the server by, or *")
-    ] = None,
+    api_key: ApiKey = None,
+    allowed_host: AllowedHost = None,
     alias: Annotated[list[str] | None, _several("Another name for the model")] = None,
+    any_model: AnyModel = True,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     temperature: Annotated[float, _server("For requests that give none.", min=0.0, max=2.0)] = 1.0,
     cors: Annotated[list[str] | None, _several("Origin whose pages may connect, or *")] = None,
-    parallel: Annotated[
-        int, _server("Requests that take turns; 0 is 4, or what memory allows.", min=0, max=256)
-    ] = 0,
+    parallel: Parallel = 0,
     queue: Annotated[int, _server("Most requests at a time, waiting or running.", min=1)] = 256,
     queue_per_client: Annotated[int, _server("Of those, most of one client.", min=1)] = 64,
     max_body: Annotated[int, _server("Longest request, in MiB.", min=1)] = 32,
-    grace: Annotated[
-        float, _server("Seconds that a reply may go on when the server is stopped.", min=0.0)
-    ] = 10.0,
+    grace: Grace = 10.0,
     read_ahead: Annotated[bool, _server("When idle, read replies as they will come back.")] = True,
-    log_prompts: Annotated[
-        bool, _server("Write requests to the log, with their text.", "--log-prompts")
-    ] = False,
-    daemon: Annotated[
-        bool, _server("Go on in the background; `draftree stop` ends it.", "--daemon")
-    ] = False,
+    log_prompts: LogPrompts = False,
+    daemon: Daemon = False,
 ) -> None:
     """Serve a model over HTTP."""
     name = settings.choose_model(model)
     settings.read_config()
     api_keys = _check_keys(tuple(api_key or ()) or env.api_keys())
+    _check_tls(tls_cert, tls_key)
     from draftree.serve.server import bind
     from draftree.serve.service import ServeOptions
 
@@ -86,6 +99,9 @@ def serve(
         grace_s=grace,
         log_prompts=log_prompts,
         read_ahead=read_ahead,
+        any_model=any_model,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
     )
     listener = bind(host, port)
     open_engine = functools.partial(settings.open_engine, name, parallel=parallel)
@@ -104,12 +120,21 @@ def _check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
     return keys
 
 
+def _check_tls(cert: str | None, key: str | None) -> None:
+    from draftree.serve.server import check_tls
+
+    if key is not None and cert is None:
+        raise typer.BadParameter("--tls-key needs --tls-cert.")
+    if cert is not None:
+        check_tls(cert, key)
+
+
 def _serve(
     open_engine: "Callable[[], Engine]", options: "ServeOptions", listener: "socket.socket"
 ) -> None:
     from draftree.serve.server import serve
 
-    url = _url(listener)
+    url = _url(listener, options)
     host = listener.getsockname()[0]
     if host not in _LOCAL and not options.api_keys:
         print(f"anyone who can reach {host} may use this server: no --api-key", file=sys.stderr)
@@ -130,12 +155,12 @@ def _serve_in_background(
     log_path = server_folder() / f"{port}.log"
     report = detach(log_path)
     if report is None:
-        print(_instructions(_url(listener), options), file=sys.stderr)
+        print(_instructions(_url(listener, options), options), file=sys.stderr)
         print(f"log: {log_path}; `draftree stop --port {port}` ends it", file=sys.stderr)
         return
     from draftree.serve.server import serve
 
-    server = Background(os.getpid(), port, _url(listener), options.model_id, str(log_path))
+    server = Background(os.getpid(), port, _url(listener, options), options.model_id, str(log_path))
     try:
         with pid_file(server):
             serve(open_engine, options, listener, on_ready=lambda: report("ready"))
@@ -144,10 +169,11 @@ def _serve_in_background(
         raise
 
 
-def _url(listener: "socket.socket") -> str:
+def _url(listener: "socket.socket", options: "ServeOptions") -> str:
     host, port = listener.getsockname()[:2]
     host = "127.0.0.1" if host in _ANY else host
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if options.tls_cert is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _instructions(url: str, options: "ServeOptions") -> str:
@@ -157,6 +183,7 @@ def _instructions(url: str, options: "ServeOptions") -> str:
     return (
         f"{options.model_id} is ready at {url}\n"
         f"  OpenAI clients: base URL {url}/v1, key {key}, model {options.model_id}\n"
+        f"  Anthropic's and Ollama's: {url}\n"
         f"  try: curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\\n"
         f"""    -d '{{"model": "{options.model_id}", "messages": [{message}]}}'"""
     )

@@ -54,7 +54,6 @@ def make_routes(service: Service) -> APIRouter:
     @router.post("/v1/responses", openapi_extra=describe_body(ResponsesRequest))
     async def responses(request: Request) -> Response:
         body = await read_body(request, service, ResponsesRequest)
-        service.check_model(body.model)
         check(body)
         request.state.user = body.user or body.safety_identifier
         call = make_call(body, service.options.temperature)
@@ -192,7 +191,7 @@ def _reply_options(service: Service, request: Request, body: ResponsesRequest) -
         "user": body.user,
     }
     return ResponseOptions(
-        model=body.model,
+        model=body.model or service.options.model_id,
         created=int(time.time()),
         settings=settings,
         namespaces={

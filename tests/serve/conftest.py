@@ -132,7 +132,7 @@ def server(smollm2_path):
     """The real thing, for all tests that leave it as it was; keys: one and two."""
     from tests.serve.process import Process
 
-    options = ("--api-key", "one", "--api-key", "two", "--alias", "gpt-4o-mini")
+    options = ("--api-key", "one", "--api-key", "two", "--alias", "gpt-4o-mini", "--no-any-model")
     server = Process(*options, "--temperature", "0")
     yield server
     assert server.stop() == 0, "".join(server.lines)

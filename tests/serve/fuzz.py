@@ -107,8 +107,9 @@ def check(response):
     assert response.headers["x-request-id"]
     if response.status_code >= 400:
         error = response.json()["error"]
-        assert len(error["message"]) > 10 and error["message"].endswith(".")
-        assert "type" in error
+        message = error if isinstance(error, str) else error["message"]  # as Ollama writes it
+        assert len(message) > 10 and message.endswith(".")
+        assert isinstance(error, str) or "type" in error
     elif response.headers["content-type"][0].startswith("text/event-stream"):
         assert "engine_failure" not in response.text
         assert response.text.endswith("\n\n")

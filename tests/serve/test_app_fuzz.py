@@ -6,8 +6,8 @@ from tests.serve.fuzz import RIGHT, WRONG, Found
 
 def test_a_few_dozen(brief):
     right, wrong = Found(), Found()
-    fuzz.fuzz(brief, RIGHT, 6, 1, right)
-    fuzz.fuzz(brief, WRONG, 6, 2, wrong)
+    fuzz.fuzz(brief, RIGHT, 4, 1, right)
+    fuzz.fuzz(brief, WRONG, 4, 2, wrong)
     paths = {path for path, status in right.statuses if status == 200}
     assert {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"} <= paths
     assert len({path for path, _ in wrong.statuses}) >= 5
