@@ -9,6 +9,10 @@ from starlette.requests import Request
 from draftree.serve.service import Service
 
 MODELS: Final = ()
+_INSTRUCTIONS: Final = (
+    "You are a coding agent in a terminal. Use your tools to read, run and change files, and "
+    "answer briefly when the task is done."
+)
 _TOOL_BYTES: Final = 10_000  # of a tool's output, which Codex then shortens
 
 
@@ -51,11 +55,12 @@ def _describe(request: Request, service: Service, name: str) -> dict[str, Any]:
 
 
 def _describe_for_codex(service: Service, name: str) -> dict[str, Any]:
-    """Without it Codex takes a model for one of OpenAI's, whose context is much longer."""
+    """Without it Codex knows nothing of the model, nor how long its context is."""
     return {
         "slug": name,
         "display_name": name,
         "description": None,
+        "base_instructions": _INSTRUCTIONS,
         "supported_reasoning_levels": [],
         "shell_type": "default",
         "visibility": "list",
