@@ -83,9 +83,9 @@ class BriefEngine(Engine):
 
 
 @contextlib.contextmanager
-def run_brief_server():
+def run_brief_server(**more):
     """A server with a real, tiny model."""
-    options = {"max_ctx": 512, "draft": "none"}
+    options = {"max_ctx": 512, "draft": "none", **more}
     running = Running(lambda: BriefEngine.open(str(tiny_path("qwen3")), **options)).start()
     try:
         assert running.service.state is State.READY
