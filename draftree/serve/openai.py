@@ -337,7 +337,7 @@ def _response_format(body: ChatRequest) -> ResponseFormat | None:
         return _peer_format(body)
     if isinstance(wanted, JsonSchemaFormat):
         return ResponseFormat(FormatKind.JSON_SCHEMA, wanted.json_schema.schema_ or {})
-    return ResponseFormat(FormatKind.JSON_OBJECT)
+    return wanted.read()
 
 
 def _peer_format(body: SamplingFields) -> ResponseFormat | None:

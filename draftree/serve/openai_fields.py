@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints
 
 from draftree.serve.wire import Nothing, WireModel, ignored, optional, refused, returned
+from draftree.text.grammar import FormatKind, ResponseFormat
 
 ModelName = Annotated[str | None, Field(max_length=1000)]
 TokenLimit = Annotated[int, Field(ge=-1, le=2**31)]
@@ -105,6 +106,7 @@ class PeerFields(WireModel):
     n_keep: Any = ignored("Nothing of a prompt is dropped.")
     id_slot: Any = ignored("Requests need no slot.")
     timings_per_token: Any = ignored("Ask for statistics instead.")
+    verbose: Any = ignored("Ask for statistics instead.")
     return_tokens: Any = ignored("Replies are text.")
     return_progress: Any = ignored("Comments of a stream say how far it is.")
 
@@ -252,6 +254,12 @@ class TextFormat(WireModel):
 
 class JsonFormat(WireModel):
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = optional("As in json_schema; llama.cpp's way.", alias="schema")
+
+    def read(self) -> ResponseFormat:
+        if self.schema_ is None:
+            return ResponseFormat(FormatKind.JSON_OBJECT)
+        return ResponseFormat(FormatKind.JSON_SCHEMA, self.schema_)
 
 
 class JsonSchema(WireModel):

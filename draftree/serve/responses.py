@@ -167,7 +167,7 @@ def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
     wanted = body.text.format if body.text is not None else None
     if isinstance(wanted, SchemaFormat):
         return ResponseFormat(FormatKind.JSON_SCHEMA, wanted.schema_)
-    return ResponseFormat(FormatKind.JSON_OBJECT) if isinstance(wanted, JsonFormat) else None
+    return wanted.read() if isinstance(wanted, JsonFormat) else None
 
 
 def _reply_options(service: Service, request: Request, body: ResponsesRequest) -> ResponseOptions:

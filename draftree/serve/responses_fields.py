@@ -225,4 +225,5 @@ class ResponsesRequest(WireModel):
     context_management: Nothing = refused("Nothing is compacted here.")
     moderation: Nothing = refused("There is no moderation here.")
     access_programs: Nothing = refused("There are no programs here.")
+    timings_per_token: Any = ignored("Ask for statistics instead.")
     image: Nothing = refused("The model reads and writes text.")

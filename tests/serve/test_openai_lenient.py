@@ -105,6 +105,15 @@ def test_thinking_is_left_out_where_a_model_cannot(client, engine):
     assert [call["thinking"] for call in engine.calls] == [None, True]
 
 
+def test_a_schema_beside_json_object(client, engine):
+    wanted = {"type": "json_object", "schema": {"type": "array"}}
+    assert chat(client, response_format=wanted).is_success
+    body = {"input": "x", "text": {"format": wanted}}
+    assert client.post("/v1/responses", json=body).is_success
+    by_schema = ResponseFormat(FormatKind.JSON_SCHEMA, {"type": "array"})
+    assert [call["response_format"] for call in engine.calls] == [by_schema] * 2
+
+
 def test_formats_of_other_servers(client, engine):
     schema = {"type": "object"}
     for ask in (chat, complete):
