@@ -263,7 +263,7 @@ class JsonFormat(WireModel):
 
 
 class JsonSchema(WireModel):
-    name: ToolName = Field(description="For your own use.")
+    name: ToolName | None = optional("For your own use.")
     description: str | None = optional("For your own use.")
     schema_: dict[str, Any] | None = optional(
         "A JSON schema, enforced token by token; any JSON if not.", alias="schema"

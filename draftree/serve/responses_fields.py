@@ -226,4 +226,5 @@ class ResponsesRequest(WireModel):
     moderation: Nothing = refused("There is no moderation here.")
     access_programs: Nothing = refused("There are no programs here.")
     timings_per_token: Any = ignored("Ask for statistics instead.")
+    return_progress: Any = ignored("Comments of a stream say how far it is.")
     image: Nothing = refused("The model reads and writes text.")

@@ -111,7 +111,9 @@ def test_a_schema_beside_json_object(client, engine):
     body = {"input": "x", "text": {"format": wanted}}
     assert client.post("/v1/responses", json=body).is_success
     by_schema = ResponseFormat(FormatKind.JSON_SCHEMA, {"type": "array"})
-    assert [call["response_format"] for call in engine.calls] == [by_schema] * 2
+    nameless = {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}
+    assert chat(client, response_format=nameless).is_success
+    assert [call["response_format"] for call in engine.calls] == [by_schema] * 3
 
 
 def test_formats_of_other_servers(client, engine):
