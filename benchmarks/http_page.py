@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from draftree.serve.app import APIS
-from draftree.serve.wire import REFUSED, WireModel, schema_of
+from draftree.serve.wire import IGNORED, REFUSED, WireModel, schema_of
 
 _INTRODUCTION: Final = """\
 # HTTP
@@ -25,12 +25,19 @@ from one that is not there; the same holds when an engine that failed is opened 
 | `GET /v1/draftree/engine` | what that page has to know: the model, its context, the budget |
 | `GET /metrics` | requests, tokens, AL, TTFT, queue, live and parked, for Prometheus |
 | `GET /openapi.json` | the schema of all this |
-| `GET /v1/models`, `GET /v1/models/{name}` | the model |
+| `GET /v1/models`, `GET /v1/models/{name}` | the model, with `context_length` |
 | `POST /v1/chat/completions` | OpenAI's chat completions |
 | `POST /v1/completions` | OpenAI's text completions |
 | `POST /v1/responses` | OpenAI's responses, as Codex uses them |
 | `POST /v1/messages` | Anthropic's messages, as Claude Code uses them |
 | `POST /v1/messages/count_tokens` | how many tokens a prompt has |
+| `POST /v1/embeddings` | one vector a text |
+| `POST /api/chat`, `POST /api/generate` | Ollama's chat and generate |
+| `POST /api/embed`, `POST /api/embeddings` | the vectors, as Ollama's clients ask for them |
+| `GET /api/tags`, `GET /api/ps`, `POST /api/show` | the model, as Ollama's clients ask for it |
+| `GET /api/version` | the version of Ollama's API that is spoken |
+| `POST /tokenize`, `POST /detokenize` | tokens of a text and text of tokens, as llama.cpp has it |
+| `POST /apply-template` | the prompt that messages become, as llama.cpp has it |
 
 ## What holds for every request
 
@@ -40,10 +47,23 @@ from one that is not there; the same holds when an engine that failed is opened 
   it (addresses, `localhost`, names without a dot, `.local`, `.internal`, `.lan`, `.home.arpa`,
   this machine's own, and `--host`), so that no page of another site can pass for its own. Others
   are a 403 unless named by `--allowed-host NAME`, or `--allowed-host '*'`.
-- **Fields**: every field is honoured or refused with a 400 that names it. Where a field is refused
-  below, null is still taken, and so are the values given. null is the same as leaving a field out,
-  also for fields that are not known here, and so are `""`, `[]` and `{}`. Replies of OpenAI's,
-  Anthropic's and litellm's SDKs may be sent back as they came, with all the fields they have.
+- **Fields**: a field that could change the text is honoured, or refused with a 400 that names it;
+  so are fields that are not known here. One that cannot is ignored, and the header
+  `X-Draftree-Ignored: store, metadata` of the reply names it, unless it stands in a list. Where a
+  field is refused below, null is still taken, and so are the values given. null is the same as
+  leaving a field out, also for fields that are not known here, and so are `""`, `[]` and `{}`.
+  Replies of OpenAI's, Anthropic's and litellm's SDKs may be sent back as they came, with all the
+  fields they have.
+- **Model**: there is one. A request may leave its name out. Other names are taken, too: the reply
+  says which model wrote it, and `X-Draftree-Ignored` names `model`. So clients work that ask for a
+  name of their own, as with llama.cpp's server; `--no-any-model` makes other names a 404, as with
+  Ollama. `--alias NAME` is a name that replies repeat, and NAME:latest is NAME. The list of models
+  is Anthropic's with the header `anthropic-version`, and has what Codex reads with
+  `?client_version=`.
+- **Beginning a reply**: where the last message is the assistant's, the reply goes on from it, in
+  every API with messages, and does not repeat it. It does not think first, and reasoning of that
+  message is left out. `continue_final_message: false` of chat completions turns it off.
+- **Paths** below `/v1` may be asked for without it.
 - **Tools**: arguments that a tool's schema does not list are not made up: its objects are closed
   unless they have `additionalProperties` or the like. Schemas of `response_format` are as written.
 - **Errors** are `{"error": {"message", "type", "param", "code"}}`:
@@ -52,7 +72,7 @@ from one that is not there; the same holds when an engine that failed is opened 
   JSON, or compressed: there is no Content-Encoding), 429 and 503 (with Retry-After), 431 (too long
   a head), 500 (the engine failed; it is opened again, but after three failures in a row the server
   ends). Below `/v1/messages` they are as Anthropic writes them:
-  `{"type": "error", "error": {"type", "message"}}`.
+  `{"type": "error", "error": {"type", "message"}}`, below `/api` as Ollama does: `{"error": "…"}`.
 - **Id**: every reply has one, in the headers `x-request-id` and `request-id`, where the SDKs of
   OpenAI and Anthropic find it; the lines of the log that belong to the request have it, too.
 - **Turns**: the engine computes one reply at a time, but up to `--parallel` replies take turns of a
@@ -84,6 +104,7 @@ from one that is not there; the same holds when an engine that failed is opened 
 - **Logs** are JSON lines on stderr: `request` and `reply` events, without text. `--log-prompts`
   adds `prompt` events with the whole body.
 - **Pages** of other origins may connect only with `--cors ORIGIN`.
+- **TLS**: `--tls-cert FILE` and `--tls-key FILE`, both in PEM form.
 
 ## Statistics
 
@@ -139,6 +160,19 @@ _NOTES: Final[Mapping[str, str]] = {
     "in a row are joined.\nA call that `max_tokens` cuts short is left out of a reply in one "
     "piece. Prompts are cached\nwithout being asked: what was read from the cache is "
     "`cache_read_input_tokens`.",
+    "EmbeddingRequest": "Vectors are those of the model that writes: the mean over the text of "
+    "its last hidden\nstates, after the output norm, scaled to length one. It was not trained to "
+    "compare texts, so a\nmodel made for embeddings will find more. A request is one job in the "
+    "queue. Vectors are computed\nover a sequence of their own, in memory that is taken when the "
+    "first one is asked for. A text has at\nmost 8192 tokens, or the context.",
+    "OllamaChatRequest": "Lines of JSON (`application/x-ndjson`). Without a browser's `Origin` the "
+    "body need not be\ncalled JSON: `curl -d` works as it is. A call comes when it is whole. "
+    "`load_duration` is 0.",
+    "OllamaEmbedRequest": "See `POST /v1/embeddings`. Texts that are too long are cut, unless "
+    "`truncate` is false.",
+    "TokenizeRequest": '`{"tokens": [...]}`.',
+    "DetokenizeRequest": '`{"content": "..."}`. `POST /apply-template` takes the fields of chat '
+    'completions, and\nanswers `{"prompt": "..."}`.',
     "CountRequest": "Counts what the same fields make of `POST /v1/messages`.",
 }
 
@@ -167,7 +201,8 @@ def _table(heading: str, schema: dict[str, Any]) -> str:
     lines = [heading, "", "| field | | values | meaning |", "|---|---|---|---|"]
     required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
-        word = "refused" if field.get(REFUSED) else "required" if name in required else "honoured"
+        marks = [word for word in (REFUSED, IGNORED) if field.get(word)]
+        word = marks[0] if marks else "required" if name in required else "honoured"
         values = " or ".join(_values(field)) or "null"
         cells = (f"`{name}`", word, values, field.get("description", ""))
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

@@ -15,7 +15,14 @@ from benchmarks.markdown import table
 from benchmarks.plot import plot_name, plots_of
 from benchmarks.result import check_same_machine, find_older, read_places
 from benchmarks.section import SECTIONS
-from benchmarks.target import KV_KIND, TARGETS, judge_targets
+from benchmarks.target import (
+    KV_KIND,
+    SERVER,
+    SERVER_TARGETS,
+    TARGETS,
+    Verdict,
+    judge_targets,
+)
 from draftree.bench.disturbance import BUSY_SHARE
 from draftree.bench.record import Json
 from draftree.errors import BenchError
@@ -29,6 +36,7 @@ settings and versions are in the files. The same as one HTML file with all pictu
 `results/report.html`, which the command writes as well and git leaves out; `--html FILE` puts it
 elsewhere.
 """
+_TARGET_COLUMNS: Final = ["model", "figure", "measured", "target", "aim", "verdict"]
 _NOTHING: Final = "There are no results yet; `make bench` takes them.\n"
 _UNTIMED: Final = ("memory", "parity", KV_KIND)
 
@@ -47,6 +55,7 @@ def make_page(folder: Path, plots: Iterable[str] = ()) -> str:
             ) from missing
     lines += _draft_contexts(folder)
     lines += _compression(folder)
+    lines += _server(folder)
     return "\n".join(lines if len(lines) > 1 else [_HEAD, _NOTHING])
 
 
@@ -65,6 +74,16 @@ def _compression(folder: Path) -> list[str]:
         result = json.loads(path.read_text(encoding="utf-8"))
         lines += [f"**{result['settings']['target']}**", "", *compress_section(result), ""]
     return ["## Prompt compression", "", *lines] if lines else []
+
+
+def _server(folder: Path) -> list[str]:
+    """What came of made-up requests."""
+    path = folder / "serve" / "checks" / "fuzz.json"
+    if not path.exists():
+        return []
+    record = {**json.loads(path.read_text(encoding="utf-8")), "model": {"sha256": SERVER}}
+    rows = [_target_row(verdict) for verdict in judge_targets([record], targets=SERVER_TARGETS)]
+    return ["## Server", "", *table(_TARGET_COLUMNS, rows), ""]
 
 
 def _machine_part(records: Mapping[str, Json], plots: set[str], place: str) -> list[str]:
@@ -129,24 +148,21 @@ def _figure(value: float) -> str:
 
 
 def _targets(records: Iterable[Json], older: set[tuple[str, str]]) -> list[str]:
-    records, rows = list(records), []
+    records = list(records)
     is_gpu = any(record["kind"] == "gpu" for record in records)
     own = {"gpu", "gpu-depth"}
     kinds = {t.kind for t in TARGETS} - own if not is_gpu else own | {"suite"}
     measured = {record["kind"] for record in records}
     kinds = {KV_KIND} if measured == {KV_KIND} else kinds - ({KV_KIND} - measured)
-    for verdict in judge_targets(records, older):
-        target = verdict.target
-        if target.kind not in kinds:
-            continue
-        sign = "≥" if target.is_at_least else "≤"
-        value = "" if verdict.value is None else f"{_figure(verdict.value)} {target.unit}".strip()
-        limits = [f"{sign} {limit:g} {target.unit}".strip() for limit in (target.limit, target.aim)]
-        asked = ["", ""] if verdict.is_retired else limits
-        rows.append([target.model, target.what, value, *asked, verdict.words])
-    return [
-        "### Targets",
-        "",
-        *table(["model", "figure", "measured", "target", "aim", "verdict"], rows),
-        "",
-    ]
+    verdicts = judge_targets(records, older)
+    rows = [_target_row(verdict) for verdict in verdicts if verdict.target.kind in kinds]
+    return ["### Targets", "", *table(_TARGET_COLUMNS, rows), ""]
+
+
+def _target_row(verdict: Verdict) -> list[str]:
+    target = verdict.target
+    sign = "≥" if target.is_at_least else "≤"
+    value = "" if verdict.value is None else f"{_figure(verdict.value)} {target.unit}".strip()
+    limits = [f"{sign} {limit:g} {target.unit}".strip() for limit in (target.limit, target.aim)]
+    asked = ["", ""] if verdict.is_retired else limits
+    return [target.model, target.what, value, *asked, verdict.words]

@@ -11,7 +11,9 @@ from draftree.bench.record import Json
 SMOLLM2: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CODER: Final = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
 SYNTH: Final = "988b1e63e2e37bd5f0302d80fccf7e527833232ebe4a1022c52323fc55a2b30d"
+SERVER: Final = ""  # no file: the same with every model
 _NAMES: Final = {
+    SERVER: "any model",
     SMOLLM2: "SmolLM2-135M Q4_1",
     CODER: "Qwen2.5-Coder-0.5B Q4_K_M",
     SYNTH: "27B shapes, Q4_K_M",
@@ -292,13 +294,34 @@ TARGETS: Final = (
 )
 
 
+def _num_broken(measures: Json) -> float:
+    return float(measures["num_failed"] + measures["num_hung"])
+
+
+def _growth_mb(measures: Json) -> float:
+    return round(measures["rss_mb"]["end"] - measures["rss_mb"]["warm"], 1)
+
+
+FUZZ_KIND: Final = "serve-fuzz"
+SERVER_TARGETS: Final = (
+    Target(
+        "made-up requests to all endpoints",
+        *(FUZZ_KIND, SERVER, lambda m: float(m["num_cases"]), True, 10_000, 10_000, ""),
+    ),
+    Target("of these, 5xx or hung", FUZZ_KIND, SERVER, _num_broken, False, 0, 0, ""),
+    Target("memory grown meanwhile", FUZZ_KIND, SERVER, _growth_mb, False, 64, 32, "MB"),
+)
+
+
 def judge_targets(
-    records: Iterable[Json], older: Collection[tuple[str, str]] = ()
+    records: Iterable[Json],
+    older: Collection[tuple[str, str]] = (),
+    targets: Iterable[Target] = TARGETS,
 ) -> list[Verdict]:
     """records of one machine. older: kind and hash of those of older kernels."""
     found = {(r["kind"], r["model"]["sha256"]): r for r in records}
     verdicts = []
-    for target in TARGETS:
+    for target in targets:
         key = target.kind, target.sha256
         if key not in found:
             verdicts.append(Verdict(target, None))

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from draftree.compress import Compressor
 from draftree.config import EngineConfig, Plan
 from draftree.core import FinishReason, Request, SamplingParams, TokenEvent, TokenSource, Usage
@@ -113,9 +115,7 @@ class Generation:
         self._stream.should_pause = should_pause
 
     def watch_trees(self, watch: Callable[[Round], None]) -> None:
-        """Have a function called with the tree of every round, before its deltas come. To be asked
-        for before the first one; plain decoding has no trees.
-        """
+        """Have a function called with every round's tree, before its deltas; plain ones lack it."""
         self._stream.watch = watch
 
     def close(self) -> None:
@@ -144,8 +144,7 @@ class Generation:
         rest = self._reader.push(self._detokenizer.finish()) + self._reader.finish()
         if event is not None:
             yield from self._show(rest, event)
-        is_stopped = self._reader.is_stopped
-        reason = FinishReason.STOP if is_stopped else self._stream.finish_reason
+        reason = FinishReason.STOP if self._reader.is_stopped else self._stream.finish_reason
         self.finish_reason = self._reason(reason)
         if reason is not FinishReason.CANCELLED:
             self.on_end()
@@ -153,8 +152,7 @@ class Generation:
     def _show(self, pieces: list[ReplyPiece], event: TokenEvent) -> Iterator[Delta]:
         for piece in pieces:
             self.message.add(piece)
-            is_text = piece.kind is DeltaKind.TEXT
-            logprobs = tuple(self._logprobs) if is_text else ()
+            logprobs = tuple(self._logprobs) if piece.kind is DeltaKind.TEXT else ()
             self._logprobs.clear()
             yield Delta(
                 piece.text, event.source, event.round_index, piece.kind, piece.tool_call, logprobs
@@ -178,9 +176,7 @@ class Generation:
 
 
 class Engine:
-    """A model that is ready to write: `for delta in Engine.open(name).complete(prompt):
-    print(delta.text)`.
-    """
+    """A model that is ready to write: `for delta in Engine.open(name).complete("Once"): …`."""
 
     def __init__(self, tokens: TokenEngine, tokenizer: Tokenizer, name: str) -> None:
         self.tokens = tokens
@@ -279,11 +275,12 @@ class Engine:
         logprobs: int | None = None,
         compress: str | None = None,
         compress_keep: float | str | None = None,
+        continue_final: bool = False,
     ) -> Generation:
         """Answer a conversation. tool_choice: "auto", "none", "required" or a function's name in
         {"function": {"name": …}}. thinking: None leaves it to the model's template;
         thinking_budget: tokens of reasoning, then it is closed. compress, compress_keep: as in
-        EngineConfig, for this reply.
+        EngineConfig, for this reply. continue_final: go on from the last message, the assistant's.
         """
         options = ReplyOptions(
             tools=tools or (),
@@ -293,17 +290,20 @@ class Engine:
             thinking=thinking,
             thinking_budget=thinking_budget,
         )
+        begun = messages[-1:] if continue_final else ()
         shorter, report = self._compressor.shorten(
-            messages, compress, compress_keep, has_tools=bool(tools)
+            messages[: len(messages) - len(begun)], compress, compress_keep, has_tools=bool(tools)
         )
-        turn = self._planner.plan(shorter, options)
+        turn = self._planner.plan([*shorter, *begun], options, is_continued=continue_final)
         request = self._request(turn.prompt_ids, max_tokens, sampling, logit_bias, logprobs)
         request = self._mark_opening(request, messages, options)
         stream = self.tokens.generate(replace(request, grammar=turn.grammar))
         stream.usage.compression = report
+        detokenizer = Detokenizer(self.tokenizer, is_continuation=continue_final)
         reader = turn.new_reader(stop, request.sampling.seed)
-        generation = Generation(stream, Detokenizer(self.tokenizer), reader)
-        generation.on_end = partial(self._record_end, shorter, options, generation)
+        generation = Generation(stream, detokenizer, reader)
+        if not continue_final:  # clients send such a reply back in one piece, or in two
+            generation.on_end = partial(self._record_end, shorter, options, generation)
         return generation
 
     def complete(
@@ -350,17 +350,22 @@ class Engine:
         stream.usage.compression = report
         return Generation(stream, Detokenizer(self.tokenizer), ReplyReader(stop=stop))
 
+    def embed(self, text: str | Sequence[int]) -> np.ndarray:
+        """The mean of the model's last hidden states over a text, float32, of length one."""
+        return self.tokens.embed(self.tokenizer.encode(text) if isinstance(text, str) else text)
+
     def encode_chat(
-        self,
-        prompt: str | Sequence[Message],
-        system: str | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        thinking: bool | None = None,
+        self, prompt: str | Sequence[Message], system: str | None = None, **options: Any
     ) -> list[int]:
-        """The token ids of a conversation that the model is to answer."""
-        options = ReplyOptions(tools=tools or (), thinking=thinking)
-        return self._planner.encode(_conversation(prompt, system), options)
+        """The token ids of a conversation that the model is to answer; options: of render_chat."""
+        text = self.render_chat(_conversation(prompt, system), **options)
+        return self.tokenizer.encode_chat(text)
+
+    def render_chat(
+        self, messages: Sequence[Message], *, continue_final: bool = False, **options: Any
+    ) -> str:
+        """The same as text. options: fields of ReplyOptions."""
+        return self._planner.render(messages, ReplyOptions(**options), is_continued=continue_final)
 
     def _mark_opening(
         self, request: Request, messages: Sequence[Message], options: ReplyOptions

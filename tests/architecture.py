@@ -59,7 +59,7 @@ TORCH_PLACES = ("draftree/kernels/cuda/", "draftree/train/")
 NAME_PLACES = ("models", "drafts", "weights", "cli", "bench", "text")
 NAME_PLACES += ("kernels/quant", "kernels/cuda")
 FAMILY_NAMES = re.compile(
-    r"llama(?!\.cpp|-quantize)|qwen|smollm|gemma|mistral|mixtral|deepseek|falcon|chatglm"
+    r"(?<!o)llama(?!\.cpp|-quantize)|qwen|smollm|gemma|mistral|mixtral|deepseek|falcon|chatglm"
     r"|(?<![a-z0-9])(i?q[2-8]_[0-9k]|tq[1-3]_0|mxfp4|nvfp4|iq[1-4]_[a-z]+)(?![a-z0-9])"
     r"|(?<![a-z0-9])([ahbl][1-9]00|l40s?|rtx|geforce|[345]0[6-9]0|sm_?\d\d|neoverse)(?![a-z0-9])"
 )

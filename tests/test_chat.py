@@ -58,6 +58,17 @@ def test_chat_answers_and_follow_up_is_not_prefilled_again(engine: Engine) -> No
     assert second.usage.cached_tokens >= first.usage.prompt_tokens - 1
 
 
+def test_a_reply_goes_on_from_its_beginning(engine: Engine) -> None:
+    """Cut anywhere between two tokens, the greedy text is the same."""
+    messages = [{"role": "user", "content": "Tell me about the sea."}]
+    whole = engine.chat(messages, max_tokens=16)
+    text = "".join(delta.text for delta in whole)
+    cut = text.index(" ", len(text) // 2)
+    begun = {"role": "assistant", "content": text[:cut]}
+    rest = engine.chat([*messages, begun], max_tokens=16, continue_final=True)
+    assert "".join(delta.text for delta in rest).startswith(text[cut:])
+
+
 def test_closing_cancels_and_the_next_request_works(engine: Engine) -> None:
     generation = engine.generate("Count: 1, 2, 3,", max_tokens=200)
     next(generation)

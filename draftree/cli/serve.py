@@ -1,4 +1,4 @@
-"""`draftree serve`: an HTTP server that speaks the protocols of OpenAI's clients.
+"""`draftree serve`: an HTTP server that speaks the protocols of common clients.
 
 Where to connect goes to stderr, and so do the logs, one JSON object a line.
 """
@@ -9,11 +9,14 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Final
 
+import typer
+
 from draftree import __version__, env
 from draftree.cli.option import Model, Settings, with_settings
 from draftree.cli.server_option import (
     Aliases,
     AllowedHosts,
+    AnyModel,
     ApiKeys,
     Host,
     Origins,
@@ -38,6 +41,23 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 _ANY: Final = ("0.0.0.0", "::")
 
 
+TlsCert = Annotated[
+    str | None, server_option("Certificate in PEM form, for https.", show_default=False)
+]
+TlsKey = Annotated[
+    str | None, server_option("Its key, unless the same file has it.", show_default=False)
+]
+Grace = Annotated[
+    float, server_option("Seconds that a reply may go on when the server is stopped.", min=0.0)
+]
+LogPrompts = Annotated[
+    bool, server_option("Write requests to the log, with their text.", "--log-prompts")
+]
+Daemon = Annotated[
+    bool, server_option("Go on in the background; `draftree stop` ends it.", "--daemon")
+]
+
+
 @functools.partial(with_settings, is_engine_only=True)
 def serve(
     settings: Settings,
@@ -47,30 +67,28 @@ def serve(
     api_key: ApiKeys = None,
     allowed_host: AllowedHosts = None,
     alias: Aliases = None,
+    any_model: AnyModel = True,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
     temperature: Temperature = 1.0,
     cors: Origins = None,
     parallel: Parallel = 0,
     queue: QueueLen = 256,
     queue_per_client: QueuePerClient = 64,
     max_body: Annotated[int, server_option("Longest request, in MiB.", min=1)] = 32,
-    grace: Annotated[
-        float, server_option("Seconds that a reply may go on when the server is stopped.", min=0.0)
-    ] = 10.0,
+    grace: Grace = 10.0,
     read_ahead: Annotated[
         bool, server_option("When idle, read replies as they will come back.")
     ] = True,
-    log_prompts: Annotated[
-        bool, server_option("Write requests to the log, with their text.", "--log-prompts")
-    ] = False,
+    log_prompts: LogPrompts = False,
     trust_proxy: Proxies = None,
-    daemon: Annotated[
-        bool, server_option("Go on in the background; `draftree stop` ends it.", "--daemon")
-    ] = False,
+    daemon: Daemon = False,
 ) -> None:
     """Serve a model over HTTP."""
     name = settings.choose_model(model)
     settings.read_config()
     api_keys = check_keys(tuple(api_key or ()) or env.api_keys())
+    _check_tls(tls_cert, tls_key)
     from draftree.serve.server import bind
     from draftree.serve.service import ServeOptions
 
@@ -89,6 +107,9 @@ def serve(
         log_prompts=log_prompts,
         read_ahead=read_ahead,
         trusted_proxies=tuple(trust_proxy or ()),
+        any_model=any_model,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
     )
     listener = bind(host, port)
     open_engine = functools.partial(settings.open_engine, name, parallel=parallel)
@@ -99,12 +120,21 @@ def serve(
         _serve(open_engine, options, listener)
 
 
+def _check_tls(cert: str | None, key: str | None) -> None:
+    from draftree.serve.server import check_tls
+
+    if key is not None and cert is None:
+        raise typer.BadParameter("--tls-key needs --tls-cert.")
+    if cert is not None:
+        check_tls(cert, key)
+
+
 def _serve(
     open_engine: "Callable[[], Engine]", options: "ServeOptions", listener: "socket.socket"
 ) -> None:
     from draftree.serve.server import serve
 
-    url = _url(listener)
+    url = _url(listener, options)
     host = listener.getsockname()[0]
     if host not in _LOCAL and not options.api_keys:
         print(f"anyone who can reach {host} may use this server: no --api-key", file=sys.stderr)
@@ -125,12 +155,12 @@ def _serve_in_background(
     log_path = server_folder() / f"{port}.log"
     report = detach(log_path)
     if report is None:
-        print(_describe(_url(listener), options), file=sys.stderr)
+        print(_describe(_url(listener, options), options), file=sys.stderr)
         print(f"log: {log_path}; `draftree stop --port {port}` ends it", file=sys.stderr)
         return
     from draftree.serve.server import serve
 
-    server = Background(os.getpid(), port, _url(listener), options.model_id, str(log_path))
+    server = Background(os.getpid(), port, _url(listener, options), options.model_id, str(log_path))
     try:
         with pid_file(server):
             serve(open_engine, options, listener, on_ready=lambda: report("ready"))
@@ -139,10 +169,11 @@ def _serve_in_background(
         raise
 
 
-def _url(listener: "socket.socket") -> str:
+def _url(listener: "socket.socket", options: "ServeOptions") -> str:
     host, port = listener.getsockname()[:2]
     host = "127.0.0.1" if host in _ANY else host
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if options.tls_cert is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _describe(url: str, options: "ServeOptions") -> str:

@@ -23,6 +23,9 @@ AllowedHosts = Annotated[
     list[str] | None, _several("Name that clients may call the server by, or *")
 ]
 Aliases = Annotated[list[str] | None, _several("Another name for the model")]
+AnyModel = Annotated[
+    bool, server_option("Answer requests for any other model, too; otherwise they are a 404.")
+]
 Origins = Annotated[list[str] | None, _several("Origin whose pages may connect, or *")]
 Proxies = Annotated[
     list[str] | None, _several("Address of a proxy whose X-Forwarded-For names the client, or *")
@@ -56,6 +59,7 @@ def describe_server(url: str, model: str, has_keys: bool) -> str:
     return (
         f"{model} is ready at {url}\n"
         f"  OpenAI clients: base URL {url}/v1, key {key}, model {model}\n"
+        f"  Anthropic's and Ollama's: {url}\n"
         f"  try: curl {url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\\n"
         f"""    -d '{{"model": "{model}", "messages": [{message}]}}'"""
     )

@@ -9,11 +9,14 @@ from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
+import numpy as np
+
 from draftree.config import EngineConfig
 from draftree.core import Request, Usage
 from draftree.decode.decoder import Round
 from draftree.decode.device_decoder import DeviceRounds
 from draftree.engine.decoders import Decoders
+from draftree.engine.embedding import MAX_LEN, Embedder
 from draftree.engine.identity import open_folder
 from draftree.engine.live import EngineUse, LiveRequest
 from draftree.engine.parking import Parking
@@ -45,6 +48,7 @@ class TokenEngine:
         self.target, self.drafter = self._parts.target, self._parts.drafter
         self.watch: Callable[[Round], None] | None = None
         self._scorers: list[OwnedScorer] = []
+        self._embedder: Embedder | None = None  # made when it is first asked for
         self._turnstile = Turnstile()
         folder = open_folder(config, self.plan, checkpoint, draft_checkpoint)
         prefix_bytes = self.plan.prefix_bytes
@@ -83,6 +87,27 @@ class TokenEngine:
             scorer = open_scorer(checkpoint, parts)
         self._scorers.append(scorer)
         return scorer
+
+    def embed(self, ids: Sequence[int]) -> np.ndarray:
+        """A text as a vector of length one, see Embedder; no conversation is disturbed."""
+        self.check_embedding(ids)
+        with self._turnstile.hold():
+            if self._embedder is None:
+                self._embedder = Embedder(self._parts)
+            return self._embedder.embed(ids)
+
+    @property
+    def max_embedding_len(self) -> int:
+        return min(MAX_LEN, self.plan.max_ctx)
+
+    def check_embedding(self, ids: Sequence[int]) -> None:
+        limit, size = self.max_embedding_len, self.model_config.vocab_size
+        if not ids:
+            raise ValueError("the text is empty")
+        if len(ids) > limit:
+            raise CapacityError(f"The text has {len(ids)} tokens, of at most {limit}; shorten it.")
+        if not all(0 <= token < size for token in ids):
+            raise ValueError(f"a token is not in the vocabulary of {size}")
 
     def close(self) -> None:
         """Ends after the pass that is being computed; an unfinished reply raises when read on."""

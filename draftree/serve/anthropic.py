@@ -23,6 +23,7 @@ from draftree.serve.anthropic_fields import (
     NoChoice,
     PromptFields,
     TextBlock,
+    Thinking,
     ThinkingBlock,
     ThinkingDisabled,
     ThinkingEnabled,
@@ -39,6 +40,7 @@ from draftree.serve.conversation import (
     ask,
     check_tools,
     choose_sampling,
+    continue_options,
     describe_tool,
 )
 from draftree.serve.length import check_length, count_characters
@@ -67,7 +69,6 @@ def make_routes(service: Service) -> APIRouter:
     @router.post("/v1/messages", openapi_extra=describe_body(MessagesRequest))
     async def messages(request: Request) -> Response:
         body = await read_body(request, service, MessagesRequest)
-        service.check_model(body.model)
         check(body, service.check_ready())
         request.state.user = body.metadata.user_id if body.metadata else None
         call = make_call(body, service.options.temperature, request.state.identity.seed)
@@ -84,7 +85,6 @@ def make_routes(service: Service) -> APIRouter:
     @router.post("/v1/messages/count_tokens", openapi_extra=describe_body(CountRequest))
     async def count_tokens(request: Request) -> dict[str, int]:
         body = await read_body(request, service, CountRequest)
-        service.check_model(body.model)
         engine = service.check_ready()
         check(body, engine)
         try:
@@ -101,9 +101,8 @@ def check(body: PromptFields, engine: "Engine") -> None:
     names = [tool.name for tool in body.tools or ()]
     chosen = choice.name if isinstance(choice, ToolChoice) else None
     check_tools(names, chosen, is_forced=isinstance(choice, AnyChoice))
-    if isinstance(body.messages[-1], AssistantTurn):
-        sentence = "messages: the last one is the assistant's; replies cannot be begun for it here."
-        raise ApiError(400, sentence, param="messages")
+    if continues(body):
+        _check_begun(body.messages[-1], thinking)
     if isinstance(thinking, ThinkingEnabled):
         if not engine.can_think:
             sentence = "thinking is not supported by this model; `adaptive` is taken by every one."
@@ -111,6 +110,22 @@ def check(body: PromptFields, engine: "Engine") -> None:
         if isinstance(body, MessagesRequest) and thinking.budget_tokens >= body.max_tokens:
             sentence = "thinking.budget_tokens must be less than max_tokens."
             raise ApiError(400, sentence, param="thinking.budget_tokens")
+
+
+def continues(body: PromptFields) -> bool:
+    """Whether the reply goes on from the last message."""
+    return isinstance(body.messages[-1], AssistantTurn)
+
+
+def _check_begun(turn: Turn, thinking: Thinking | None) -> None:
+    blocks = () if isinstance(turn.content, str) else turn.content
+    sentence = None
+    if any(not isinstance(block, TextBlock) for block in blocks):
+        sentence = "messages: a reply that was begun for the assistant must be text alone."
+    elif isinstance(thinking, ThinkingEnabled):
+        sentence = "messages: a reply that was begun for the assistant cannot think first."
+    if sentence is not None:
+        raise ApiError(400, sentence, param="messages")
 
 
 def make_call(body: MessagesRequest, temperature: float, seed: int) -> ObservedCall:
@@ -128,6 +143,7 @@ def make_call(body: MessagesRequest, temperature: float, seed: int) -> ObservedC
         thinking_budget=_thinking_budget(body),
         max_tokens=body.max_tokens,
         sampling=choose_sampling(temperature, seed, body.top_p, body.top_k),
+        **continue_options(continues(body)),
         **compress_options(body.draftree),
     )
     return ObservedCall(call, body.stop_sequences or ())
@@ -173,7 +189,10 @@ def _count(engine: "Engine", body: CountRequest) -> int:
     conversation = read_conversation(body)
     tools, thinking = _tools(body), _thinking(body)
     check_length(engine, conversation.text_len + count_characters(tools))
-    return len(engine.encode_chat(conversation.messages, tools=tools, thinking=thinking))
+    ids = engine.encode_chat(
+        conversation.messages, tools=tools or (), thinking=thinking, continue_final=continues(body)
+    )
+    return len(ids)
 
 
 def _tools(body: PromptFields) -> list[dict[str, Any]] | None:
@@ -213,7 +232,7 @@ def _response_format(body: PromptFields) -> ResponseFormat | None:
 
 def _reply_options(request: Request, body: MessagesRequest) -> MessageOptions:
     return MessageOptions(
-        model=body.model,
+        model=body.model or "",
         shows_thinking=getattr(body.thinking, "display", None) != "omitted",
         has_statistics=wants_statistics(request.headers, body.draftree),
         token=request.state.identity.token,

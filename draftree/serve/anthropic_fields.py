@@ -7,8 +7,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from draftree.serve.openai_fields import ChatExtras, StopText, ToolName
-from draftree.serve.wire import Nothing, WireModel, optional, refused, returned
+from draftree.serve.openai_fields import (
+    MODEL_WORDS,
+    ChatExtras,
+    ModelName,
+    StopText,
+    ToolName,
+)
+from draftree.serve.wire import Nothing, WireModel, ignored, optional, refused, returned
 
 _HINT = "A hint; there is one cache, which finds by content."
 
@@ -177,9 +183,11 @@ class ContextManagement(WireModel):
 class PromptFields(WireModel):
     """What messages and their count share."""
 
-    model: str = Field(max_length=1000, description="As /v1/models lists it; others are a 404.")
+    model: ModelName = optional(MODEL_WORDS)
     messages: list[Turn] = Field(
-        min_length=1, description="Text, calls and their results; the last is not the assistant's."
+        min_length=1,
+        description="Text, calls and their results. The reply goes on from a last message of the "
+        "assistant's, which is text alone, and is not repeated in it.",
     )
     system: str | list[TextBlock] | None = optional(
         "Instructions. Lines at the beginning of a block that start with `x-anthropic-` and a "
@@ -194,13 +202,13 @@ class PromptFields(WireModel):
         "it to the model."
     )
     output_config: OutputConfig | None = optional("Effort and format.")
-    cache_control: CacheControl | None = optional(_HINT)
+    cache_control: Any = ignored(_HINT)
     context_management: ContextManagement | None = optional(
         "Only edits that keep everything: nothing is cleared here."
     )
-    speed: Literal["standard"] | None = refused("There is one speed.")
-    user_profile_id: Nothing = refused("There are no profiles here.")
-    workspace_id: Nothing = refused("There are no workspaces here.")
+    speed: Any = ignored("There is one speed.")
+    user_profile_id: Any = ignored("There are no profiles here.")
+    workspace_id: Any = ignored("There are no workspaces here.")
 
 
 class RequestMetadata(WireModel):
@@ -216,19 +224,17 @@ class MessagesRequest(PromptFields):
         "0 is greedy; if not given, what the server was started with.", ge=0, le=2
     )
     top_p: float | None = optional("Nucleus sampling; 1 is off.", ge=0, le=1)
-    top_k: int | None = optional("Keep the k likeliest tokens; 0 is off.", ge=0, lt=2**31)
+    top_k: int | None = optional("Keep the k likeliest tokens; 0 and -1 are off.", ge=-1, lt=2**31)
     stop_sequences: list[StopText] | None = optional(
         "End before any of these texts; the reply says which.", max_length=64
     )
     metadata: RequestMetadata | None = optional("Who asks.")
     draftree: ChatExtras | None = optional("What only this server has.")
-    service_tier: Literal["auto", "standard_only"] | None = refused(
-        "There is one tier; auto and standard_only both mean it."
-    )
+    service_tier: Any = ignored("There is one tier.")
     container: Nothing = refused("There are no containers here.")
     mcp_servers: Nothing = refused("Connect to them yourself, and pass their tools on.")
     inference_geo: Nothing = refused("This is where it runs.")
-    diagnostics: Nothing = refused("Ask for statistics instead.")
+    diagnostics: Any = ignored("Ask for statistics instead.")
     compaction: Nothing = refused("Nothing is compacted here.")
     fallbacks: Nothing = refused("There is one model.")
     fallback_credit_token: Nothing = refused("There is one model.")

@@ -17,7 +17,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from draftree.serve import anthropic, anthropic_reply, openai, page, responses
+from draftree.serve import (
+    anthropic,
+    anthropic_reply,
+    embeddings,
+    models,
+    ollama,
+    ollama_reply,
+    openai,
+    page,
+    responses,
+    tokens,
+)
 from draftree.serve.access import client_name
 from draftree.serve.identity import Identity
 from draftree.serve.log import log_event
@@ -26,10 +37,11 @@ from draftree.serve.service import Service
 from draftree.serve.thread import State
 from draftree.serve.wire import CROWDED, IDENTITY, ApiError, busy, schema_of
 
-APIS: Final = (openai, responses, anthropic, page)
+APIS: Final = (models, openai, responses, anthropic, embeddings, ollama, tokens, page)
 # Where errors are not written as OpenAI does: the beginning of a path, and how.
 ERROR_STYLES: Final[tuple[tuple[str, Callable[[ApiError], dict[str, Any]]], ...]] = (
     ("/v1/messages", anthropic_reply.render_error),
+    ("/api/", ollama_reply.render_error),
 )
 OPEN_PATHS: Final = ("/health", *page.PATHS)
 _ERRORS: Final = {
@@ -47,6 +59,9 @@ _QUIET_ROUTES: Final = ("/health", "/metrics")  # asked every few seconds by mac
 _CLIENT_LEFT: Final = 499
 _CROWD_RETRY_S: Final = 5
 _ID_HEADERS: Final = ("x-request-id", "request-id")  # where OpenAI's and Anthropic's clients look
+_IGNORED_HEADER: Final = "x-draftree-ignored"  # names fields that were taken without effect
+_VERSION: Final = "/v1"
+_VERSIONED: Final = ("/models", "/chat/", "/completions", "/responses", "/messages", "/embeddings")
 _log: Final = logging.getLogger("draftree")
 
 
@@ -69,10 +84,18 @@ def build_app(service: Service) -> FastAPI:
             allow_origins=service.options.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
-            expose_headers=[*_ID_HEADERS, "retry-after"],
+            expose_headers=[*_ID_HEADERS, _IGNORED_HEADER, "retry-after"],
         )
     _describe_bodies(app)
     return app
+
+
+def find_path(path: str) -> str:
+    """Paths of OpenAI's and Anthropic's APIs may lack their version, or have it twice: clients add
+    it to the address that they are given, or they do not.
+    """
+    rest = path.removeprefix(_VERSION).removeprefix(_VERSION)
+    return f"{_VERSION}{rest}" if rest.startswith(_VERSIONED) else path
 
 
 def _add_own_routes(app: FastAPI, service: Service) -> None:
@@ -114,11 +137,15 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update(dict.fromkeys(_ID_HEADERS, request_id))
+                headers = MutableHeaders(scope=message)
+                headers.update(dict.fromkeys(_ID_HEADERS, request_id))
+                if state["ignored"]:
+                    headers[_IGNORED_HEADER] = ", ".join(state["ignored"])
             await send(message)
 
         state = scope.setdefault("state", {})
-        state.update(identity=identity, request_id=request_id, body_bytes=0)
+        state.update(identity=identity, request_id=request_id, body_bytes=0, ignored=[])
+        scope["path"] = find_path(scope["path"])
         # The server leaves the bodies of replies to HEAD out by itself.
         inner = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:

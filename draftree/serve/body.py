@@ -10,16 +10,22 @@ from starlette.requests import ClientDisconnect, Request
 
 from draftree.serve.log import log_event
 from draftree.serve.service import Service
-from draftree.serve.wire import ApiError, Body, WireModel, parse_body
+from draftree.serve.wire import ApiError, Body, WireModel, find_ignored, parse_body
 
 _READ_S: Final = 60.0
 _LARGE: Final = 2**18  # bytes that are parsed beside the event loop
 _MIB: Final = 2**20
 
 
-async def read_body(request: Request, service: Service, model: type[Body]) -> Body:
+async def read_body(
+    request: Request, service: Service, model: type[Body], *, takes_any_kind: bool = False
+) -> Body:
+    """The body, with the name of the model that answers. takes_any_kind: it need not be called JSON
+    where no page of a browser can have sent it.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not kind.endswith("+json"):
+    is_json = kind == "application/json" or kind.endswith("+json")
+    if not is_json and not (takes_any_kind and "origin" not in request.headers):
         sentence = "The body must be JSON, sent with the header `Content-Type: application/json`."
         raise ApiError(415, sentence, code="unsupported_media_type")
     coding = request.headers.get("content-encoding", "identity")
@@ -34,7 +40,15 @@ async def read_body(request: Request, service: Service, model: type[Body]) -> Bo
     )
     if service.options.log_prompts:
         log_event("prompt", id=request.state.request_id, body=raw.decode("utf-8", "replace"))
-    return body
+    ignored = request.state.ignored
+    ignored += find_ignored(body)
+    asked = getattr(body, "model", None)
+    name = service.choose_model(asked)
+    if name == asked:
+        return body
+    if asked:
+        ignored.append("model")
+    return body.model_copy(update={"model": name})
 
 
 async def _read(request: Request, service: Service) -> bytes:

@@ -66,6 +66,11 @@ def ask(
     return engine.chat(conversation.messages, max_tokens=limit, **options)
 
 
+def continue_options(is_begun: bool) -> dict[str, Any]:
+    """For Engine.chat."""
+    return {"continue_final": True} if is_begun else {}
+
+
 def describe_tool(
     name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool | None
 ) -> dict[str, Any]:
@@ -98,7 +103,7 @@ def choose_sampling(
 ) -> SamplingParams:
     return SamplingParams(
         temperature=temperature,
-        top_k=top_k or 0,
+        top_k=max(top_k or 0, 0),
         top_p=1.0 if top_p is None else max(top_p, TINY_TOP_P),
         seed=seed,
     )

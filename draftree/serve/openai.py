@@ -1,4 +1,4 @@
-"""The OpenAI API: models, chat completions, text completions. Translation only.
+"""The OpenAI API: chat completions, text completions. Translation only.
 
 In: HTTP requests. Out: calls on the engine, and a Wire that writes the reply.
 """
@@ -15,9 +15,10 @@ from starlette.responses import Response
 from draftree.core import SamplingParams
 from draftree.errors import GrammarError, TokenizerError
 from draftree.serve.body import describe_body, read_body
-from draftree.serve.conversation import EFFORT_BUDGETS, TINY_TOP_P
+from draftree.serve.conversation import EFFORT_BUDGETS, TINY_TOP_P, continue_options
 from draftree.serve.length import check_length, count_characters
 from draftree.serve.openai_fields import (
+    AssistantMessage,
     ChatRequest,
     CompletionRequest,
     JsonSchemaFormat,
@@ -46,21 +47,13 @@ _SEED_MASK: Final = 2**63 - 1
 def make_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
-    @router.get("/v1/models")
-    async def list_models() -> dict[str, Any]:
-        names = (service.options.model_id, *service.options.aliases)
-        return {"object": "list", "data": [_describe_model(service, name) for name in names]}
-
-    @router.get("/v1/models/{name:path}")
-    async def show_model(name: str) -> dict[str, Any]:
-        service.check_model(name)
-        return _describe_model(service, name)
-
     @router.post("/v1/chat/completions", openapi_extra=describe_body(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         body = await read_body(request, service, ChatRequest)
-        service.check_model(body.model)
         check_chat(body)
+        kwargs = body.chat_template_kwargs
+        if kwargs is not None and kwargs.enable_thinking and not service.check_ready().can_think:
+            request.state.ignored.append("chat_template_kwargs.enable_thinking")
         request.state.user = body.user or body.safety_identifier
         options = _reply_options(service, request, body, has_logprobs=bool(body.logprobs))
         calls = chat_calls(body, service.options.temperature, request.state.identity.seed)
@@ -69,9 +62,8 @@ def make_routes(service: Service) -> APIRouter:
     @router.post("/v1/completions", openapi_extra=describe_body(CompletionRequest))
     async def completions(request: Request) -> Response:
         body = await read_body(request, service, CompletionRequest)
-        service.check_model(body.model)
         check_completion(body)
-        request.state.user = body.user
+        request.state.user = body.user or body.safety_identifier
         prompts = split_prompts(body.prompt)
         service.check_count(len(prompts) * (body.n or 1))
         has_logprobs = body.logprobs is not None
@@ -108,10 +100,18 @@ def check_chat(body: ChatRequest) -> None:
     """What no single field can tell."""
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true.", param="top_logprobs")
-    limits = {body.max_tokens, body.max_completion_tokens} - {None}
-    if len(limits) > 1:
-        sentence = "max_tokens and max_completion_tokens differ; give one of them."
-        raise ApiError(400, sentence, param="max_tokens")
+    _check_sampling(body, body.max_tokens, body.max_completion_tokens)
+    is_begun = continues(body)
+    if body.continue_final_message and not is_begun:
+        sentence = "continue_final_message needs a last message of the assistant's, without calls."
+        raise ApiError(400, sentence, param="continue_final_message")
+    if body.add_generation_prompt is is_begun:
+        sentence = "add_generation_prompt must be the opposite of continue_final_message."
+        raise ApiError(400, sentence, param="add_generation_prompt")
+    formats = (body.response_format, body.grammar, body.json_schema)
+    if sum(each is not None for each in formats) > 1:
+        sentence = "response_format, grammar and json_schema cannot be given together."
+        raise ApiError(400, sentence, param="grammar" if body.grammar else "json_schema")
     names = [tool.function.name for tool in body.tools or ()]
     if len(names) != len(set(names)):
         raise ApiError(400, "Two tools have the same name.", param="tools")
@@ -124,7 +124,33 @@ def check_chat(body: ChatRequest) -> None:
     _check_stream(body)
 
 
+def _check_sampling(body: SamplingFields, *limits: int | None) -> None:
+    found = {limit for limit in (body.n_predict, *limits) if limit is not None}
+    if len(found) > 1 or 0 in found:
+        names = "max_tokens, max_completion_tokens and n_predict"
+        sentence = f"{names} must be the same, and -1 or at least 1; give one of them."
+        raise ApiError(400, sentence, param="max_tokens")
+    penalties = {body.repeat_penalty, body.repetition_penalty} - {None}
+    if len(penalties) > 1:
+        sentence = "repeat_penalty and repetition_penalty differ; give one of them."
+        raise ApiError(400, sentence, param="repeat_penalty")
+    if body.repeat_last_n not in (None, -1, 0) and penalties - {1.0}:
+        sentence = "repeat_last_n must be -1 or 0: penalties count all tokens seen."
+        raise ApiError(400, sentence, param="repeat_last_n")
+
+
+def continues(body: ChatRequest) -> bool:
+    """Whether the reply goes on from the last message."""
+    last = body.messages[-1]
+    is_begun = isinstance(last, AssistantMessage) and not last.tool_calls
+    return is_begun and body.continue_final_message is not False
+
+
 def check_completion(body: CompletionRequest) -> None:
+    _check_sampling(body, body.max_tokens)
+    if body.grammar is not None and body.json_schema is not None:
+        sentence = "grammar and json_schema cannot be given together."
+        raise ApiError(400, sentence, param="grammar")
     if not body.prompt or not all(split_prompts(body.prompt)):
         raise ApiError(400, "The prompt is empty.", param="prompt")
     if body.best_of not in (None, body.n or 1):
@@ -145,14 +171,13 @@ def _check_stream(body: SamplingFields) -> None:
 
 
 def chat_calls(body: ChatRequest, temperature: float, seed: int) -> list[Call]:
-    messages = [_message(message) for message in body.messages]
+    messages, tools = read_messages(body), read_tools(body)
     choice = body.tool_choice
-    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     return [
         partial(
             _chat,
             messages=messages,
-            tools=tools or None,
+            tools=tools,
             tool_choice=choice.model_dump(exclude_none=True)
             if isinstance(choice, NamedToolChoice)
             else choice or "auto",
@@ -160,9 +185,10 @@ def chat_calls(body: ChatRequest, temperature: float, seed: int) -> list[Call]:
             response_format=_response_format(body),
             thinking=_thinking(body),
             thinking_budget=_thinking_budget(body),
-            max_tokens=body.max_completion_tokens or body.max_tokens,
+            max_tokens=_limit(body.max_completion_tokens, body.max_tokens, body.n_predict),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             sampling=sampling,
+            **continue_options(continues(body)),
             **compress_options(body.draftree),
             **_shared_options(body),
         )
@@ -170,16 +196,27 @@ def chat_calls(body: ChatRequest, temperature: float, seed: int) -> list[Call]:
     ]
 
 
+def read_messages(body: ChatRequest) -> list[dict[str, Any]]:
+    return [_message(message) for message in body.messages]
+
+
+def read_tools(body: ChatRequest) -> list[dict[str, Any]] | None:
+    return [tool.model_dump(exclude_none=True) for tool in body.tools or ()] or None
+
+
 def completion_calls(
     body: CompletionRequest, prompts: Sequence[str | list[int]], temperature: float, seed: int
 ) -> list[Call]:
     """Replies to the first prompt come first."""
+    found = _peer_format(body)
+    wanted: dict[str, Any] = {"response_format": found} if found else {}
     return [
         partial(
             _complete,
             prompt=prompt,
-            max_tokens=body.max_tokens or 16,
+            max_tokens=_limit(body.max_tokens, body.n_predict, 16),
             logprobs=body.logprobs,
+            **wanted,
             sampling=sampling,
             **_shared_options(body),
         )
@@ -193,13 +230,15 @@ def samplings(
 ) -> list[SamplingParams]:
     """One a reply; they differ in the seed, which counts up from the one that was given."""
     seed = seed if body.seed is None else body.seed
+    penalty = body.repetition_penalty or body.repeat_penalty or 1.0
+    penalty = 1.0 if body.repeat_last_n == 0 else penalty
     return [
         SamplingParams(
             temperature=temperature if body.temperature is None else body.temperature,
-            top_k=body.top_k or 0,
+            top_k=max(body.top_k or 0, 0),
             top_p=1.0 if body.top_p is None else max(body.top_p, TINY_TOP_P),
             min_p=body.min_p or 0.0,
-            repetition_penalty=body.repetition_penalty or 1.0,
+            repetition_penalty=penalty,
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
             seed=(seed + index) & _SEED_MASK,
@@ -224,25 +263,40 @@ def _chat(
     engine: "Engine", *, messages: list[dict[str, Any]], max_tokens: int | None, **options: Any
 ) -> "Generation":
     check_length(engine, count_characters(messages) + count_characters(options["tools"]))
-    _check_tokens(engine, "logit_bias", options["logit_bias"] or ())
+    check_tokens(engine, "logit_bias", options["logit_bias"] or ())
     if options["thinking"] and not engine.can_think:
-        field = "chat_template_kwargs.enable_thinking"
-        raise ApiError(400, f"{field}: this model cannot think.", param=field)
+        options["thinking"] = None
     try:
         return engine.chat(messages, max_tokens=max_tokens or engine.plan.max_ctx, **options)
     except GrammarError as error:
-        field = "tools" if options["response_format"] is None else "response_format"
-        raise ApiError(400, f"{field}: {error}", param=field, code="invalid_schema") from error
+        raise _explain_grammar(options["response_format"], error) from error
 
 
-def _complete(engine: "Engine", *, prompt: str | list[int], **options: Any) -> "Generation":
+def _complete(
+    engine: "Engine", *, prompt: str | list[int], max_tokens: int | None, **options: Any
+) -> "Generation":
     check_length(engine, len(prompt) if isinstance(prompt, str) else 0)
-    _check_tokens(engine, "logit_bias", options["logit_bias"] or ())
-    _check_tokens(engine, "prompt", () if isinstance(prompt, str) else prompt)
-    return engine.complete(prompt, **options)
+    check_tokens(engine, "logit_bias", options["logit_bias"] or ())
+    check_tokens(engine, "prompt", () if isinstance(prompt, str) else prompt)
+    try:
+        return engine.complete(prompt, max_tokens=max_tokens or engine.plan.max_ctx, **options)
+    except GrammarError as error:
+        raise _explain_grammar(options["response_format"], error) from error
 
 
-def _check_tokens(engine: "Engine", field: str, tokens: Iterable[int]) -> None:
+def _explain_grammar(wanted: ResponseFormat | None, error: GrammarError) -> ApiError:
+    field = "tools" if wanted is None else "response_format"
+    field = "grammar" if wanted is not None and wanted.kind is FormatKind.GBNF else field
+    return ApiError(400, f"{field}: {error}", param=field, code="invalid_schema")
+
+
+def _limit(*limits: int | None) -> int | None:
+    """The first that was given; None: the rest of the context."""
+    limit = next((limit for limit in limits if limit is not None), -1)
+    return limit if limit > 0 else None
+
+
+def check_tokens(engine: "Engine", field: str, tokens: Iterable[int]) -> None:
     size = engine.tokenizer.vocab_size
     unknown = next((token for token in tokens if token >= size), None)
     if unknown is not None:
@@ -281,10 +335,17 @@ def _thinking_budget(body: ChatRequest) -> int | None:
 def _response_format(body: ChatRequest) -> ResponseFormat | None:
     wanted = body.response_format
     if wanted is None or isinstance(wanted, TextFormat):
-        return None
+        return _peer_format(body)
     if isinstance(wanted, JsonSchemaFormat):
         return ResponseFormat(FormatKind.JSON_SCHEMA, wanted.json_schema.schema_ or {})
-    return ResponseFormat(FormatKind.JSON_OBJECT)
+    return wanted.read()
+
+
+def _peer_format(body: SamplingFields) -> ResponseFormat | None:
+    """As llama.cpp's clients ask for it."""
+    if body.json_schema is not None:
+        return ResponseFormat(FormatKind.JSON_SCHEMA, body.json_schema)
+    return ResponseFormat(FormatKind.GBNF, body.grammar) if body.grammar else None
 
 
 def _decode_prompts(engine: "Engine", prompts: Sequence[str | list[int]]) -> tuple[str, ...]:
@@ -308,7 +369,7 @@ def _reply_options(
 ) -> ReplyOptions:
     has_statistics = wants_statistics(request.headers, body.draftree)
     return ReplyOptions(
-        model=body.model,
+        model=body.model or service.options.model_id,
         created=request.state.identity.created,
         fingerprint=service.fingerprint,
         num_prompts=num_prompts,
@@ -319,12 +380,3 @@ def _reply_options(
         echoes=echoes,
         token=request.state.identity.token,
     )
-
-
-def _describe_model(service: Service, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.created_s,
-        "owned_by": "draftree",
-    }

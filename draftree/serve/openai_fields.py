@@ -7,13 +7,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
-from draftree.serve.wire import Nothing, WireModel, optional, refused, returned
+from draftree.serve.wire import Nothing, WireModel, ignored, optional, refused, returned
+from draftree.text.grammar import FormatKind, ResponseFormat
 
+ModelName = Annotated[str | None, Field(max_length=1000)]
+TokenLimit = Annotated[int, Field(ge=-1, le=2**31)]
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
+Zero = Annotated[float, Field(ge=0, le=0)]
+One = Annotated[float, Field(ge=1, le=1)]
+MODEL_WORDS = (
+    "As /v1/models lists it; others as --any-model says. There is one, so it may be left out."
+)
+_CACHED = "Prompts are cached without being asked."
+_UNUSED = "Belongs to a sampler that is off."
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -60,10 +70,51 @@ class ChatStreamExtras(StreamExtras, ChatExtras):
     """Both."""
 
 
-class SamplingFields(WireModel):
+class PeerFields(WireModel):
+    """What llama.cpp's server takes beside OpenAI's fields: honoured, or only where it is off, or
+    without effect on the text.
+    """
+
+    n_predict: TokenLimit | None = optional("llama.cpp's name of max_tokens.")
+    repeat_penalty: float | None = optional("Another name of repetition_penalty.", gt=0, le=10)
+    repeat_last_n: int | None = optional(
+        "-1: penalties count all tokens seen; 0: repeat_penalty is off; others only if it is.",
+        ge=-1,
+        lt=2**31,
+    )
+    grammar: str | None = optional("A GBNF grammar that the text then follows.", max_length=2**16)
+    json_schema: dict[str, Any] | None = optional("A JSON schema that the text then follows.")
+    typical_p: One | None = refused("Locally typical sampling; only 1, which is off.")
+    tfs_z: One | None = refused("Tail-free sampling; only 1, which is off.")
+    mirostat: Zero | None = refused("Only 0, which is off.")
+    dynatemp_range: Zero | None = refused("Only 0, which is off.")
+    xtc_probability: Zero | None = refused("Only 0, which is off.")
+    dry_multiplier: Zero | None = refused("Only 0, which is off.")
+    top_n_sigma: Annotated[float, Field(le=0)] | None = refused("Only -1 or 0, which is off.")
+    n_probs: Zero | None = refused("Use logprobs.")
+    ignore_eos: Literal[False] | None = refused("Replies end where the model ends them.")
+    mirostat_tau: Any = ignored(_UNUSED)
+    mirostat_eta: Any = ignored(_UNUSED)
+    dynatemp_exponent: Any = ignored(_UNUSED)
+    xtc_threshold: Any = ignored(_UNUSED)
+    dry_base: Any = ignored(_UNUSED)
+    dry_allowed_length: Any = ignored(_UNUSED)
+    dry_penalty_last_n: Any = ignored(_UNUSED)
+    dry_sequence_breakers: Any = ignored(_UNUSED)
+    cache_prompt: Any = ignored(_CACHED)
+    cache_control: Any = ignored(_CACHED)
+    n_keep: Any = ignored("Nothing of a prompt is dropped.")
+    id_slot: Any = ignored("Requests need no slot.")
+    timings_per_token: Any = ignored("Ask for statistics instead.")
+    verbose: Any = ignored("Ask for statistics instead.")
+    return_tokens: Any = ignored("Replies are text.")
+    return_progress: Any = ignored("Comments of a stream say how far it is.")
+
+
+class SamplingFields(PeerFields):
     """What chat and text completions share."""
 
-    model: str = Field(max_length=1000, description="As /v1/models lists it; others are a 404.")
+    model: ModelName = optional(MODEL_WORDS)
     stream: bool | None = optional("Send events as the text comes.")
     stream_options: StreamOptions | None = optional("Only with stream.")
     n: int | None = optional("Replies; each runs as a request of its own.", ge=1, le=64)
@@ -71,7 +122,7 @@ class SamplingFields(WireModel):
         "0 is greedy; if not given, what the server was started with.", ge=0, le=2
     )
     top_p: float | None = optional("Nucleus sampling; 1 is off.", ge=0, le=1)
-    top_k: int | None = optional("Keep the k likeliest tokens; 0 is off.", ge=0, lt=2**31)
+    top_k: int | None = optional("Keep the k likeliest tokens; 0 and -1 are off.", ge=-1, lt=2**31)
     min_p: float | None = optional(
         "Drop tokens below this share of the likeliest; 0 is off.", ge=0, lt=1
     )
@@ -95,11 +146,19 @@ class SamplingFields(WireModel):
     )
     user: str | None = optional("Written to the log.", max_length=1000)
     draftree: StreamExtras | None = optional("What only this server has.")
+    metadata: Any = ignored("Belongs to stored replies; nothing is stored.")
+    store: Any = ignored("Nothing is stored here.")
+    service_tier: Any = ignored("There is one tier.")
+    safety_identifier: str | None = optional("Written to the log, as user.", max_length=1000)
+    prompt_cache_key: Any = ignored("There is one cache, which finds by content.")
+    prompt_cache_retention: Any = ignored("There is one cache.")
+    prompt_cache_options: Any = ignored("There is one cache.")
 
 
 class TextPart(WireModel):
     type: Literal["text"]
     text: str
+    cache_control: Any = returned(_CACHED)
 
 
 Content = str | list[TextPart]
@@ -110,12 +169,14 @@ class SystemMessage(WireModel):
     role: Literal["system", "developer"] = Field(description="The two mean the same.")
     content: Content
     name: Name = None
+    cache_control: Any = returned(_CACHED)
 
 
 class UserMessage(WireModel):
     role: Literal["user"]
     content: Content
     name: Name = None
+    cache_control: Any = returned(_CACHED)
 
 
 class CalledFunction(WireModel):
@@ -140,6 +201,7 @@ class AssistantMessage(WireModel):
     reasoning_content: str | None = optional("Passed to the model's template.")
     tool_calls: list[MessageToolCall] | None = None
     name: Name = None
+    cache_control: Any = returned(_CACHED)
     refusal: str | None = optional("The text, if there is no content.")
     annotations: list[Any] | None = returned()
     parsed: Any = returned()
@@ -156,6 +218,7 @@ class ToolMessage(WireModel):
     content: Content
     tool_call_id: str
     name: Name = None
+    cache_control: Any = returned(_CACHED)
 
 
 Message = Annotated[
@@ -173,6 +236,7 @@ class FunctionDefinition(WireModel):
 class Tool(WireModel):
     type: Literal["function"]
     function: FunctionDefinition
+    cache_control: Any = returned(_CACHED)
 
 
 class ChosenFunction(WireModel):
@@ -190,10 +254,16 @@ class TextFormat(WireModel):
 
 class JsonFormat(WireModel):
     type: Literal["json_object"]
+    schema_: dict[str, Any] | None = optional("As in json_schema; llama.cpp's way.", alias="schema")
+
+    def read(self) -> ResponseFormat:
+        if self.schema_ is None:
+            return ResponseFormat(FormatKind.JSON_OBJECT)
+        return ResponseFormat(FormatKind.JSON_SCHEMA, self.schema_)
 
 
 class JsonSchema(WireModel):
-    name: ToolName = Field(description="For your own use.")
+    name: ToolName | None = optional("For your own use.")
     description: str | None = optional("For your own use.")
     schema_: dict[str, Any] | None = optional(
         "A JSON schema, enforced token by token; any JSON if not.", alias="schema"
@@ -212,7 +282,9 @@ ResponseFormatField = Annotated[
 
 
 class TemplateOptions(WireModel):
-    enable_thinking: bool | None = optional("Whether the model thinks first.")
+    enable_thinking: bool | None = optional(
+        "Whether the model thinks first; ignored where it cannot."
+    )
 
 
 class ChatRequest(SamplingFields):
@@ -222,10 +294,15 @@ class ChatRequest(SamplingFields):
     messages: list[Message] = Field(
         min_length=1, description="Roles system, developer, user, assistant, tool; text only."
     )
-    max_completion_tokens: int | None = optional(
-        "Most tokens of a reply; the rest of the context if not.", ge=1, le=2**31
+    continue_final_message: bool | None = optional(
+        "Whether the reply goes on from the last message; if not given, where that is the "
+        "assistant's."
     )
-    max_tokens: int | None = optional("The older name of max_completion_tokens.", ge=1, le=2**31)
+    add_generation_prompt: bool | None = optional("Only the opposite of continue_final_message.")
+    max_completion_tokens: TokenLimit | None = optional(
+        "Most tokens of a reply; the rest of the context if -1 or not given."
+    )
+    max_tokens: TokenLimit | None = optional("The older name of max_completion_tokens.")
     logprobs: bool | None = optional("Log-probabilities of the tokens.")
     top_logprobs: int | None = optional(
         "And of this many likeliest ones; needs logprobs.", ge=0, le=20
@@ -243,25 +320,12 @@ class ChatRequest(SamplingFields):
     )
     thinking_budget: int | None = optional("End thinking after this many tokens.", ge=0, le=2**31)
     chat_template_kwargs: TemplateOptions | None = optional("Only `enable_thinking`.")
-    metadata: dict[str, str] | None = optional(
-        "Belongs to stored replies; nothing is stored.", max_length=16
-    )
-    safety_identifier: str | None = optional("Written to the log, as user.", max_length=1000)
-    prompt_cache_key: str | None = optional(
-        "A hint; there is one cache, which finds by content.", max_length=1000
-    )
-    store: Literal[False] | None = refused("Nothing is stored here; only false is taken.")
-    service_tier: Literal["auto", "default"] | None = refused(
-        "There is one tier; only auto and default are taken."
-    )
+    prediction: Any = ignored("Repetitions are predicted from the conversation by themselves.")
     modalities: list[Literal["text"]] | None = refused("The model writes text.")
     verbosity: Literal["medium"] | None = refused("Ask for it in a message instead.")
-    prompt_cache_retention: Literal["in_memory"] | None = refused("The cache is in memory.")
-    prompt_cache_options: Nothing = refused("The cache needs no options.")
     audio: Nothing = refused("The model writes text.")
     functions: Nothing = refused("Use tools.")
     function_call: Nothing = refused("Use tool_choice.")
-    prediction: Nothing = refused("Repetitions are predicted from the conversation by themselves.")
     moderation: Nothing = refused("There is no moderation here.")
     web_search_options: Nothing = refused("There is no search here; give the model a tool.")
 
@@ -272,7 +336,9 @@ class CompletionRequest(SamplingFields):
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
         description="Text or token ids, or a list of either: each runs as a request of its own.",
     )
-    max_tokens: int | None = optional("Most tokens of a reply; 16 if not given.", ge=1, le=2**31)
+    max_tokens: TokenLimit | None = optional(
+        "Most tokens of a reply; 16 if not given, the rest of the context if -1."
+    )
     logprobs: int | None = optional(
         "Log-probabilities of the tokens and of the likeliest ones.", ge=0, le=20
     )

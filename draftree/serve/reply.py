@@ -5,7 +5,7 @@ they wait or run. Non-streaming is the stream folded up.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +24,8 @@ from draftree.text.reply import DeltaKind
 if TYPE_CHECKING:
     from draftree.chat import Delta, TokenLogprob
 
+EVENTS: Final = "text/event-stream"
+LINES: Final = "application/x-ndjson"
 _GLANCE_S: Final = 1.0  # before a stream begins without a token, and between looks at how far it is
 _PATIENCE_S: Final = 10.0  # before a sign of life, where there is nothing new to say
 _STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -93,36 +95,55 @@ async def answer(
     *,
     is_stream: bool,
     prompt_field: str,
+    kind: str = EVENTS,
 ) -> Response:
-    state = request.state
-    jobs = await service.submit(
-        state.client,
-        calls,
-        is_stream=is_stream,
-        prompt_field=prompt_field,
-        request_id=state.request_id,
-    )
+    """kind: what a stream is made of."""
+    if not is_stream:
+        return await answer_whole(request, service, calls, wire.whole, prompt_field=prompt_field)
+    jobs = await _submit(request, service, calls, is_stream=True, prompt_field=prompt_field)
     watcher = asyncio.create_task(_watch(request, service, jobs))
     try:
-        if is_stream:
-            first = await _read_first(jobs[0])
-            stream = EventStream(service, jobs, wire, first, watcher)
-            stream.is_repeatable = state.identity.is_repeatable
-            return stream
-        replies = [await _fold(job) for job in jobs]
-        watcher.cancel()
-        content = encode(to_json(wire.whole(replies, jobs)))
-        return Response(content, media_type="application/json")
+        first = await _read_first(jobs[0])
+        stream = EventStream(service, jobs, wire, first, watcher, kind)
+        stream.is_repeatable = request.state.identity.is_repeatable
+        return stream
     except BaseException:
         watcher.cancel()
         service.cancel(jobs)
         raise
 
 
+async def answer_whole(
+    request: Request,
+    service: Service,
+    calls: Sequence[Call],
+    write: Callable[[Sequence[Folded], Sequence[Job]], dict[str, Any]],
+    *,
+    prompt_field: str,
+) -> Response:
+    """In one piece."""
+    jobs = await _submit(request, service, calls, is_stream=False, prompt_field=prompt_field)
+    watcher = asyncio.create_task(_watch(request, service, jobs))
+    try:
+        replies = [await _fold(job) for job in jobs]
+        content = encode(to_json(write(replies, jobs)))
+        return Response(content, media_type="application/json")
+    except BaseException:
+        service.cancel(jobs)
+        raise
+    finally:
+        watcher.cancel()
+
+
+async def _submit(
+    request: Request, service: Service, calls: Sequence[Call], **options: Any
+) -> list[Job]:
+    state = request.state
+    return await service.submit(state.client, calls, request_id=state.request_id, **options)
+
+
 class EventStream(Response):
     """Sends events as they come. first: what was read while the status could still be chosen."""
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
@@ -131,8 +152,10 @@ class EventStream(Response):
         wire: Wire,
         first: "list[Delta] | None",
         watcher: asyncio.Task[None],
+        kind: str = EVENTS,
     ) -> None:
         self.status_code = 200
+        self.media_type = kind
         self.background = None
         self.init_headers(_STREAM_HEADERS)
         self._service, self._jobs, self._wire = service, jobs, wire
@@ -203,6 +226,8 @@ class EventStream(Response):
         """A comment while nothing else is sent: how far the reply is, if there is news of that, and
         now and then in any case, so that nobody hangs up. Clients pass over comments.
         """
+        if self.media_type != EVENTS:
+            return  # lines of JSON have no comments
         loop = asyncio.get_running_loop()
         words, next_s = "", loop.time() + _PATIENCE_S
         while True:

@@ -53,7 +53,6 @@ def make_routes(service: Service) -> APIRouter:
     @router.post("/v1/responses", openapi_extra=describe_body(ResponsesRequest))
     async def responses(request: Request) -> Response:
         body = await read_body(request, service, ResponsesRequest)
-        service.check_model(body.model)
         check(body)
         request.state.user = body.user or body.safety_identifier
         call = make_call(body, service.options.temperature, request.state.identity.seed)
@@ -167,7 +166,7 @@ def _response_format(body: ResponsesRequest) -> ResponseFormat | None:
     wanted = body.text.format if body.text is not None else None
     if isinstance(wanted, SchemaFormat):
         return ResponseFormat(FormatKind.JSON_SCHEMA, wanted.schema_)
-    return ResponseFormat(FormatKind.JSON_OBJECT) if isinstance(wanted, JsonFormat) else None
+    return wanted.read() if isinstance(wanted, JsonFormat) else None
 
 
 def _reply_options(service: Service, request: Request, body: ResponsesRequest) -> ResponseOptions:
@@ -191,7 +190,7 @@ def _reply_options(service: Service, request: Request, body: ResponsesRequest) -
         "user": body.user,
     }
     return ResponseOptions(
-        model=body.model,
+        model=body.model or service.options.model_id,
         created=request.state.identity.created,
         settings=settings,
         namespaces={

@@ -8,13 +8,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from draftree.serve.openai_fields import (
+    MODEL_WORDS,
     ChatExtras,
     JsonFormat,
+    ModelName,
     ReasoningEffort,
     TextFormat,
     ToolName,
 )
-from draftree.serve.wire import Nothing, WireModel, optional, refused, returned
+from draftree.serve.wire import Nothing, WireModel, ignored, optional, refused, returned
 
 _OWN = "Names it for the client; not used."
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -158,7 +160,7 @@ class ReasoningOptions(WireModel):
     effort: ReasoningEffort | Literal["max"] | None = optional(
         "`none` turns thinking off; `minimal`, `low`, `medium` end it after 256, 1024, 4096 tokens."
     )
-    summary: Literal["auto", "detailed"] | None = optional(
+    summary: Literal["auto", "concise", "detailed"] | None = optional(
         "The reasoning itself is sent, and no summary."
     )
     generate_summary: Nothing = refused("Use summary.")
@@ -173,7 +175,7 @@ class EventOptions(WireModel):
 class ResponsesRequest(WireModel):
     """POST /v1/responses"""
 
-    model: str = Field(max_length=1000, description="As /v1/models lists it; others are a 404.")
+    model: ModelName = optional(MODEL_WORDS)
     input: str | list[Item] = Field(
         min_length=1, description="Text, or messages, function calls, their outputs, reasoning."
     )
@@ -203,28 +205,26 @@ class ResponsesRequest(WireModel):
         optional("Log-probabilities; reasoning is always there, and never encrypted.")
     )
     metadata: dict[str, str] | None = optional("Repeated in the reply.", max_length=16)
-    client_metadata: dict[str, Any] | None = optional("What Codex says of itself; not used.")
+    client_metadata: Any = ignored("What Codex says of itself.")
     user: str | None = optional("Written to the log.", max_length=1000)
     safety_identifier: str | None = optional("Written to the log, as user.", max_length=1000)
-    prompt_cache_key: str | None = optional(
-        "A hint; there is one cache, which finds by content.", max_length=1000
-    )
+    prompt_cache_key: Any = ignored("There is one cache, which finds by content.")
     draftree: ChatExtras | None = optional("What only this server has.")
-    store: Literal[False] | None = refused("Nothing is stored here; only false is taken.")
+    store: Any = ignored("Nothing is stored here.")
     previous_response_id: Nothing = refused("Nothing is stored here; send the conversation again.")
     conversation: Nothing = refused("Nothing is stored here; send the conversation again.")
     background: Literal[False] | None = refused("Replies are sent to whoever waits for them.")
-    service_tier: Literal["auto", "default"] | None = refused(
-        "There is one tier; only auto and default are taken."
-    )
-    truncation: Literal["disabled"] | None = refused("What is too long is refused.")
-    prompt_cache_retention: Literal["in_memory"] | None = refused("The cache is in memory.")
-    prompt_cache_options: Nothing = refused("The cache needs no options.")
+    service_tier: Any = ignored("There is one tier.")
+    truncation: Any = ignored("What is too long is refused; nothing is left out.")
+    prompt_cache_retention: Any = ignored("There is one cache.")
+    prompt_cache_options: Any = ignored("There is one cache.")
     prompt: Nothing = refused("Nothing is stored here; send the text.")
-    max_tool_calls: Nothing = refused(
+    max_tool_calls: Any = ignored(
         "It counts calls of tools that run on the server; there are none."
     )
     context_management: Nothing = refused("Nothing is compacted here.")
     moderation: Nothing = refused("There is no moderation here.")
     access_programs: Nothing = refused("There are no programs here.")
+    timings_per_token: Any = ignored("Ask for statistics instead.")
+    return_progress: Any = ignored("Comments of a stream say how far it is.")
     image: Nothing = refused("The model reads and writes text.")

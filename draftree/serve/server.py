@@ -9,6 +9,7 @@ import gc
 import logging
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from types import FrameType
@@ -67,7 +68,20 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def check_tls(cert: str, key: str | None) -> None:
+    """Raises unless the files can be used: better now than after the model was loaded."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ServeError(
+            f"--tls-cert and --tls-key cannot be used: {reason}; they must be PEM files of one "
+            "certificate and its key."
+        ) from error
+
+
 def new_server(service: Service) -> Server:
+    options = service.options
     config = uvicorn.Config(
         build_app(service),
         http=Connection,
@@ -81,7 +95,9 @@ def new_server(service: Service) -> Server:
         lifespan="off",
         ws="none",
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=round(service.options.grace_s) + _LAST_WORDS_S,
+        timeout_graceful_shutdown=round(options.grace_s) + _LAST_WORDS_S,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
     )
     return Server(config, service)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _LOADING_RETRY_S: Final = 2
 _STOPPING_RETRY_S: Final = 10
+_TAG: Final = ":latest"  # what Ollama's clients may add to any name
 _MIB: Final = 2**20
 _BODIES, _BODIES_PER_CLIENT = 8, 2  # of the longest kind, which memory is held for at a time
 
@@ -38,6 +39,7 @@ class ServeOptions:
     model_id: str
     version: str = "0"
     aliases: tuple[str, ...] = ()
+    any_model: bool = False  # whether requests may name any other
     api_keys: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
@@ -49,6 +51,8 @@ class ServeOptions:
     log_prompts: bool = False
     read_ahead: bool = True
     trusted_proxies: tuple[str, ...] = ()  # addresses whose X-Forwarded-For names the client
+    tls_cert: str | None = None  # files; both or none
+    tls_key: str | None = None
 
 
 def _open_ready(open_engine: "Callable[[], Engine]") -> "Engine":
@@ -75,7 +79,8 @@ class Service:
         self.metrics = Metrics()
         self.created_s = int(time.time())
         digest = hashlib.sha256(f"{options.version} {options.model_id}".encode())
-        self.fingerprint = f"fp_{digest.hexdigest()[:10]}"
+        self.digest = digest.hexdigest()
+        self.fingerprint = f"fp_{self.digest[:10]}"
         self.queue = FairQueue(options.max_queue, options.max_per_client)
         opener, reads_ahead = partial(_open_ready, open_engine), options.read_ahead
         self.thread = EngineThread(opener, self.queue, on_change, reads_ahead=reads_ahead)
@@ -97,14 +102,32 @@ class Service:
             raise busy(503, "The server is shutting down.", _STOPPING_RETRY_S)
         raise busy(503, "The model is being loaded.", _LOADING_RETRY_S)
 
+    def choose_model(self, name: str | None) -> str:
+        """The model that answers a request for this name: there is one. None: no name was given."""
+        own = self.options.model_id
+        if name is None or self._has_model(name):
+            return name or own
+        if not self.options.any_model:
+            self.check_model(name)
+        return own
+
+    def _has_model(self, name: str) -> bool:
+        return name.removesuffix(_TAG) in (self.options.model_id, *self.options.aliases)
+
     def check_model(self, name: str) -> None:
-        if name not in (self.options.model_id, *self.options.aliases):
+        if not self._has_model(name):
             raise ApiError(
                 404,
                 f"There is no model {name!r} here; this server has {self.options.model_id!r}.",
                 param="model",
                 code="model_not_found",
             )
+
+    @property
+    def context_length(self) -> int | None:
+        """None while the model is loaded."""
+        engine = self.thread.engine
+        return engine.plan.max_ctx if engine is not None else None
 
     def check_count(self, num_replies: int) -> None:
         limit = self.queue.max_per_client

@@ -1,5 +1,6 @@
 """What replies cost, for the `draftree` member of usage. In: finished jobs. Out: plain values."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,6 +58,11 @@ def _compression(usages: Sequence[Usage]) -> dict[str, Any] | None:
         "tokens_dropped": sum(each.tokens_dropped for each in found),
         "score_ms": _round(sum(each.score_ms for each in found)),
     }
+
+
+def count_ms(job: Job) -> float:
+    """Since the request came."""
+    return 1000 * (time.perf_counter() - job.arrived_s)
 
 
 def _since_arrival(job: Job, moment_s: float | None) -> float | None:

@@ -4,7 +4,7 @@ In: bytes of a request. Out: a checked model, or an ApiError that names the fiel
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Protocol, TypeVar, Union, get_args, get_origin
 
@@ -20,6 +20,7 @@ from pydantic.json_schema import models_json_schema
 from pydantic_core import CoreSchema, PydanticCustomError, from_json
 
 REFUSED: Final = "refused"
+IGNORED: Final = "ignored"
 OUTLET: Final = "draftree.outlet"  # names of extensions of ASGI
 CROWDED: Final = "draftree.crowded"
 IDENTITY: Final = "draftree.identity"
@@ -93,6 +94,23 @@ def refused(why: str) -> Any:
     return Field(None, description=why, json_schema_extra={REFUSED: True})
 
 
+def ignored(what: str) -> Any:
+    """A field that cannot change the text: all is taken, and a header of the reply names it."""
+    return Field(None, description=what, json_schema_extra={IGNORED: True})
+
+
+def find_ignored(body: WireModel, place: str = "") -> Iterator[str]:
+    """Names of ignored fields that ask for something; those in lists are not looked for."""
+    for name, field in type(body).model_fields.items():
+        value = getattr(body, name)
+        if isinstance(value, WireModel):
+            yield from find_ignored(value, f"{place}{name}.")
+        elif value is False or _drop_empty(value) is None:
+            continue
+        elif is_marked(field.json_schema_extra, IGNORED):
+            yield f"{place}{name}"
+
+
 def returned(why: str = "As it came in a reply; not used.") -> Any:
     """A field of replies, which come back as parts of a conversation."""
     return Field(None, description=why, exclude=True)
@@ -152,6 +170,14 @@ def parse_body(model: type[Body], raw: bytes) -> Body:
     return body
 
 
+def check_value(model: type[Body], value: dict[str, Any]) -> Body:
+    """The same for a request that was translated."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _explain(model, error) from None
+
+
 def _explain(model: type[WireModel], error: ValidationError) -> ApiError:
     if error.error_count() > _MAX_ERRORS:
         sentence = f"More than {_MAX_ERRORS} fields are unknown or wrong."
@@ -171,7 +197,7 @@ def _explain(model: type[WireModel], error: ValidationError) -> ApiError:
         return ApiError(400, f"Unknown field: {param}.", param=param, code="unknown_field")
     if first["type"] == "missing":
         return ApiError(400, f"{param} is missing.", param=param, code="missing_field")
-    if field is not None and is_refused(field.json_schema_extra):
+    if field is not None and is_marked(field.json_schema_extra, REFUSED):
         sentence = f"{param} is not supported here. {field.description}"
         return ApiError(400, sentence, param=param, code="unsupported_field")
     reasons = dict.fromkeys(item["msg"] for name, item in named if name == param)
@@ -179,8 +205,8 @@ def _explain(model: type[WireModel], error: ValidationError) -> ApiError:
     return ApiError(400, sentence, param=param or None, code="invalid_value")
 
 
-def is_refused(extra: object) -> bool:
-    return isinstance(extra, Mapping) and bool(extra.get(REFUSED))
+def is_marked(extra: object, mark: str) -> bool:
+    return isinstance(extra, Mapping) and bool(extra.get(mark))
 
 
 def _name(model: type[WireModel], location: tuple[int | str, ...]) -> str:

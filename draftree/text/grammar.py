@@ -25,6 +25,7 @@ _LOOSE = {"whitespace_pattern": r"[ ]?|\n[ ]{0,40}"}
 STRICT_SPACING = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 _MAX_KEPT = 64
 _MAX_REFERENCES = 500  # the library follows a chain of them on the stack, and may crash
+_MAX_RULES = 256  # of a GBNF grammar: reading them takes time that grows with their square
 _PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile )?")
 _LISTING = re.compile(r"\n +\d+ \| ")
 
@@ -34,6 +35,7 @@ class FormatKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     LARK = "lark"
+    GBNF = "gbnf"  # as llama.cpp's grammars are
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,25 @@ class ResponseFormat:
                 return f"{name}: /{regex_to_lark(self.definition)}/\n"
             case FormatKind.LARK, str():
                 return f"{name}: %lark {{\n{self.definition}\n}}\n"
+            case FormatKind.GBNF, str():
+                return f"{name}: %lark {{\n{_read_gbnf(self.definition)}\n}}\n"
         wanted = "an object" if self.kind is FormatKind.JSON_SCHEMA else "text"
         raise GrammarError(f"The definition of a {self.kind} format must be {wanted}.")
+
+
+def _read_gbnf(text: str) -> str:
+    """As Lark."""
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if text.count("::=") > _MAX_RULES:
+        raise GrammarError(f"The grammar has more than {_MAX_RULES} rules.")
+    try:
+        return str(gbnf_to_lark(text))
+    except RecursionError:
+        raise GrammarError("The grammar is nested too deeply.") from None
+    except Exception as error:  # the library raises plain ones, too
+        problem = " ".join(str(error).split()).rstrip(".")[:200]
+        raise GrammarError(f"The grammar cannot be read: {problem}.") from None
 
 
 def json_rule(

@@ -16,7 +16,7 @@ from draftree.text.constraint import CallTrigger, Reasoning, ReplyGrammar
 from draftree.text.grammar import Cursor, GrammarCompiler, ResponseFormat, json_rule
 from draftree.text.reply import ReplyReader
 from draftree.text.segments import Segments
-from draftree.text.template import ChatTemplate
+from draftree.text.template import ChatTemplate, plain_content
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.tools.choice import choose_dialect, lists_tools, spell_out
 from draftree.text.tools.dialect import (
@@ -53,15 +53,17 @@ class Turn:
     grammar: TokenGrammar | None
     is_reasoning: bool  # the prompt has opened the reasoning
     calls: "CallPlan | None"
+    is_continued: bool = False  # the reply goes on from the prompt's last message
 
     def new_reader(self, stop: Sequence[str] = (), seed: int = 0) -> ReplyReader:
         """seed: of the reply, which the ids of its calls depend on."""
         calls, parser = self.calls, None
+        segments = Segments(is_reasoning=self.is_reasoning, opening=OPENING, closing=CLOSING)
         if calls is not None:
             new_id = derive_call_ids(self.prompt_ids, seed)
             parser = calls.dialect.new_parser(calls.tools, calls.is_trusted, new_id)
         return ReplyReader(
-            segments=Segments(is_reasoning=self.is_reasoning, opening=OPENING, closing=CLOSING),
+            segments=None if self.is_continued else segments,
             stop=stop,
             parser=parser,
             is_single=calls is not None and not calls.is_parallel,
@@ -100,11 +102,18 @@ class TurnPlanner:
         template = self._tokenizer.chat_template or ""
         return OPENING in template or CLOSING in template
 
-    def plan(self, messages: Sequence[Message], options: ReplyOptions | None = None) -> Turn:
+    def plan(
+        self,
+        messages: Sequence[Message],
+        options: ReplyOptions | None = None,
+        *,
+        is_continued: bool = False,
+    ) -> Turn:
+        """is_continued: the last message is the beginning of the reply."""
         options = options or ReplyOptions()
         tools = read_tools(options.tools)
         calls = self._plan_calls(tools, options)
-        prompt = self._write_prompt(messages, tools, calls, options)
+        prompt = self._write_prompt(messages, tools, calls, options, is_continued)
         reasoning = None
         if prompt.may_think or options.thinking_budget is not None:
             reasoning = Reasoning(OPENING, CLOSING, prompt.is_open, options.thinking_budget)
@@ -118,13 +127,19 @@ class TurnPlanner:
         if calls and (content or trigger):
             calls = replace(calls, is_trusted=True)
         ids = self._tokenizer.encode_chat(prompt.text)
-        return Turn(tuple(ids), grammar, prompt.is_open, calls)
+        return Turn(tuple(ids), grammar, prompt.is_open, calls, is_continued)
 
     def encode(self, messages: Sequence[Message], options: ReplyOptions) -> list[int]:
         """The prompt of the turn alone."""
+        return self._tokenizer.encode_chat(self.render(messages, options))
+
+    def render(
+        self, messages: Sequence[Message], options: ReplyOptions, *, is_continued: bool = False
+    ) -> str:
+        """The same as text."""
         tools = read_tools(options.tools)
         calls = self._plan_calls(tools, options)
-        return self._tokenizer.encode_chat(self._write_prompt(messages, tools, calls, options).text)
+        return self._write_prompt(messages, tools, calls, options, is_continued).text
 
     def count_opening(
         self, prompt_ids: Sequence[int], messages: Sequence[Message], options: ReplyOptions
@@ -165,8 +180,15 @@ class TurnPlanner:
         tools: Sequence[Tool],
         calls: "CallPlan | None",
         options: ReplyOptions,
+        is_continued: bool = False,
     ) -> "_Prompt":
-        thinking = options.thinking
+        thinking, begun = options.thinking, ""
+        if is_continued:
+            *messages, last = messages
+            begun = plain_content(last.get("content")) or ""
+            if thinking:
+                raise ValueError("a reply that has begun cannot think first")
+            thinking = False if self.can_think else None
         if not messages:
             raise TokenizerError("There is no message to answer.")
         if thinking and not self.can_think:
@@ -181,7 +203,7 @@ class TurnPlanner:
         if is_open and thinking is False:
             text, is_open = f"{text.rstrip()}\n\n{CLOSING}\n\n", False
         is_closed = thinking is False or text.rstrip().endswith(CLOSING)
-        return _Prompt(text, is_open, may_think=self.can_think and not is_closed)
+        return _Prompt(text + begun, is_open, may_think=self.can_think and not is_closed)
 
     def _plan_calls(self, tools: tuple[Tool, ...], options: ReplyOptions) -> CallPlan | None:
         wanted = options.tool_choice

@@ -11,7 +11,7 @@ from benchmarks.http_page import make_reference
 from draftree.serve.app import APIS, build_app
 from draftree.serve.openai_fields import ChatRequest, CompletionRequest
 from draftree.serve.service import ServeOptions, Service
-from draftree.serve.wire import is_refused
+from draftree.serve.wire import IGNORED, REFUSED, is_marked
 
 PAGE = Path(__file__).parents[2] / "docs" / "http.md"
 MODELS = [model for api in APIS for model in api.MODELS]
@@ -27,7 +27,8 @@ def test_page_says_of_every_field_what_becomes_of_it(model):
     section = rest.partition("\n## ")[0]
     for name, field in model.model_fields.items():
         is_required = field.is_required()
-        word = "refused" if is_refused(field.json_schema_extra) else "honoured"
+        marks = [m for m in (REFUSED, IGNORED) if is_marked(field.json_schema_extra, m)]
+        word = marks[0] if marks else "honoured"
         word = "required" if is_required else word
         assert f"| `{name}` | {word} | " in section
         assert field.description and field.description in section

@@ -2,7 +2,16 @@
 
 from dataclasses import replace
 
-from benchmarks.target import CODER, NEOVERSE_N1, SMOLLM2, TARGETS, judge_targets
+from benchmarks.target import (
+    CODER,
+    FUZZ_KIND,
+    NEOVERSE_N1,
+    SERVER,
+    SERVER_TARGETS,
+    SMOLLM2,
+    TARGETS,
+    judge_targets,
+)
 from tests.benchmarks import example
 
 
@@ -99,3 +108,18 @@ def test_replicas():
     assert words([good], "cluster") == ["aim reached"] * 3 + ["aim reached"]
     bad = example.record("cluster", example.cluster(1.5, num_faults=1))
     assert words([bad], "cluster") == ["missed", "aim reached", "missed", "aim reached"]
+
+
+def test_made_up_requests_are_judged_on_any_model():
+    def judge(**measures):
+        good = {"num_cases": 10_000, "num_failed": 0, "num_hung": 0}
+        good["rss_mb"] = {"warm": 130.0, "end": 135.0}
+        record = {"kind": FUZZ_KIND, "model": {"sha256": SERVER}, "machine": {"cpu": ""}}
+        record["measures"] = {**good, **measures}
+        return [verdict.words for verdict in judge_targets([record], targets=SERVER_TARGETS)]
+
+    assert judge() == ["aim reached"] * 3
+    assert judge(num_cases=9_999)[0] == "missed"
+    assert judge(num_failed=1)[1] == judge(num_hung=1)[1] == "missed"
+    assert judge(rss_mb={"warm": 100.0, "end": 140.0})[2] == "target reached"
+    assert judge(rss_mb={"warm": 100.0, "end": 170.0})[2] == "missed"

@@ -51,6 +51,23 @@ def test_options(draftree, engine, served, monkeypatch):
     assert config.parallel == 3
 
 
+def test_other_models_and_tls(draftree, engine, served, tmp_path, monkeypatch):
+    from draftree.serve import server
+
+    draftree("serve", "smollm2-135m", "--port", "0")
+    assert served["options"].any_model is True
+    draftree("serve", "smollm2-135m", "--port", "0", "--no-any-model")
+    assert served["options"].any_model is False
+    result = draftree("serve", "smollm2-135m", "--port", "0", "--tls-key", "x")
+    assert "--tls-key needs --tls-cert" in result.stderr
+    result = draftree("serve", "smollm2-135m", "--port", "0", "--tls-cert", str(tmp_path / "x"))
+    assert "no such file" in result.stderr
+    monkeypatch.setattr(server, "check_tls", lambda cert, key: None)
+    result = draftree("serve", "smollm2-135m", "--port", "0", "--tls-cert", "a", "--tls-key", "b")
+    assert (served["options"].tls_cert, served["options"].tls_key) == ("a", "b")
+    assert "https://127.0.0.1:" in result.stderr
+
+
 def test_says_where_and_how_to_connect(draftree, engine, served):
     result = draftree("serve", "-m", "smollm2-135m", "--port", "0")
     port = served["address"][1]

@@ -91,9 +91,9 @@ class BriefEngine(Engine):
 
 
 @contextlib.contextmanager
-def run_brief_server():
+def run_brief_server(**more):
     """A server with a real, tiny model."""
-    options = {"max_ctx": 512, "draft": "none"}
+    options = {"max_ctx": 512, "draft": "none", **more}
     running = Running(lambda: BriefEngine.open(str(tiny_path("qwen3")), **options)).start()
     try:
         assert running.service.state is State.READY
@@ -140,7 +140,7 @@ def server(smollm2_path):
     """The real thing, for all tests that leave it as it was; keys: one and two."""
     from tests.serve.process import Process
 
-    options = ("--api-key", "one", "--api-key", "two", "--alias", "gpt-4o-mini")
+    options = ("--api-key", "one", "--api-key", "two", "--alias", "gpt-4o-mini", "--no-any-model")
     server = Process(*options, "--temperature", "0")
     yield server
     assert server.stop() == 0, "".join(server.lines)

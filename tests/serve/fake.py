@@ -5,6 +5,8 @@ import time
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import numpy as np
+
 from draftree.core import FinishReason, TokenSource, Usage
 from draftree.errors import CapacityError, TokenizerError
 from draftree.text.reply import DeltaKind
@@ -116,7 +118,32 @@ class Engine:
     def tokenizer(self):
         return self
 
+    @property
+    def tokens(self):
+        return self
+
+    model_config = SimpleNamespace(
+        name="Fake",
+        architecture="unreal",
+        num_parameters=135_000_000,
+        weight_bytes=98_000_000,
+        hidden_size=4,
+        num_layers=2,
+    )
+    max_embedding_len = 8
+    chat_template = "{{ messages }}"
     vocab_size = 100
+
+    def encode(self, text):
+        return list(text.encode())
+
+    def check_embedding(self, ids):
+        if len(ids) > self.max_embedding_len:
+            raise CapacityError(f"The text has {len(ids)} tokens.")
+
+    def embed(self, ids):
+        self.calls.append({"embedded": ids})
+        return np.array([len(ids), 0, 0, 1], dtype=np.float32)
 
     def token_bytes(self, token):
         return b"abc"[: token + 1]

@@ -53,7 +53,7 @@ def render(load, fuzz):
     num_left = outcomes["left while waiting"] + outcomes["left while reading"]
     retry = " to ".join(map(str, measures["retry_after_s"]))
     statuses = ", ".join(f"{count} × {status}" for status, count in fuzz["statuses"].items())
-    num_failed = sum(count for status, count in fuzz["statuses"].items() if int(status) >= 500)
+    num_failed = fuzz["num_failed"] + fuzz["num_hung"]
     rows = [
         ("load", f"{asked['streams']} streams at a time, {asked['seconds']:.0f} s"),
         ("replies read to their end", f"{num_whole}, of them {outcomes['slow, whole']} slowly"),
@@ -74,6 +74,8 @@ def render(load, fuzz):
         ("made-up requests", f"{fuzz['num_cases']:,}: {statuses}"),
         ("made-up requests that failed or hung", f"{num_failed}"),
         ("slowest of them", f"{fuzz['slowest_s']:.1f} s"),
+        ("server's memory, after a quarter of them", f"{fuzz['rss_mb']['warm']:.0f} MB"),
+        ("server's memory, at the end", f"{fuzz['rss_mb']['end']:.0f} MB"),
     ]
     lines = [f"| {name} | {value} |" for name, value in rows]
     place = f"{machine['cpu']}, {machine['num_cores']} cores, clients and server together"

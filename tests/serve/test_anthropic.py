@@ -167,6 +167,11 @@ def test_thinking(client, engine, fields, thinking, budget):
     assert (engine.calls[0]["thinking"], engine.calls[0]["thinking_budget"]) == (thinking, budget)
 
 
+def begun(block):
+    """A conversation whose last message is the assistant's."""
+    return {"messages": [*HELLO["messages"], {"role": "assistant", "content": [block]}]}
+
+
 def content(block, role="user"):
     return {"messages": [{"role": role, "content": [block]}]}
 
@@ -187,7 +192,8 @@ def content(block, role="user"):
             content({"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}),
             "messages[0].content[0].content[0].type",
         ),
-        ({"messages": [*HELLO["messages"], {"role": "assistant", "content": "I"}]}, "the last one"),
+        (begun({"type": "tool_use", "id": "a", "name": "add", "input": {}}), "text alone"),
+        (begun({"type": "thinking", "thinking": "Hm."}), "text alone"),
         ({"tools": [TOOL, TOOL]}, "'add'"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
@@ -198,17 +204,35 @@ def content(block, role="user"):
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "edits[0]"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"temperature": 3}, "temperature"),
-        ({"service_tier": "priority"}, "service_tier"),
         ({"container": "x"}, "container is not supported here"),
         ({"mcp_servers": [{}]}, "mcp_servers is not supported here"),
-        ({"speed": "fast"}, "speed is not supported here"),
-        ({"cache_control": {"type": "for ever"}}, "cache_control.type"),
         ({"metadata": {"name": "x"}}, "metadata.name"),
     ],
 )
 def test_what_is_refused_is_named(client, engine, fields, words):
     assert words in error_of(ask(client, **fields), 400)
     assert engine.calls == []
+
+
+def test_a_reply_goes_on_from_the_last_message(client, engine):
+    turn = {"role": "assistant", "content": "It is"}
+    assert ask(client, messages=[*HELLO["messages"], turn]).is_success
+    assert engine.calls[-1]["continue_final"] is True
+    assert engine.calls[-1]["prompt"][-1] == turn
+    assert ask(client).is_success
+    assert "continue_final" not in engine.calls[-1]
+    engine.thinks = True
+    thinking = {"type": "enabled", "budget_tokens": 2}
+    fields = {"messages": [*HELLO["messages"], turn], "thinking": thinking}
+    assert "cannot think first" in error_of(ask(client, **fields), 400)
+
+
+def test_what_cannot_change_the_text_is_taken_and_named(client, engine):
+    fields = {"speed": "fast", "service_tier": "priority", "cache_control": {"type": "ephemeral"}}
+    reply = ask(client, **fields, top_k=-1)
+    assert reply.headers["x-draftree-ignored"] == "cache_control, speed, service_tier"
+    assert engine.calls[-1]["sampling"].top_k == 0
+    assert "x-draftree-ignored" not in ask(client).headers
 
 
 def test_a_budget_must_leave_room(client, engine):

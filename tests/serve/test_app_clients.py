@@ -337,6 +337,22 @@ def test_codex_with_all_its_tools_calls_one(start, engine, tmp_path):
     assert (result["role"], result["tool_call_id"]) == ("tool", "call_1")
 
 
+@needs_command("opencode")
+def test_opencode_with_all_its_tools_calls_one(start, engine, tmp_path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "note.txt").write_text("The word is marmalade.\n")
+    call_a_tool(engine, "read", {"filePath": str(tmp_path / "work" / "note.txt")})
+    server = {"baseURL": f"{start().url}/v1", "apiKey": "one"}
+    provider = {"npm": "@ai-sdk/openai-compatible", "options": server, "models": {"fake": {}}}
+    config = {"provider": {"draftree": provider}, "autoupdate": False, "share": "disabled"}
+    (tmp_path / "work" / "opencode.json").write_text(json.dumps(config))
+    command = [find_command("opencode"), "run", "-m", "draftree/fake", "--title", "x"]
+    assert "It is marmalade." in run([*command, "What is the word?"], tmp_path)
+    *_, said, result = engine.calls[-1]["prompt"]
+    assert said["tool_calls"][0]["function"]["name"] == "read"
+    assert result["role"] == "tool" and "The word is marmalade." in result["content"]
+
+
 def call_a_tool(engine, name, arguments):
     """Have the fake engine think, call a tool, and answer when the result has come."""
 

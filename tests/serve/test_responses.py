@@ -304,13 +304,9 @@ def test_logprobs(client, engine, is_stream):
         ({"include": ["file_search_call.results"]}, "include[0]"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
-        ({"reasoning": {"summary": "concise"}}, "reasoning.summary"),
-        ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"max_tool_calls": 3}, "max_tool_calls"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
     ],
 )
@@ -318,6 +314,13 @@ def test_what_is_refused_is_named(client, engine, fields, param):
     error = error_of(ask(client, **fields), 400)
     assert error["param"] == param
     assert engine.calls == []
+
+
+def test_what_cannot_change_the_text_is_taken_and_named(client):
+    fields = {"store": True, "truncation": "auto", "max_tool_calls": 3, "service_tier": "flex"}
+    reply = ask(client, **fields)
+    assert reply.headers["x-draftree-ignored"] == "store, service_tier, truncation, max_tool_calls"
+    assert reply.json()["store"] is False
 
 
 def test_other_errors(client):

@@ -1,8 +1,13 @@
 """Starting and ending."""
 
 import asyncio
+import http.client
+import json
+import shutil
 import signal
 import socket
+import ssl
+import subprocess
 import threading
 
 import httpx2
@@ -11,9 +16,13 @@ import pytest
 from draftree.errors import ModelError, ServeError
 from draftree.serve import server
 from draftree.serve.service import ServeOptions
+from tests.needs import needs
 from tests.serve import fake
 from tests.serve.conftest import wait_for
+from tests.serve.test_openai import HELLO
 from tests.serve.test_reply import open_stream
+
+NEEDS_OPENSSL = needs("the command openssl", shutil.which("openssl") is not None)
 
 
 def read_all(connection):
@@ -67,6 +76,49 @@ def test_port_in_use_is_a_sentence():
 def test_unknown_host_is_a_sentence():
     with pytest.raises(ServeError, match="no-such-host"):
         server.bind("no-such-host.invalid", 0)
+
+
+@pytest.fixture
+def certificate(tmp_path):
+    """For localhost, with its key."""
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-nodes", "-days", "2", "-subj", "/CN=localhost", "-keyout", key, "-out", cert]
+    command += ["-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
+
+
+@NEEDS_OPENSSL
+def test_tls(start, engine, certificate):
+    """A reply in one piece and a stream, whose pieces take a shorter way."""
+    cert, key = certificate
+    engine.pieces, engine.round_s = ["word "] * 8, 0.05
+    running = start(tls_cert=cert, tls_key=key)
+    context = ssl.create_default_context(cafile=cert)
+    for is_stream in (False, True):
+        connection = http.client.HTTPSConnection("localhost", running.port, context=context)
+        body = json.dumps({**HELLO, "stream": is_stream})
+        headers = {"content-type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", body, headers)
+        response = connection.getresponse()
+        text = response.read().decode()
+        assert (response.status, text.count("word ")) == (200, 8)
+        connection.close()
+    with socket.create_connection(("127.0.0.1", running.port)) as plain:
+        plain.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200" not in plain.recv(1000)
+
+
+@NEEDS_OPENSSL
+def test_certificates_that_cannot_be_used(certificate, tmp_path):
+    cert, key = certificate
+    server.check_tls(cert, key)
+    other = tmp_path / "text.pem"
+    other.write_text("hello")
+    for wrong in ((cert, None), (str(other), key), (str(tmp_path / "nothing"), key)):
+        with pytest.raises(ServeError, match=r"^--tls-cert and --tls-key cannot be used: \S"):
+            server.check_tls(*wrong)
 
 
 def serve_in_thread(engine, on_ready=lambda: None, **options):

@@ -117,6 +117,18 @@ def test_lark_grammars_and_objects() -> None:
     assert cursor.count_valid((*tokens, beyond)) == len(tokens)
 
 
+def test_gbnf_grammars() -> None:
+    tokenizer = byte_tokenizer()
+    gbnf = 'root ::= word ("-" word)*  # words\nword ::= "ab" | [0-9]{2,3} | "\\"" [^x]\n'
+    texts = set()
+    for seed in range(12):
+        cursor = compile_format(tokenizer, FormatKind.GBNF, gbnf)
+        texts.add(walk(cursor, tokenizer, np.random.default_rng(seed)))
+    assert len(texts) > 1
+    word = '(ab|[0-9]{2,3}|"[^x])'
+    assert all(re.fullmatch(f"{word}(-{word})*", text, re.DOTALL) for text in texts), texts
+
+
 @pytest.mark.parametrize("layout", ["{}", '{"a":1}', '{"a": 1}', '{\n  "a": 1\n}', '{ "a" : 1 }'])
 def test_white_space_is_free_but_not_endless(layout: str) -> None:
     tokenizer = byte_tokenizer()
@@ -171,6 +183,12 @@ BAD = [
     (FormatKind.REGEX, {"a": 1}, "must be text"),
     (FormatKind.LARK, "start: foo", "foo"),
     (FormatKind.LARK, None, "must be text"),
+    (FormatKind.GBNF, 'a ::= "b"', "No 'root' rule found"),
+    (FormatKind.GBNF, "root ::= foo", "foo"),
+    (FormatKind.GBNF, 'root ::= "a', "cannot be read"),
+    (FormatKind.GBNF, f"root ::= {'(' * 3000}a{')' * 3000}", "nested too deeply"),
+    (FormatKind.GBNF, 'root ::= "a"\n' * 257, "more than 256 rules"),
+    (FormatKind.GBNF, {"root": 1}, "must be text"),
 ]
 
 

@@ -58,6 +58,28 @@ def test_thinking_is_switched_by_the_template(planner: TurnPlanner, qwen3: Token
     assert on.grammar is off.grammar is None
 
 
+def test_a_reply_that_has_begun(planner: TurnPlanner, qwen3: Tokenizer) -> None:
+    """It goes on right behind its beginning, without thinking first."""
+    begun = {"role": "assistant", "content": "It is <think>", "reasoning_content": "Hm."}
+    turn = planner.plan([*ASK, begun], is_continued=True)
+    closed = qwen3.decode(planner.plan(ASK, ReplyOptions(thinking=False)).prompt_ids)
+    assert qwen3.decode(turn.prompt_ids) == f"{closed}It is <think>"
+    reader = turn.new_reader()
+    (piece,) = reader.push("<think>sunny") + reader.finish()
+    assert (piece.kind, piece.text) == ("text", "<think>sunny")
+    with pytest.raises(ValueError, match="has begun cannot think"):
+        planner.plan([*ASK, begun], ReplyOptions(thinking=True), is_continued=True)
+    with pytest.raises(TokenizerError, match="no message to answer"):
+        planner.plan([begun], is_continued=True)
+
+
+def test_a_model_that_cannot_think_goes_on(plain_planner: TurnPlanner, smollm2: Tokenizer) -> None:
+    begun = {"role": "assistant", "content": [{"type": "text", "text": "It"}]}
+    text = plain_planner.render([*ASK, begun], ReplyOptions(), is_continued=True)
+    assert text == plain_planner.render(ASK, ReplyOptions()) + "It"
+    assert text.endswith("<|im_start|>assistant\nIt")
+
+
 def bytes_with(template: str) -> Tokenizer:
     """A token a byte, and one for every tag."""
     tags = (*((tag, 4) for tag in TAGS), ("<|im_end|>", 3))

@@ -1,0 +1,113 @@
+"""Texts as tokens, tokens as text, and conversations as the text of a prompt: nothing is written.
+
+The shapes are those of llama.cpp's server.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+
+from draftree.errors import DraftreeError
+from draftree.serve.body import describe_body, read_body
+from draftree.serve.length import check_length, count_characters
+from draftree.serve.openai import check_chat, check_tokens, continues, read_messages, read_tools
+from draftree.serve.openai_fields import MODEL_WORDS, ChatRequest, ModelName, TokenId
+from draftree.serve.service import Service
+from draftree.serve.thread import explain
+from draftree.serve.wire import WireModel, optional
+
+if TYPE_CHECKING:
+    from draftree.chat import Engine
+
+Answer = TypeVar("Answer")
+
+
+class TokenizeRequest(WireModel):
+    """POST /tokenize"""
+
+    content: str = Field(description="At most as long as the context could be.")
+    model: ModelName = optional(MODEL_WORDS)
+    add_special: bool | None = optional("Whether the token that begins a text comes first.")
+    parse_special: bool | None = optional("False reads the names of special tokens as text.")
+    with_pieces: bool | None = optional("Tokens as `id` and `piece`, a text or a list of bytes.")
+
+
+class DetokenizeRequest(WireModel):
+    """POST /detokenize"""
+
+    tokens: list[TokenId] = Field(description="Token ids.")
+    model: ModelName = optional(MODEL_WORDS)
+
+
+MODELS: Final = (TokenizeRequest, DetokenizeRequest)
+
+
+def make_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/tokenize", openapi_extra=describe_body(TokenizeRequest))
+    async def tokenize(request: Request) -> dict[str, Any]:
+        body = await read_body(request, service, TokenizeRequest)
+        return await _run(service, lambda engine: _tokenize(engine, body))
+
+    @router.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest))
+    async def detokenize(request: Request) -> dict[str, Any]:
+        body = await read_body(request, service, DetokenizeRequest)
+        return await _run(service, lambda engine: _detokenize(engine, body))
+
+    @router.post("/apply-template", openapi_extra=describe_body(ChatRequest))
+    async def apply_template(request: Request) -> dict[str, Any]:
+        body = await read_body(request, service, ChatRequest)
+        check_chat(body)
+        return await _run(service, lambda engine: _apply_template(engine, body))
+
+    return router
+
+
+async def _run(service: Service, answer: "Callable[[Engine], Answer]") -> Answer:
+    """Beside the event loop: long texts take their time."""
+    engine = service.check_ready()
+    try:
+        return await asyncio.to_thread(answer, engine)
+    except (DraftreeError, ValueError) as error:
+        raise explain(error, engine) from error
+
+
+def _tokenize(engine: "Engine", body: TokenizeRequest) -> dict[str, Any]:
+    check_length(engine, len(body.content))
+    tokenizer = engine.tokenizer
+    ids = tokenizer.encode(
+        body.content,
+        add_special=bool(body.add_special),
+        parse_special=body.parse_special is not False,
+    )
+    if not body.with_pieces:
+        return {"tokens": ids}
+    return {"tokens": [{"id": i, "piece": _piece(tokenizer.token_bytes(i))} for i in ids]}
+
+
+def _piece(text: bytes) -> str | list[int]:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return list(text)
+
+
+def _detokenize(engine: "Engine", body: DetokenizeRequest) -> dict[str, Any]:
+    check_tokens(engine, "tokens", body.tokens)
+    return {"content": engine.tokenizer.decode(body.tokens)}
+
+
+def _apply_template(engine: "Engine", body: ChatRequest) -> dict[str, Any]:
+    messages, tools = read_messages(body), read_tools(body)
+    check_length(engine, count_characters(messages) + count_characters(tools))
+    kwargs = body.chat_template_kwargs
+    thinking = kwargs.enable_thinking if kwargs is not None and engine.can_think else None
+    text = engine.render_chat(
+        messages, tools=tools or (), thinking=thinking, continue_final=continues(body)
+    )
+    return {"prompt": text}

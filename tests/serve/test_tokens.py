@@ -1,0 +1,57 @@
+"""Tokens of texts, texts of tokens and prompts of conversations, with a real, tiny model."""
+
+import httpx2
+import pytest
+
+from tests.serve.test_openai import error_of
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture
+def client(brief):
+    with httpx2.Client(base_url=brief.url, timeout=120) as client:
+        yield client
+
+
+def test_there_and_back(client):
+    tokens = client.post("/tokenize", json={"content": "Hello wörld 🌳"}).json()["tokens"]
+    assert len(tokens) > 1 and all(isinstance(token, int) for token in tokens)
+    reply = client.post("/detokenize", json={"tokens": tokens}).json()
+    assert reply == {"content": "Hello wörld 🌳"}
+    assert client.post("/detokenize", json={"tokens": []}).json() == {"content": ""}
+
+
+def test_pieces_are_text_or_bytes(client):
+    body = {"content": "a🌳", "with_pieces": True}
+    tokens = client.post("/tokenize", json=body).json()["tokens"]
+    pieces = [token["piece"] for token in tokens]
+    whole = b"".join(p.encode() if isinstance(p, str) else bytes(p) for p in pieces)
+    assert whole == "a🌳".encode()
+    assert any(isinstance(piece, list) for piece in pieces)
+
+
+def test_special_tokens(client, brief):
+    text = "<|im_end|>"
+    as_one = client.post("/tokenize", json={"content": text}).json()["tokens"]
+    body = {"content": text, "parse_special": False}
+    as_text = client.post("/tokenize", json=body).json()["tokens"]
+    assert len(as_one) == 1 < len(as_text)
+
+
+def test_what_is_refused(client):
+    error = error_of(client.post("/tokenize", json={"content": "x " * 100_000}), 400)
+    assert error["code"] == "context_length_exceeded"
+    assert error_of(client.post("/detokenize", json={"tokens": [10**8]}), 400)["param"] == "tokens"
+    assert error_of(client.post("/tokenize", json={}), 400)["param"] == "content"
+
+
+def test_a_conversation_as_the_template_writes_it(client):
+    prompt = client.post("/apply-template", json={"messages": MESSAGES}).json()["prompt"]
+    assert "Hi" in prompt and prompt.endswith("<|im_start|>assistant\n")
+    begun = [*MESSAGES, {"role": "assistant", "content": "It is"}]
+    reply = client.post("/apply-template", json={"messages": begun}).json()["prompt"]
+    assert reply.endswith("It is") and reply.startswith(prompt)
+    counted = client.post("/v1/messages/count_tokens", json={"messages": begun}).json()
+    tokens = client.post("/tokenize", json={"content": reply}).json()["tokens"]
+    assert counted["input_tokens"] == len(tokens)
