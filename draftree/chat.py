@@ -282,14 +282,8 @@ class Engine:
         thinking_budget: tokens of reasoning, then it is closed. compress, compress_keep: as in
         EngineConfig, for this reply. continue_final: go on from the last message, the assistant's.
         """
-        options = ReplyOptions(
-            tools=tools or (),
-            tool_choice=tool_choice,
-            is_parallel=parallel_tool_calls,
-            response_format=response_format,
-            thinking=thinking,
-            thinking_budget=thinking_budget,
-        )
+        wanted = tools or (), tool_choice, parallel_tool_calls
+        options = ReplyOptions(*wanted, response_format, thinking, thinking_budget)
         begun = messages[-1:] if continue_final else ()
         shorter, report = self._compressor.shorten(
             messages[: len(messages) - len(begun)], compress, compress_keep, has_tools=bool(tools)
