@@ -18,7 +18,7 @@ def abroad(
     llama: Annotated[Path | None, typer.Option(help="`llama-speculative-simple`.")] = None,
     vllm: Annotated[Path | None, typer.Option(help="A Python that has vLLM.")] = None,
     folder: Annotated[Path | None, typer.Option(help="The target as vLLM loads it.")] = None,
-    results: Results = RESULTS / "abroad",
+    results: Results = RESULTS / "draft" / "abroad",
     page: Annotated[Path | None, typer.Option(help="docs/scale.md, to renew its table.")] = None,
 ) -> None:
     """What llama.cpp and vLLM accept of the exported draft, beside draftree."""

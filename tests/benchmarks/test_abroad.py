@@ -96,7 +96,7 @@ def test_failures_are_sentences(work: Work, tmp_path: Path) -> None:
 
 
 def test_the_page_shows_the_figures_of_the_file() -> None:
-    result = json.loads((ROOT / "results/abroad/smollm2-135m.json").read_text())
+    result = json.loads((ROOT / "results/draft/abroad/smollm2-135m.json").read_text())
     page = (ROOT / "docs/scale.md").read_text()
     assert BEGIN in page and END in page
     assert fill_page(page, result) == page

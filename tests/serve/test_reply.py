@@ -248,7 +248,9 @@ def test_clients_take_turns(start, engine):
         return httpx2.post(running.url + PATH, json=body, headers=headers, timeout=120)
 
     with ThreadPoolExecutor(8) as pool:
-        replies = [pool.submit(ask, "one") for _ in range(6)]
+        replies = [pool.submit(ask, "one")]
+        wait_for(lambda: engine.started)  # and so alone
+        replies += [pool.submit(ask, "one") for _ in range(5)]
         wait_for(lambda: running.service.queue.num_waiting == 5)
         replies += [pool.submit(ask, "two") for _ in range(2)]
         wait_for(lambda: running.service.queue.num_waiting == 7)
