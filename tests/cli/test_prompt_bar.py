@@ -35,7 +35,9 @@ class Reading:
 @pytest.fixture
 def clock(monkeypatch):
     clock = SimpleNamespace(now_s=0.0)
-    monkeypatch.setattr(prompt_bar.time, "monotonic", lambda: clock.now_s)
+    # Its own clock: that of the process is everybody's, event loops in other threads included.
+    own = SimpleNamespace(monotonic=lambda: clock.now_s)
+    monkeypatch.setattr(prompt_bar, "time", own)
     return clock
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import sys
 import threading
 import time
+import traceback
 
 import httpx2
 import pytest
@@ -56,7 +58,8 @@ class Running:
         self._thread.join(120)
         self.service.queue.close()
         self.service.thread.join(120)
-        assert not self._thread.is_alive()
+        frame = sys._current_frames().get(self._thread.ident)
+        assert not self._thread.is_alive(), "".join(traceback.format_stack(frame)[-6:])
 
 
 def count_jobs(running):

@@ -78,13 +78,18 @@ def break_pass(running, kind, words, hold=lambda: None):
 
 def test_it_is_opened_again_and_the_next_replies_are_right(running):
     expected, other = complete(running, TEXT), complete(running, OTHER)
-    waits = threading.Event()
-    break_pass(running, RuntimeError, "a kernel failed", hold=lambda: waits.wait(120))
+    is_held, waits = threading.Event(), threading.Event()
+
+    def hold():
+        is_held.set()
+        waits.wait(120)
+
+    break_pass(running, RuntimeError, "a kernel failed", hold)
     found = []
     first = threading.Thread(target=lambda: found.append(stream(running, TEXT)))
     second = threading.Thread(target=lambda: found.append(complete(running, OTHER)))
     first.start()
-    wait_for(lambda: running.service.num_running == 1)
+    wait_for(is_held.is_set)  # until then, both would take turns
     second.start()
     wait_for(lambda: running.service.queue.num_waiting == 1)
     waits.set()
