@@ -38,13 +38,13 @@ def kill():
 
 
 def test_a_thread_that_is_killed_tells_everyone(start, engine):
-    running = start()
-    engine.round_s = 0.05
-    engine.pieces = ["Hello", " there", kill]
+    running, gate = start(), threading.Event()
+    engine.pieces = ["Hello", lambda: gate.wait(120), " there", kill]
     first = open_stream(running)
     wait_for(lambda: engine.started)
     second = open_stream(running)
     wait_for(lambda: running.service.queue.num_waiting == 1)
+    gate.set()
     text = read_some(first)
     assert "Hello" in text and "Killed: the end" in text and "[DONE]" in text
     assert "could not be opened again" in read_some(second)
@@ -59,7 +59,7 @@ def test_a_thread_that_is_killed_tells_everyone(start, engine):
 def read_some(connection):
     """All that comes of one reply, on a connection that stays open."""
     received = b""
-    connection.settimeout(10)
+    connection.settimeout(120)
     # The end of the head may look like that of the last chunk, but for what comes before it.
     while not re.search(rb"(\r\n0\r\n\r\n|\})$", received):
         received += connection.recv(100_000)
