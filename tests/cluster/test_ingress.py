@@ -94,7 +94,7 @@ def test_real_texts_go_on_to_the_letter(fixed):
         pool.close()
 
 
-def test_a_reply_in_one_piece_is_asked_for_again(fixed):
+def test_a_reply_in_one_piece_is_prefetched_again(fixed):
     async def run():
         pool.cuts[:] = [10, 0]
         return await ask(ingress, CHAT, {"model": "fake", "messages": HELLO})

@@ -81,7 +81,7 @@ def test_closing_is_the_clients_leaving(replica, engine):
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
-def test_what_is_cut_off_by_the_end_is_asked_for_elsewhere(engine, is_stream):
+def test_what_is_cut_off_by_the_end_is_prefetched_elsewhere(engine, is_stream):
     """A stream ends without its last event, other replies with 503."""
     replica = Replica("one", engine.open, ServeOptions("fake", grace_s=0.0))
     engine.pieces, engine.round_s = ["word "] * 2000, 0.01

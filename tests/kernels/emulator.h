@@ -390,11 +390,11 @@ static void run_together(u32 num_blocks, char* stacks, u64 stack_bytes, u32 shar
   }
 }
 
-// A null pointer, or what went wrong. is_together: blocks wait for each other.
-static const char* launch(void (*run)(), const u32* grid, u32 threads, u32 shared_bytes, bool is_together, char* stacks, u64 stack_bytes) {
+// A null pointer, or what went wrong. is_cooperative: blocks wait for each other.
+static const char* launch(void (*run)(), const u32* grid, u32 threads, u32 shared_bytes, bool is_cooperative, char* stacks, u64 stack_bytes) {
   run_thread = run, num_threads = threads, has_failed = false;
   blockDim = {threads, 1, 1}, gridDim = {grid[0], grid[1], grid[2]};
-  if (is_together) {
+  if (is_cooperative) {
     run_together(grid[0], stacks, stack_bytes, shared_bytes);
     return has_failed ? message : nullptr;
   }

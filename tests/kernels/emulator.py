@@ -38,11 +38,11 @@ LAUNCH = """
 static const unsigned long long* emulator_words;
 extern "C" const char* emulator_signature() {{ return emulator::signature(&{name}); }}
 extern "C" const char* emulator_launch(const unsigned long long* words, const unsigned* grid,
-    unsigned threads, unsigned shared_bytes, unsigned is_together, char* stacks,
+    unsigned threads, unsigned shared_bytes, unsigned is_cooperative, char* stacks,
     unsigned long long stack_bytes) {{
   emulator_words = words;
   return emulator::launch([] {{ emulator::call(&{name}, emulator_words); }}, grid, threads,
-                          shared_bytes, is_together, stacks, stack_bytes);
+                          shared_bytes, is_cooperative, stacks, stack_bytes);
 }}
 """
 
@@ -132,7 +132,7 @@ class EmulatedKernel:
         *args: Argument,
         shared_bytes: int = 0,
         is_chained: bool = False,
-        is_together: bool = False,
+        is_cooperative: bool = False,
     ) -> None:
         if not 0 < block <= MAX_THREADS or not 0 < len(grid) <= 3 or min(grid) < 1:
             raise EmulationError(f"{self._name}: no launch of {grid} blocks of {block} threads")
@@ -141,9 +141,9 @@ class EmulatedKernel:
             raise EmulationError(f"{self._name} takes arguments {self._kinds}, not {kinds}")
         words = (ctypes.c_uint64 * max(1, len(args)))(*map(_word, args))
         sizes = (ctypes.c_uint32 * 3)(*grid, *[1] * (3 - len(grid)))
-        num_stacks = block * grid[0] if is_together else MAX_THREADS
+        num_stacks = block * grid[0] if is_cooperative else MAX_THREADS
         stacks = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(_stacks(num_stacks))))
-        shape = map(ctypes.c_uint32, (block, shared_bytes, is_together))
+        shape = map(ctypes.c_uint32, (block, shared_bytes, is_cooperative))
         error = self._launch(words, sizes, *shape, stacks, ctypes.c_uint64(STACK_BYTES))
         if error:
             raise EmulationError(f"{self._name}: {error.decode()}")

@@ -10,7 +10,7 @@ pytest.importorskip("torch", reason="torch is not installed")
 import torch
 
 from draftree.core import DraftTree, TokenSource
-from draftree.kernels.cuda.compile import Gpu, KernelSource, Noted
+from draftree.kernels.cuda.compile import Gpu, KernelSource, RecordedLaunch
 from draftree.kernels.cuda.persistent import _STREAM, NotPersistentError, PersistentPass
 from draftree.models.target import Target
 from tests.cuda import CudaPlace
@@ -71,12 +71,12 @@ def test_blocks_that_do_not_wait_are_found_out(monkeypatch: pytest.MonkeyPatch) 
     assert not all_equal(run(open_target(gpu, is_persistent=True)), expected)
 
 
-def noted(name: str, shared_bytes: int = 0, **macros: int) -> Noted:
+def noted(name: str, shared_bytes: int = 0, **macros: int) -> RecordedLaunch:
     sizes = {"BAND": 1, "HOST_UNIT_BYTES": 1024, "COLS": 256, "TOKEN_TILES": 1, "STAGES": 2}
     macros = sizes | macros if name == "linear_kernel" else macros
     args = [torch.zeros(1), *[None] * 9, 0, 256, 2, 3, 1]
     source = KernelSource(name, ("bits",), tuple(macros.items()))
-    return Noted(source, (4,), 256, tuple(args), shared_bytes)
+    return RecordedLaunch(source, (4,), 256, tuple(args), shared_bytes)
 
 
 def test_weights_are_asked_for_when_the_ring_is_free() -> None:
@@ -86,7 +86,7 @@ def test_weights_are_asked_for_when_the_ring_is_free() -> None:
     large = noted("large_kernel", 140_000)
     launches = [small, product, small, product, large, product, product]
     table = PersistentPass(launches, gpu)._table
-    assert table["is_asked_for"].tolist() == [0, 0, 1, 0, 1, 0, 0, 1]
+    assert table["is_prefetched"].tolist() == [0, 0, 1, 0, 1, 0, 0, 1]
     assert table["has_next"].tolist() == [1, 0, 1, 0, 0, 0, 1, 0]
     assert table["shared_offset"].tolist() == [0, 100_096, 0, 100_096, 0, 0, 0, 0]
     assert table["num_before"].tolist() == [0, 0, *[4] * 6]
@@ -99,3 +99,14 @@ def test_weights_are_asked_for_when_the_ring_is_free() -> None:
 def test_what_cannot_be_one_kernel_is_refused(macros: dict[str, int]) -> None:
     with pytest.raises(NotPersistentError, match="some_kernel"):
         PersistentPass([noted("some_kernel", **macros)], emulated_gpu())
+
+
+def test_separate_kernels_stay_where_one_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on a GPU without the shared memory; a warning says so."""
+    gpu = emulated_gpu()
+    expected = run(open_target(gpu, is_persistent=False))
+    monkeypatch.setattr(PersistentPass, "_make_table", lambda *_: (None, 10**6))
+    assert all_equal(run(open_target(gpu, is_persistent=True)), expected)
+    assert "1000000 bytes of shared memory are too many" in caplog.text

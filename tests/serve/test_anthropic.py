@@ -357,7 +357,7 @@ def test_words_about_such_lines_stay(client, engine):
         assert engine.started[-1].prompt[0] == {"role": "system", "content": text}
 
 
-def test_compression_is_asked_for_by_request(client, engine):
+def test_compression_is_prefetched_by_request(client, engine):
     assert ask(client, draftree={"compress": "auto", "compress_keep": "auto"}).status_code == 200
     assert (engine.calls[-1]["compress"], engine.calls[-1]["compress_keep"]) == ("auto", "auto")
     assert ask(client, draftree={"compress": "on"}).status_code == 400

@@ -270,7 +270,7 @@ def test_models(start):
     assert reply["model"] == "other"
 
 
-def test_compression_is_asked_for_by_request(client, engine):
+def test_compression_is_prefetched_by_request(client, engine):
     asked = {"compress": "always", "compress_keep": 0.1}
     assert chat(client, draftree=asked).status_code == 200
     assert {name: engine.calls[-1][name] for name in asked} == asked

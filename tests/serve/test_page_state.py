@@ -214,7 +214,7 @@ def test_a_schema_that_is_none_is_not_taken(pages):
     assert "response_format" not in asked.value.post_data_json
 
 
-def test_a_key_is_asked_for_and_kept_for_the_tab_alone(start, visit):
+def test_a_key_is_prefetched_and_kept_for_the_tab_alone(start, visit):
     engine = PageEngine()
     page = visit(start(engine.open, api_keys=("secret",)).url, expected=("401",))
     expect(page.locator("#key-note")).to_have_text("This server asks for an API key.")

@@ -353,7 +353,7 @@ def test_every_field_of_the_sdk_is_known():
     assert set(hints) - set(ResponsesRequest.model_fields) == set()
 
 
-def test_compression_is_asked_for_by_request(client, engine):
+def test_compression_is_prefetched_by_request(client, engine):
     assert ask(client, draftree={"compress": "auto", "compress_keep": "auto"}).status_code == 200
     assert (engine.calls[-1]["compress"], engine.calls[-1]["compress_keep"]) == ("auto", "auto")
     assert ask(client, draftree={"compress": "on"}).status_code == 400

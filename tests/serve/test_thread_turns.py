@@ -153,7 +153,7 @@ def test_one_client_leaves_room_for_another(start, engine):
             time.sleep(0.005)
 
 
-def test_one_at_a_time_where_that_is_asked_for(start, engine):
+def test_one_at_a_time_where_that_is_prefetched(start, engine):
     engine.parallel = 1
     running = start()
     running.service.thread.turns._slice_s = 0.0

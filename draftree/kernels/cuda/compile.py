@@ -59,12 +59,12 @@ class Launchable(Protocol):
         *args: "Argument",
         shared_bytes: int = 0,
         is_chained: bool = False,
-        is_together: bool = False,
+        is_cooperative: bool = False,
     ) -> None: ...
 
 
 @dataclass(frozen=True)
-class Noted:
+class RecordedLaunch:
     """A launch that was asked for, and has not run."""
 
     source: KernelSource
@@ -75,7 +75,7 @@ class Noted:
 
 
 class Rehearsal:
-    """While it is on, launches run nothing, and are noted.
+    """While it is on, launches run nothing, and are recorded.
 
     is_persistent: they are to be one kernel, so no block may have more threads than it has, and
     none belongs to a cluster.
@@ -83,10 +83,10 @@ class Rehearsal:
 
     def __init__(self) -> None:
         self.is_on = self.is_persistent = False
-        self._launches: list[Noted] = []
+        self._launches: list[RecordedLaunch] = []
 
     @contextmanager
-    def collect(self, *, is_persistent: bool = False) -> Iterator[list[Noted]]:
+    def collect(self, *, is_persistent: bool = False) -> Iterator[list[RecordedLaunch]]:
         assert not self.is_on, "rehearsals do not nest"
         self.is_on, self.is_persistent, self._launches = True, is_persistent, []
         try:
@@ -94,16 +94,16 @@ class Rehearsal:
         finally:
             self.is_on = self.is_persistent = False
 
-    def note(self, source: KernelSource) -> "Launchable":
-        return _Noting(source, self._launches)
+    def record(self, source: KernelSource) -> "Launchable":
+        return _LaunchRecorder(source, self._launches)
 
 
 @dataclass(frozen=True)
-class _Noting:
+class _LaunchRecorder:
     """In place of a kernel."""
 
     source: KernelSource
-    launches: list[Noted]
+    launches: list[RecordedLaunch]
 
     def launch(
         self,
@@ -112,10 +112,10 @@ class _Noting:
         *args: "Argument",
         shared_bytes: int = 0,
         is_chained: bool = False,
-        is_together: bool = False,
+        is_cooperative: bool = False,
     ) -> None:
-        assert not is_together, "one persistent kernel is not part of another"
-        self.launches.append(Noted(self.source, grid, block, args, shared_bytes))
+        assert not is_cooperative, "one persistent kernel is not part of another"
+        self.launches.append(RecordedLaunch(self.source, grid, block, args, shared_bytes))
 
 
 @dataclass(frozen=True)
@@ -227,12 +227,12 @@ class Kernel:
         *args: Argument,
         shared_bytes: int = 0,
         is_chained: bool = False,
-        is_together: bool = False,
+        is_cooperative: bool = False,
     ) -> None:
         """Tensors are passed as pointers, None as a null pointer, numbers as 32 bits.
 
         A chained launch may overlap with the end of the kernel before; the source must expect that.
-        is_together: blocks wait for each other, so all of them must be on the chip at once.
+        is_cooperative: blocks wait for each other, so all of them must be on the chip at once.
         """
         from cuda.core import LaunchConfig, launch
 
@@ -243,7 +243,7 @@ class Kernel:
             block=block,
             shmem_size=shared_bytes,
             programmatic_stream_serialization=is_chained and self._device.can_chain,
-            is_cooperative=is_together,
+            is_cooperative=is_cooperative,
         )
         launch(_current_stream(self._device.index), config, self._kernel, *map(_argument, args))
 
@@ -259,7 +259,7 @@ class Kernel:
 
 
 def load_kernel(source: KernelSource, device: Gpu) -> Launchable:
-    return device.rehearsal.note(source) if device.rehearsal.is_on else _load(source, device)
+    return device.rehearsal.record(source) if device.rehearsal.is_on else _load(source, device)
 
 
 @cache

@@ -19,8 +19,8 @@ class LaunchGraph:
         self, launch: Callable[[], None], gpu: Gpu, *, is_persistent: bool = False
     ) -> None:
         """is_persistent: the launches become one kernel."""
-        if is_persistent:
-            launch = collect(launch, gpu).launch
+        one = collect(launch, gpu) if is_persistent else None
+        launch = launch if one is None else one.launch
         self.run = launch
         if gpu.is_real:
             launch()

@@ -1,11 +1,12 @@
 """One kernel for a whole pass: launches become a list of operations, which blocks that stay on the
 GPU work through.
 
-In: launches as they were noted (compile.Rehearsal). Out: a pass that is one launch. The operations
-are the same sources as the kernels', so a pass has the same bits either way. What is saved is what
-lies between kernels: starts, ends, and weights that were asked for too late.
+In: launches as they were recorded (compile.Rehearsal). Out: a pass that is one launch. Operations
+are compiled from the kernels' own sources, so a pass has the same bits either way. What is saved is
+what lies between kernels: starts, ends, and weights that were asked for too late.
 """
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ from draftree.kernels.cuda.compile import (
     Argument,
     Gpu,
     KernelSource,
-    Noted,
+    RecordedLaunch,
     load_kernel,
     read_file,
 )
 from draftree.kernels.cuda.layout import X_TILE_BYTES
 
+_log = logging.getLogger("draftree")
 _DEFINED = re.compile(r"^#define (\w+)", re.MULTILINE)
 _THREADS = "static __device__ constexpr uint3 op_threads = {OP_THREADS, 1, 1};\n"
 _COMMON = ("bits", "ring")  # files that all operations share
@@ -37,7 +39,7 @@ _STREAM = np.dtype(
 # As struct Operation of source/machine.cu.
 _OPERATION = np.dtype(
     [(name, np.int32) for name in ("kind", "num_threads", "grid_x", "grid_y", "num_workers")]
-    + [(name, np.int32) for name in ("num_before", "shared_offset", "is_asked_for")]
+    + [(name, np.int32) for name in ("num_before", "shared_offset", "is_prefetched")]
     + [("has_next", np.int32), ("unused", np.int32), ("next", _STREAM)]
     + [("words", np.uint64, _MOST_WORDS)]
 )
@@ -74,7 +76,7 @@ class PersistentSource(KernelSource):
 class PersistentPass:
     """Launches, as one. Keeps alive what they work on."""
 
-    def __init__(self, launches: Sequence[Noted], gpu: Gpu) -> None:
+    def __init__(self, launches: Sequence[RecordedLaunch], gpu: Gpu) -> None:
         _check(launches)
         self._gpu, self._launches = gpu, launches
         kinds = tuple(dict.fromkeys((each.source, each.block) for each in launches))
@@ -83,6 +85,8 @@ class PersistentPass:
         self.source = PersistentSource("persistent_kernel", (), macros, kinds)
         numbers = {kind: number for number, kind in enumerate(kinds)}
         self._table, self._shared_bytes = self._make_table(numbers)
+        if self._shared_bytes > gpu.shared_per_block - PERSISTENT_RESERVED:
+            raise NotPersistentError(f"{self._shared_bytes} bytes of shared memory are too many")
         self._operations = torch.from_numpy(self._table.view(np.uint8)).to(gpu.place)
         self._done = torch.zeros(len(self._table) + 1, dtype=torch.int32, device=gpu.place)
 
@@ -92,7 +96,7 @@ class PersistentPass:
             self._num_threads,
             *(self._operations, self._done, len(self._done) - 1),
             shared_bytes=self._shared_bytes,
-            is_together=True,
+            is_cooperative=True,
         )
 
     def _make_table(self, kinds: _Kinds) -> tuple[np.ndarray, int]:
@@ -102,7 +106,7 @@ class PersistentPass:
         ring = -(-ring // 128) * 128
         table = np.zeros(len(self._launches) + 1, _OPERATION)
         table["kind"][0] = -1
-        asker: int | None = 0  # the last product, if the ring has been free since then
+        prefetcher: int | None = 0  # the last product, if the ring has been free since then
         shared_bytes = ring
         for number, noted in enumerate(self._launches, 1):
             row, size = table[number], noted.shared_bytes
@@ -113,25 +117,29 @@ class PersistentPass:
             row["num_before"] = table["num_workers"][number - 1]
             row["words"][: len(noted.args)] = [_word(value) for value in noted.args]
             if _is_product(noted):
-                if asker is not None:
-                    table["next"][asker], table["has_next"][asker] = _stream(noted), 1
-                    row["is_asked_for"] = 1
-                asker = number
+                if prefetcher is not None:
+                    table["next"][prefetcher], table["has_next"][prefetcher] = _stream(noted), 1
+                    row["is_prefetched"] = 1
+                prefetcher = number
             elif size:
                 row["shared_offset"] = ring if ring + size <= room else 0
-                asker = asker if row["shared_offset"] else None
+                prefetcher = prefetcher if row["shared_offset"] else None
             shared_bytes = max(shared_bytes, int(row["shared_offset"]) + size)
         return table, shared_bytes
 
 
-def collect(launch: Callable[[], None], gpu: Gpu) -> PersistentPass:
-    """What `launch` launches, as one."""
+def collect(launch: Callable[[], None], gpu: Gpu) -> PersistentPass | None:
+    """What `launch` launches, as one; None, and a warning, where that cannot be."""
     with gpu.rehearsal.collect(is_persistent=True) as launches:
         launch()
-    return PersistentPass(launches, gpu)
+    try:
+        return PersistentPass(launches, gpu)
+    except NotPersistentError as reason:
+        _log.warning("separate kernels instead of a persistent one: %s", reason)
+        return None
 
 
-def _check(launches: Sequence[Noted]) -> None:
+def _check(launches: Sequence[RecordedLaunch]) -> None:
     for noted in launches:
         macros = dict(noted.source.macros)
         if len(noted.grid) > 2 or len(noted.args) > _MOST_WORDS:
@@ -140,11 +148,11 @@ def _check(launches: Sequence[Noted]) -> None:
             raise NotPersistentError(f"{noted.source.name} is made for clusters or old copies")
 
 
-def _is_product(noted: Noted) -> bool:
+def _is_product(noted: RecordedLaunch) -> bool:
     return noted.source.name == "linear_kernel"
 
 
-def _stream(noted: Noted) -> tuple[int, ...]:
+def _stream(noted: RecordedLaunch) -> tuple[int, ...]:
     """The first weights of a product, from its launch (linear.py)."""
     macros, (weights, *_) = dict(noted.source.macros), noted.args
     first_token, _, num_bands, num_chunks, x_tiles = map(_word, noted.args[10:15])

@@ -44,7 +44,7 @@ class Program:
         """is_persistent: short passes are one kernel each (persistent.py)."""
         self.by_rows = False
         self._step, self._gpu, self._is_persistent = step, gpu, is_persistent
-        self._persistent: dict[int, PersistentPass] = {}
+        self._persistent: dict[int, PersistentPass | None] = {}
         self._recorded: list[_Recorded] = []
         self._graphs: dict[int, Callable[[], None]] = {}
         self._first_long: torch.cuda.CUDAGraph | None = None
@@ -58,8 +58,9 @@ class Program:
 
     def launch(self, size: int) -> None:
         """All launches for `size` rows, on the current stream."""
-        if self._is_one(size) and not self._gpu.rehearsal.is_on:
-            self._as_one(size).launch()
+        one = None if self._gpu.rehearsal.is_on else self._as_one(size)
+        if one is not None:
+            one.launch()
         else:
             self._launch_each(size)
 
@@ -67,10 +68,10 @@ class Program:
         for recorded in self._recorded:
             recorded.launch(size)
 
-    def _is_one(self, size: int) -> bool:
-        return self._is_persistent and size <= MOST_ROWS and len(self._recorded) >= _FEWEST
-
-    def _as_one(self, size: int) -> PersistentPass:
+    def _as_one(self, size: int) -> PersistentPass | None:
+        """The pass as one kernel, where it is to be one and can be."""
+        if not self._is_persistent or size > MOST_ROWS or len(self._recorded) < _FEWEST:
+            return None
         if size not in self._persistent:
             self._persistent[size] = collect(partial(self._launch_each, size), self._gpu)
         return self._persistent[size]
@@ -85,8 +86,7 @@ class Program:
             self._run_long(size)
         else:
             if size not in self._graphs:
-                if self._is_one(size):
-                    self._as_one(size)  # what it needs cannot be made while a graph is captured
+                self._as_one(size)  # what it needs cannot be made while a graph is captured
                 self._graphs[size] = capture(partial(self.launch, size)).replay
             self._graphs[size]()
 

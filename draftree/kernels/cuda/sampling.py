@@ -17,8 +17,8 @@ MAX_CANDIDATES = MAX_TOP_K
 THREADS = 256
 _MAX_SLICES = 64
 _NUM_BINS, _MEMBERS = 1024, 4096
-ROOM_BYTES = 42 * 1024  # of shared memory, for a slice and its best
-MACROS = (*PARAM_MACROS, ("ROOM_BYTES", ROOM_BYTES))
+WORKSPACE_BYTES = 42 * 1024  # of shared memory, for a slice and its best
+MACROS = (*PARAM_MACROS, ("WORKSPACE_BYTES", WORKSPACE_BYTES))
 FILES = ("bits", "request", "noise", "select", "slice")
 
 
@@ -107,7 +107,7 @@ def choose(
         *(logits, step.control, step.rows, step.positions, params.device),
         workspace.thresholds if use_threshold else None,
         *(workspace.slices, workspace.arrived, chosen, *sizes),
-        shared_bytes=ROOM_BYTES,
+        shared_bytes=WORKSPACE_BYTES,
         is_chained=True,
     )
 
@@ -122,14 +122,14 @@ def _find_thresholds(
     w, sizes = workspace, (logits.stride(0), logits.shape[1])
     grid, shared = (w.num_slices, logits.shape[0]), (logits, step.control, params.device)
     load_kernel(sampling_source("peak_kernel"), gpu).launch(
-        grid, THREADS, *shared, w.peaks, *sizes, shared_bytes=ROOM_BYTES, is_chained=True
+        grid, THREADS, *shared, w.peaks, *sizes, shared_bytes=WORKSPACE_BYTES, is_chained=True
     )
     for is_mass in (0, 1):  # top_k, then top_p of what it leaves
         load_kernel(sampling_source("bin_kernel"), gpu).launch(
             grid,
             THREADS,
             *(*shared, w.peaks, w.thresholds, w.bins, *sizes, is_mass),
-            shared_bytes=ROOM_BYTES,
+            shared_bytes=WORKSPACE_BYTES,
             is_chained=True,
         )
         load_kernel(sampling_source("threshold_kernel"), gpu).launch(
@@ -137,7 +137,7 @@ def _find_thresholds(
             THREADS,
             *(*shared, w.peaks, w.thresholds, w.bins, w.members, w.num_members, w.arrived),
             *(*sizes, is_mass),
-            shared_bytes=ROOM_BYTES,
+            shared_bytes=WORKSPACE_BYTES,
             is_chained=True,
         )
 
@@ -169,7 +169,7 @@ def rank(
         *(logits, draft_step.control, step.control, params.device),
         *(workspace.slices, workspace.weights, workspace.arrived, ids, log_probs),
         *(logits.stride(0), vocab_size, count),
-        shared_bytes=ROOM_BYTES,
+        shared_bytes=WORKSPACE_BYTES,
         is_chained=True,
     )
 

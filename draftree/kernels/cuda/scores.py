@@ -13,8 +13,8 @@ from draftree.kernels.cuda.request import MAX_TOP_K, RequestParams
 from draftree.kernels.cuda.sampling import (
     FILES,
     MACROS,
-    ROOM_BYTES,
     THREADS,
+    WORKSPACE_BYTES,
     SamplingWorkspace,
     check_logits,
 )
@@ -64,6 +64,6 @@ def score(
         *(logits, step.control, step.tokens, step.path, params.device),
         *(workspace.slices, workspace.weights, workspace.arrived),
         *(ring.records, len(ring.records), logits.stride(0), logits.shape[1]),
-        shared_bytes=ROOM_BYTES,
+        shared_bytes=WORKSPACE_BYTES,
         is_chained=True,
     )

@@ -61,8 +61,8 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
     choose_kernel(const float* logits, const int* control, const int* rows, const int* positions, const int* words,
                   const u64* thresholds, u64* slices, int* arrived, int* chosen, int stride, int vocab) {
   DYNAMIC_SHARED(memory);
-  Room& room = *reinterpret_cast<Room*>(memory);
-  Best& best = room.best;
+  SliceWorkspace& workspace = *reinterpret_cast<SliceWorkspace*>(memory);
+  Best& best = workspace.best;
   __shared__ double weights[MAX_TOP_K];
   let_later_grids_start();
   wait_for_earlier_grids();
@@ -82,7 +82,7 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
                      temperature,
                      vocab,
                      !is_short};
-  select_slice(s, blockIdx.x * SLICE, count, false, room.v, &best);
+  select_slice(s, blockIdx.x * SLICE, count, false, workspace.v, &best);
   if (!merge_slices(slices, arrived, count, &best)) return;
   if (is_short) choose_sorted(s, words, count, weights, &best);
   if (threadIdx.x == 0) chosen[row] = best.sorted[0] ? token_of(best.sorted[0]) : 0;

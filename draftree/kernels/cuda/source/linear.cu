@@ -321,11 +321,11 @@ KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
   if (threadIdx.x == 0) {
     shared_magic = MAGIC | num_rows >> 31, num_stored = 0;
     for (int i = 0; i < STAGES; i++) num_left[i] = 0;
-    if (!is_asked_for()) init_barriers(full, STAGES);
+    if (!is_prefetched()) init_barriers(full, STAGES);
   }
   // Weights never change, so the first of them need not wait for earlier grids.
   const bool starts = !BULK || threadIdx.x == 0;
-  for (u32 i = 0; starts && !is_asked_for() && i < min(STAGES, count); i++) feeder.copy_weights(i);
+  for (u32 i = 0; starts && !is_prefetched() && i < min(STAGES, count); i++) feeder.copy_weights(i);
   const Offsets offsets = find_offsets();
   const u32 first_band = begin / num_chunks;
   if (threadIdx.x / 2 == 16) {  // two threads of the second warp

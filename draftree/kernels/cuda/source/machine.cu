@@ -14,7 +14,7 @@ struct Operation {
   int num_workers;   // blocks that have a part in it
   int num_before;    // those of the operation before
   int shared_offset;
-  int is_asked_for;  // its first weights were asked for by an operation before
+  int is_prefetched;  // its first weights were asked for by an operation before
   int has_next, unused;
   Stream next;       // what is to be asked for at its end
   u64 words[MOST_WORDS];
@@ -89,10 +89,10 @@ DEV void init_barriers(u64* barriers, int count) {
 
 #define RING_BARRIERS(name) u64* const name = machine.barriers
 
-DEV bool is_asked_for() { return at_hand().is_asked_for && machine.block.x == real_block(); }
+DEV bool is_prefetched() { return at_hand().is_prefetched && machine.block.x == real_block(); }
 
 // Fills the ring with a product's first weights, while others work on.
-DEV void ask_for(const Stream& next) {
+DEV void prefetch_weights(const Stream& next) {
   const u32 block = real_block(), num_steps = next.num_steps, num_shares = next.num_shares;
   if (block >= num_shares) return;
   const u32 begin = block * num_steps / num_shares, count = (block + 1) * num_steps / num_shares - begin;

@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     const Stream stream = op.next;
     meet_some(EVERYONE, BLOCK_THREADS);
     if (thread == 0 && has_worked) add_release(done + number);
-    if (has_next) ask_for(stream);
+    if (has_next) prefetch_weights(stream);
   }
   // The last block to end knows that nobody waits any more.
   if (thread == 0) is_last = count_last(done + num_operations) + 1 == gridDim.x;

@@ -5,8 +5,8 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
     rank_kernel(const float* logits, const int* control, const int* target, const int* words, u64* slices, float2* weights,
                 int* arrived, int* ids, float* log_probs, int stride, int vocab, int count) {
   DYNAMIC_SHARED(memory);
-  Room& room = *reinterpret_cast<Room*>(memory);
-  Best& best = room.best;
+  SliceWorkspace& workspace = *reinterpret_cast<SliceWorkspace*>(memory);
+  Best& best = workspace.best;
   __shared__ float parts[THREADS / 32];
   __shared__ double double_parts[THREADS / 32];
   let_later_grids_start();
@@ -16,8 +16,8 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
   const float temperature = temperature_of(words);
   const Scoring s = {logits + static_cast<u64>(row) * stride, noise_key(word_pair(words, SEED), target[COMMITTED] + 1 + row),
                      0, temperature, vocab, temperature > 0.0f};
-  select_slice(s, blockIdx.x * SLICE, count, true, room.v, &best);
-  if (!s.is_noisy) weigh_slice(room.v, best.sorted[0] ? score_of(best.sorted[0]) : minus_infinity(), weights, parts);
+  select_slice(s, blockIdx.x * SLICE, count, true, workspace.v, &best);
+  if (!s.is_noisy) weigh_slice(workspace.v, best.sorted[0] ? score_of(best.sorted[0]) : minus_infinity(), weights, parts);
   if (!merge_slices(slices, arrived, count, &best)) return;
   const u64 key = threadIdx.x < count ? best.sorted[threadIdx.x] : 0;
   const float top = score_of(best.sorted[0]), score = score_of(key);

@@ -95,7 +95,7 @@ DEV void meet_at_stage() {
 // weights already (machine.cu).
 #ifndef PERSISTENT
 #define RING_BARRIERS(name) __shared__ u64 name[STAGES]
-DEV bool is_asked_for() { return false; }
+DEV bool is_prefetched() { return false; }
 
 DEV void init_barriers(u64* barriers, int count) {
   for (int i = 0; i < count; i++) init_barrier(barriers + i, 1);

@@ -6,8 +6,8 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
     score_kernel(const float* logits, const int* control, const int* tokens, const int* path, const int* words, u64* slices,
                  float2* weights, int* arrived, int* records, int num_records, int stride, int vocab) {
   DYNAMIC_SHARED(memory);
-  Room& room = *reinterpret_cast<Room*>(memory);
-  Best& best = room.best;
+  SliceWorkspace& workspace = *reinterpret_cast<SliceWorkspace*>(memory);
+  Best& best = workspace.best;
   __shared__ float parts[THREADS / 32];
   __shared__ double double_parts[THREADS / 32];
   let_later_grids_start();
@@ -15,8 +15,8 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
   const int row = blockIdx.y, path_len = control[PATH_LEN], count = words[NUM_SCORES];
   if (row >= path_len) return;
   const Scoring s = {logits + static_cast<u64>(path[row]) * stride, 0, 0, 0.0f, vocab, false};
-  select_slice(s, blockIdx.x * SLICE, count, true, room.v, &best);
-  weigh_slice(room.v, best.sorted[0] ? score_of(best.sorted[0]) : minus_infinity(), weights, parts);
+  select_slice(s, blockIdx.x * SLICE, count, true, workspace.v, &best);
+  weigh_slice(workspace.v, best.sorted[0] ? score_of(best.sorted[0]) : minus_infinity(), weights, parts);
   if (!merge_slices(slices, arrived, count, &best)) return;
   const double log_sum = log_total(weights, score_of(best.sorted[0]), double_parts);
   int* record = records + ((words[NUM_ROUNDS] - 1) % num_records * MAX_NODES + row) * ROW_LEN;

@@ -4,11 +4,11 @@ constexpr int VALUES = 32;  // logits a thread
 constexpr int SLICE = THREADS * VALUES;
 
 // What a block keeps in shared memory: its slice of the values, and the best so far.
-struct Room {
+struct SliceWorkspace {
   Best best;
   __align__(8) float v[SLICE];
 };
-static_assert(sizeof(Room) <= ROOM_BYTES, "as in sampling.py");
+static_assert(sizeof(SliceWorkspace) <= WORKSPACE_BYTES, "as in sampling.py");
 
 // How logits become scores. Tokens below the threshold (a key of logit / T) are out.
 struct Scoring {

@@ -37,8 +37,8 @@ DEV bool is_searched(const int* words, int vocab, bool is_mass) {
 KERNEL void LAUNCH_BOUNDS(THREADS)
     peak_kernel(const float* logits, const int* control, const int* words, float* peaks, int stride, int vocab) {
   DYNAMIC_SHARED(memory);
-  Room& room = *reinterpret_cast<Room*>(memory);
-  float* v = room.v;
+  SliceWorkspace& workspace = *reinterpret_cast<SliceWorkspace*>(memory);
+  float* v = workspace.v;
   __shared__ float parts[THREADS / 32];
   let_later_grids_start();
   wait_for_earlier_grids();
@@ -59,9 +59,9 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
     bin_kernel(const float* logits, const int* control, const int* words, const float* peaks, const u64* thresholds, u64* bins,
                int stride, int vocab, int is_mass) {
   DYNAMIC_SHARED(memory);
-  Room& room = *reinterpret_cast<Room*>(memory);
-  float* v = room.v;
-  u64* own = room.best.keys;
+  SliceWorkspace& workspace = *reinterpret_cast<SliceWorkspace*>(memory);
+  float* v = workspace.v;
+  u64* own = workspace.best.keys;
   let_later_grids_start();
   wait_for_earlier_grids();
   if (blockIdx.y >= control[NUM_ROWS] || !is_searched(words, vocab, is_mass)) return;
@@ -143,9 +143,9 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
                   u64* members, int* num_members, int* arrived, int stride, int vocab, int is_mass) {
   __shared__ Found found;
   DYNAMIC_SHARED(memory);
-  Room& room = *reinterpret_cast<Room*>(memory);
-  Best& best = room.best;
-  float* v = room.v;  // then the members
+  SliceWorkspace& workspace = *reinterpret_cast<SliceWorkspace*>(memory);
+  Best& best = workspace.best;
+  float* v = workspace.v;  // then the members
   let_later_grids_start();
   wait_for_earlier_grids();
   const int row = blockIdx.y;
