@@ -111,7 +111,9 @@ def bench_linear(
     for num_tokens in token_counts:
         x = torch.randn((num_tokens, num_cols), device=place)
         out = torch.empty((num_tokens, num_rows), device=place)
-        halves = prepare.prepare_plain(x, layout.new_activations(_MOST_TOKENS, num_cols, gpu), gpu)
+        halves = prepare.prepare(
+            prepare.plain(x), layout.new_activations(_MOST_TOKENS, num_cols, gpu), gpu
+        )
         calls = [
             partial(linear, matrix, halves, out, workspace, gpu, plan=plan, is_chained=is_chained)
             for matrix in matrices
@@ -127,7 +129,7 @@ def bench_prepare(num_tokens: int, num_cols: int, gpu: Gpu) -> float:
     """Microseconds to prepare activations."""
     x = torch.randn((num_tokens, num_cols), device=gpu.place)
     into = layout.new_activations(_MOST_TOKENS, num_cols, gpu)
-    return time_graph([partial(prepare.prepare_plain, x, into, gpu)] * 50)
+    return time_graph([partial(prepare.prepare, prepare.plain(x), into, gpu)] * 50)
 
 
 def bench_prefill(
@@ -205,15 +207,15 @@ def bench_pass(sample: SamplePass, num_tokens: int, gpu: Gpu) -> PassRecord:
                 linear(matrix, x, out, workspace, gpu, add_to=add_to)
 
         for first, out, pair, down in sample.layers:
-            prepare.norm_prepare(residual, norm, 1e-6, wide, gpu)
+            prepare.prepare(prepare.norm(residual, norm, 1e-6), wide, gpu)
             multiply(first, wide, inputs[:, : first.num_rows])
-            prepare.gated_norm_prepare(mix, inputs[:, :6144], head_norm, 1e-6, mixed, gpu)
+            prepare.prepare(prepare.gated_norm(mix, inputs[:, :6144], head_norm, 1e-6), mixed, gpu)
             multiply(out, mixed, residual, add_to=True)
-            prepare.norm_prepare(residual, norm, 1e-6, wide, gpu)
+            prepare.prepare(prepare.norm(residual, norm, 1e-6), wide, gpu)
             multiply(pair, wide, gate)
-            prepare.silu_mul_prepare(gate[:, :17408], gate[:, 17408:], narrow, gpu)
+            prepare.prepare(prepare.silu_mul(gate[:, :17408], gate[:, 17408:]), narrow, gpu)
             multiply(down, narrow, residual, add_to=True)
-        prepare.norm_prepare(residual, norm, 1e-6, wide, gpu)
+        prepare.prepare(prepare.norm(residual, norm, 1e-6), wide, gpu)
         multiply(sample.head, wide, logits)
 
     whole, small = (time_graph([partial(run, use_products=use)] * 2) for use in (True, False))

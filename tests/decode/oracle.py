@@ -73,7 +73,12 @@ def run_plain(
     features: list[np.ndarray] = []
     if given:
         target.state.reset()
-        prefill(target, (*prompt, *tokens)[:-1], 64, lambda rows: features.append(np.array(rows)))
+
+        def keep(rows: np.ndarray) -> None:
+            on_host = getattr(rows, "cpu", lambda: rows)()  # a GPU's rows are tensors
+            features.append(np.array(on_host))
+
+        prefill(target, (*prompt, *tokens)[:-1], 64, keep)
     rows = np.concatenate(features) if features else None
     return PlainRun(prompt, sampling, tuple(tokens), tuple(states), rows, tuple(scores))
 

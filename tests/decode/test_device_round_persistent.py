@@ -20,4 +20,6 @@ def test_rounds_are_one_kernel(open_engine, launched: list[PersistentPass], any_
     rounds = [
         one for one in launched if any(k.name == "accept_kernel" for k, _ in one.source.kinds)
     ]
-    assert len(rounds) >= stream.usage.rounds.num_rounds > 1
+    # A real GPU runs a kernel to load it, and captures it; what it then replays is not seen.
+    num_rounds = stream.usage.rounds.num_rounds
+    assert num_rounds > 1 and len(rounds) >= (2 if any_gpu.is_real else num_rounds)

@@ -71,7 +71,13 @@ def test_nothing_is_left_on_a_gpu(seen: list[KernelSource]) -> None:
 def test_controllers_know_nothing(
     seen: list[KernelSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Timestamp, "wait_since", lambda self, earlier: 5.0)  # there is a clock
+    wait = Timestamp.wait_since
+
+    def wait_since(self: Timestamp, earlier: Timestamp) -> float:
+        wait(self, earlier)
+        return 5.0  # there is a clock
+
+    monkeypatch.setattr(Timestamp, "wait_since", wait_since)
     engines = [open_on_gpu(warm_up=warm, budget="auto") for warm in (True, False)]
     warmed, cold = (engine._use.decoders for engine in engines)
     for name in ("_host", "_device", "_device_trees"):
@@ -106,7 +112,8 @@ def test_the_first_requests_need_no_other_kernels(
     assert len(listed) > 20
     seen.clear()
     answer(engine)
-    assert seen and set(seen) <= set(listed)
+    assert seen or any_gpu.is_real, "a real GPU replays graphs"
+    assert set(seen) <= set(listed)
 
 
 def test_kernels_are_compiled_once_and_counted(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

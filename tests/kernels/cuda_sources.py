@@ -3,6 +3,8 @@
 A new kernel is added here, with the macros that ask the most of a chip.
 """
 
+from dataclasses import replace
+
 from draftree.kernels.cuda.accept import accept_source
 from draftree.kernels.cuda.attention import plan_attention
 from draftree.kernels.cuda.attention_prefill import expand_source as kv_expand_source
@@ -12,13 +14,13 @@ from draftree.kernels.cuda.embed import embed_source
 from draftree.kernels.cuda.gated_delta import MOST_ROWS, block_cols, commit_source, delta_source
 from draftree.kernels.cuda.gated_delta_prefill import chunk_source, plan_pass
 from draftree.kernels.cuda.kv_cache import COMMIT_SOURCE, KvShape
-from draftree.kernels.cuda.layout import band_tiles, unit_format
+from draftree.kernels.cuda.layout import UnitFormat, band_tiles, unit_format
 from draftree.kernels.cuda.linear import plan_linear
 from draftree.kernels.cuda.lookup import lookup_source
 from draftree.kernels.cuda.pack import repack_source
 from draftree.kernels.cuda.persistent import PersistentSource
 from draftree.kernels.cuda.prefill import expand_source
-from draftree.kernels.cuda.prepare import RowOp, plan_row, prepare_source
+from draftree.kernels.cuda.prepare import RowOp, RowPlan, plan_row, prepare_source, row_macros
 from draftree.kernels.cuda.process import process_source
 from draftree.kernels.cuda.rotary import rotary_source
 from draftree.kernels.cuda.rows import CONV_SOURCE, COPY_SOURCE, NORM_SOURCE
@@ -66,8 +68,15 @@ def _matrix_sources(gpu: Gpu) -> list[KernelSource]:
         *(repack_source(name, qtype, form) for name in ("row_scale_kernel", "repack_kernel")),
         *(expand_source(name, form) for name in ("expand_kernel", "rescale_kernel")),
         plan_linear(form, 16, gpu).source,
+        _own_row_source(form, gpu),
         embed_source(qtype),
     ]
+
+
+def _own_row_source(form: UnitFormat, gpu: Gpu) -> KernelSource:
+    row = RowPlan(1, 8 * band_tiles(gpu), 2)
+    macros = (("OWN_ROW", 1), ("IN_ROWS", 0), *row_macros(RowOp.GATED_NORM, 128, row))
+    return replace(plan_linear(form, 1, gpu), own_cols=6144, row_macros=macros).source
 
 
 def _row_sources(gpu: Gpu) -> list[KernelSource]:

@@ -13,7 +13,7 @@ from draftree.kernels.cuda.layout import PackedMatrix, new_activations  # noqa: 
 from draftree.kernels.cuda.linear import linear, new_workspace, plan_linear  # noqa: E402
 from draftree.kernels.cuda.pack import pack  # noqa: E402
 from draftree.kernels.cuda.prefill import prefill_linear, prepare_rows  # noqa: E402
-from draftree.kernels.cuda.prepare import prepare_plain  # noqa: E402
+from draftree.kernels.cuda.prepare import plain, prepare  # noqa: E402
 from draftree.kernels.quant.formats import QuantType, dequantize  # noqa: E402
 from tests.kernels.emulator import emulated_gpu  # noqa: E402
 
@@ -55,7 +55,7 @@ def make(qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu, seed: int = 0
 def multiply(matrix: PackedMatrix, x: torch.Tensor, gpu: Gpu, **options) -> torch.Tensor:
     out = torch.full((x.shape[0], matrix.num_rows), float("nan"), device=gpu.place)
     workspace = new_workspace(matrix.num_rows, x.shape[0], gpu)
-    halves = prepare_plain(x, new_activations(x.shape[0], matrix.num_cols, gpu), gpu)
+    halves = prepare(plain(x), new_activations(x.shape[0], matrix.num_cols, gpu), gpu)
     linear(matrix, halves, out, workspace, gpu, **options)
     wait(gpu)
     assert not workspace.arrived.any(), "counters must be zero again for the next product"
@@ -177,13 +177,13 @@ def test_bias_and_addition(gpu: Gpu) -> None:
     num_rows, num_cols = sizes(gpu, (300, 2048), (300, 512))
     matrix, _ = make(QuantType.Q4_K, num_rows, num_cols, gpu)
     x, bias = tokens(5, num_cols, gpu), torch.randn(num_rows, device=gpu.place)
-    plain = multiply(matrix, x, gpu)
-    assert torch.equal(multiply(matrix, x, gpu, bias=bias), plain + bias)
+    alone = multiply(matrix, x, gpu)
+    assert torch.equal(multiply(matrix, x, gpu, bias=bias), alone + bias)
     before = torch.randn((5, num_rows), device=gpu.place)
     out = before.clone()
-    halves = prepare_plain(x, new_activations(5, num_cols, gpu), gpu)
+    halves = prepare(plain(x), new_activations(5, num_cols, gpu), gpu)
     linear(matrix, halves, out, new_workspace(num_rows, 5, gpu), gpu, bias=bias, add_to=True)
-    assert torch.equal(out, before + (plain + bias))
+    assert torch.equal(out, before + (alone + bias))
 
 
 @pytest.mark.gpu
@@ -213,7 +213,7 @@ def test_rows_past_the_live_ones_are_left_alone(gpu: Gpu) -> None:
     for count in (5, 16, 9, 0):
         live = torch.tensor([count], dtype=torch.int32, device=gpu.place)
         out = torch.full((16, 300), -7.0, device=gpu.place)
-        linear(matrix, prepare_plain(x, halves, gpu, live=live), out, workspace, gpu, live=live)
+        linear(matrix, prepare(plain(x), halves, gpu, live=live), out, workspace, gpu, live=live)
         assert torch.equal(out[:count], expected[:count])
         assert (out[count:] == -7.0).all()
 
@@ -230,7 +230,7 @@ def test_one_graph_serves_any_number_of_live_tokens(real_gpu: Gpu) -> None:
     with torch.cuda.stream(stream):  # compile and load outside the capture
         linear(
             matrix,
-            prepare_plain(x, halves, real_gpu, live=live),
+            prepare(plain(x), halves, real_gpu, live=live),
             out,
             workspace,
             real_gpu,
@@ -241,7 +241,7 @@ def test_one_graph_serves_any_number_of_live_tokens(real_gpu: Gpu) -> None:
     with torch.cuda.graph(graph, stream=stream):
         linear(
             matrix,
-            prepare_plain(x, halves, real_gpu, live=live),
+            prepare(plain(x), halves, real_gpu, live=live),
             out,
             workspace,
             real_gpu,
@@ -265,8 +265,8 @@ def test_products_in_a_row_share_their_workspace(gpu: Gpu) -> None:
     expected = multiply(second, multiply(first, x, gpu), gpu)
     halves = [new_activations(num_tokens, size, gpu) for _ in range(2)]
     for _ in range(rounds):
-        linear(first, prepare_plain(x, halves[0], gpu), middle, workspace, gpu)
-        linear(second, prepare_plain(middle, halves[1], gpu), out, workspace, gpu)
+        linear(first, prepare(plain(x), halves[0], gpu), middle, workspace, gpu)
+        linear(second, prepare(plain(middle), halves[1], gpu), out, workspace, gpu)
     wait(gpu)
     assert torch.equal(out, expected)
 
@@ -313,14 +313,14 @@ def test_wrong_shapes_are_refused(gpu: Gpu) -> None:
     with pytest.raises(ValueError, match="float32 rows of 128"):
         linear(matrix, halves, torch.empty((8, 64), device=gpu.place), workspace, gpu)
     with pytest.raises(ValueError, match="float32 rows of 256"):
-        prepare_plain(torch.empty((8, 512), device=gpu.place), halves, gpu)
+        prepare(plain(torch.empty((8, 512), device=gpu.place)), halves, gpu)
     with pytest.raises(ValueError, match="multiple of 32"):
         pack(np.zeros((4, 80), np.uint8), QuantType.F16, gpu)
 
 
 def test_a_small_workspace_is_refused(any_gpu: Gpu) -> None:
     matrix, _ = make(QuantType.Q8_0, 128, 128, any_gpu)
-    x = prepare_plain(tokens(40, 128, any_gpu), new_activations(40, 128, any_gpu), any_gpu)
+    x = prepare(plain(tokens(40, 128, any_gpu)), new_activations(40, 128, any_gpu), any_gpu)
     out = torch.zeros((40, 128), device=any_gpu.place)
     with pytest.raises(ValueError, match="workspace is too small for"):
         linear(matrix, x, out, new_workspace(128, 8, any_gpu), any_gpu)

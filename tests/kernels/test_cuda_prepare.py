@@ -14,12 +14,13 @@ from draftree.kernels.cuda.layout import (  # noqa: E402
 )
 from draftree.kernels.cuda.prepare import (  # noqa: E402
     RowPlan,
-    gated_norm_prepare,
-    norm_prepare,
+    gated_norm,
+    norm,
+    plain,
     plan_row,
-    prepare_plain,
-    sigmoid_mul_prepare,
-    silu_mul_prepare,
+    prepare,
+    sigmoid_mul,
+    silu_mul,
 )
 from tests.kernels.reference.norm import (  # noqa: E402
     gated_norm_reference,
@@ -49,15 +50,16 @@ def make(num_rows: int, num_cols: int, gpu: Gpu, *, in_rows: bool) -> Activation
 
 def run(op: str, into: Activations | HalfRows, x, other, gpu: Gpu, **options) -> None:
     weight = torch.linspace(0.5, 2.0, into.num_cols, device=gpu.place)
+    live = options.pop("live", None)
     if op == "plain":
-        prepare_plain(x, into, gpu, **options)
+        source = plain(x)
     elif op == "norm":
-        norm_prepare(x, weight, EPS, into, gpu, **options)
+        source = norm(x, weight, EPS, **options)
     elif op == "gated_norm":
-        gated_norm_prepare(x, other, weight[:HEAD_DIM].clone(), EPS, into, gpu, **options)
+        source = gated_norm(x, other, weight[:HEAD_DIM].clone(), EPS)
     else:
-        launch = silu_mul_prepare if op == "silu_mul" else sigmoid_mul_prepare
-        launch(x, other, into, gpu, **options)
+        source = (silu_mul if op == "silu_mul" else sigmoid_mul)(x, other)
+    prepare(source, into, gpu, live=live)
 
 
 def expect(op: str, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -231,17 +233,17 @@ def test_plans_cover_any_width() -> None:
 def test_wrong_shapes_are_refused(any_gpu: Gpu) -> None:
     x, into = view(4, 256, any_gpu), make(4, 256, any_gpu, in_rows=True)
     with pytest.raises(ValueError, match="float32 rows of 256"):
-        prepare_plain(view(4, 512, any_gpu), into, any_gpu)
+        prepare(plain(view(4, 512, any_gpu)), into, any_gpu)
     with pytest.raises(ValueError, match="do not fit"):
-        prepare_plain(view(5, 256, any_gpu), into, any_gpu)
+        prepare(plain(view(5, 256, any_gpu)), into, any_gpu)
     with pytest.raises(ValueError, match="16 bytes"):
-        prepare_plain(torch.zeros((4, 258), device=any_gpu.place)[:, 1:257], into, any_gpu)
+        prepare(plain(torch.zeros((4, 258), device=any_gpu.place)[:, 1:257]), into, any_gpu)
     with pytest.raises(ValueError, match="4 rows do not go with 3"):
-        silu_mul_prepare(x, x[:3], into, any_gpu)
+        prepare(silu_mul(x, x[:3]), into, any_gpu)
     with pytest.raises(ValueError, match="heads of 24"):
-        gated_norm_prepare(x, x, torch.ones(24), EPS, into, any_gpu)
+        prepare(gated_norm(x, x, torch.ones(24), EPS), into, any_gpu)
     with pytest.raises(ValueError, match="norm of 256"):
-        norm_prepare(x, torch.ones(255), EPS, into, any_gpu)
+        prepare(norm(x, torch.ones(255), EPS), into, any_gpu)
 
 
 @pytest.mark.parametrize("in_rows", [False, True])

@@ -73,6 +73,7 @@ class AttentionPlan:
         less shared memory.
         """
         col_tiles = min(self.col_tiles, 128 * _MOST_COL_TILES // self.dim)
+        col_tiles -= col_tiles % 2 if col_tiles > 1 else 0  # warps share groups in two halves
         plan = replace(self, col_tiles=col_tiles, blocks_an_sm=1, num_blocks=gpu.num_sms)
         room = gpu.shared_per_block - gpu.reserved_shared(_RESERVED_SHARED)
         empty = replace(plan, num_stages=0).shared_bytes

@@ -21,7 +21,7 @@ from draftree.kernels.cuda.gated_delta import CudaDelta, DeltaArena, delta_commi
 from draftree.kernels.cuda.gated_delta_prefill import gated_delta_prefill
 from draftree.kernels.cuda.kv_cache import CudaKv, KvArena, kv_commit
 from draftree.kernels.cuda.layout import PackedMatrix, stacked_format
-from draftree.kernels.cuda.linear import linear
+from draftree.kernels.cuda.linear import can_own_row, linear, linear_row
 from draftree.kernels.cuda.pass_args import NUM_ROWS, NUM_TOKENS, CudaPassArgs
 from draftree.kernels.cuda.prefill import prefill_linear
 from draftree.kernels.cuda.program import MOST_ROWS, Launch, Program
@@ -111,12 +111,18 @@ class CudaOps:
         return out
 
     def matmul_input(self, x: torch.Tensor) -> CudaMatmulInput:
-        return self._prepare(prepare.prepare_plain, (x,))
+        return self._prepare(x, lambda n: prepare.plain(x[:n]))
 
     def rms_norm(
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, *, copy_to: Columns | None = None
     ) -> CudaMatmulInput:
-        return self._prepare(prepare.norm_prepare, (x,), weight, eps, copy_to=copy_to)
+        def source(n: int) -> prepare.RowSource:
+            copy = None
+            if copy_to is not None:
+                copy = copy_to.array[:n, copy_to.first : copy_to.first + x.shape[1]]
+            return prepare.norm(x[:n], weight, eps, copy=copy)
+
+        return self._prepare(x, source)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         out = self._scratch.rows(x.shape[1])
@@ -126,15 +132,15 @@ class CudaOps:
         return out
 
     def silu_mul(self, gate: torch.Tensor, up: torch.Tensor) -> CudaMatmulInput:
-        return self._prepare(prepare.silu_mul_prepare, (gate, up))
+        return self._prepare(gate, lambda n: prepare.silu_mul(gate[:n], up[:n]))
 
     def sigmoid_mul(self, x: torch.Tensor, gate: torch.Tensor) -> CudaMatmulInput:
-        return self._prepare(prepare.sigmoid_mul_prepare, (x, gate))
+        return self._prepare(x, lambda n: prepare.sigmoid_mul(x[:n], gate[:n]))
 
     def gated_norm(
         self, x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> CudaMatmulInput:
-        return self._prepare(prepare.gated_norm_prepare, (x, z), weight, eps)
+        return self._prepare(x, lambda n: prepare.gated_norm(x[:n], z[:n], weight, eps))
 
     def linear(
         self,
@@ -248,16 +254,17 @@ class CudaOps:
     ) -> torch.Tensor:
         live, rows = self.step.word(NUM_ROWS), self.step.rows
         matrix = self._weights.matrix(narrow(weight, LazyMatrix))
-        source = self._scratch.matmul_input(x.shape[1])
         width = -(-matrix.num_rows // 4) * 4  # rows start at multiples of 16 bytes
         logits = torch.zeros((self.step.max_nodes, width), device=self.gpu.place)
         logits = logits[:, : matrix.num_rows]
+        source = self._scratch.matmul_input(
+            x.shape[1], lambda n: prepare.norm(x, norm, eps, rows=rows[:n])
+        )
 
         def launch(n: int) -> None:
             n = min(n, self.step.max_nodes)
-            prepare.norm_prepare(x, norm, eps, source.tiles, self.gpu, live=live, rows=rows[:n])
-            workspace = self._weights.workspace
-            linear(matrix, source.tiles, logits[:n], workspace, self.gpu, live=live)
+            self._launch_input(source, n, live)
+            self._launch_product(source, matrix, logits[:n], live=live)
 
         self._recording.by_rows = True
         self._recording.add(launch)
@@ -306,35 +313,46 @@ class CudaOps:
         bias: torch.Tensor | None = None,
         add_to: bool = False,
     ) -> None:
-        workspace, gpu, rows = self._weights.workspace, self.gpu, narrow(x, CudaMatmulInput)
+        rows = narrow(x, CudaMatmulInput)
 
         def launch(n: int) -> None:
             to, live = out[:n], self._live
             if n <= MOST_ROWS:
-                linear(matrix, rows.tiles, to, workspace, gpu, bias=bias, add_to=add_to, live=live)
+                self._launch_product(rows, matrix, to, live=live, bias=bias, add_to=add_to)
             else:
-                prefill_linear(matrix, rows.halves, to, gpu, bias=bias, add_to=add_to)
+                prefill_linear(matrix, rows.halves, to, self.gpu, bias=bias, add_to=add_to)
 
         self._recording.add(launch)
 
     def _prepare(
-        self,
-        fill: Callable[..., object],
-        rows: tuple[torch.Tensor, ...],
-        *weights: torch.Tensor | float,
-        copy_to: Columns | None = None,
+        self, x: torch.Tensor, source: Callable[[int], prepare.RowSource]
     ) -> CudaMatmulInput:
-        num_cols = rows[0].shape[1]
-        into = self._scratch.matmul_input(num_cols)
-
-        def launch(n: int) -> None:
-            options = {"live": self._live}
-            if copy_to is not None:
-                options["copy"] = copy_to.array[:n, copy_to.first : copy_to.first + num_cols]
-            fill(*(array[:n] for array in rows), *weights, into.form(n), self.gpu, **options)
-
-        self._recording.add(launch)
+        into = self._scratch.matmul_input(x.shape[1], source)
+        self._recording.add(lambda n: self._launch_input(into, n, self._live))
         return into
+
+    def _launch_input(self, into: CudaMatmulInput, n: int, live: torch.Tensor) -> None:
+        """Of a single row products make their input themselves, where they can."""
+        source = into.source(n)
+        if n > 1 or not can_own_row(into.tiles.padded_cols, self.gpu):
+            form = into.tiles if n <= MOST_ROWS else into.halves
+            prepare.prepare(source, form, self.gpu, live=live)
+
+    def _launch_product(
+        self,
+        x: CudaMatmulInput,
+        matrix: PackedMatrix,
+        out: torch.Tensor,
+        *,
+        live: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        add_to: bool = False,
+    ) -> None:
+        where = out, self._weights.workspace, self.gpu
+        if len(out) == 1 and can_own_row(x.tiles.padded_cols, self.gpu):
+            linear_row(matrix, x.source(1), *where, bias=bias, add_to=add_to, live=live)
+        else:
+            linear(matrix, x.tiles, *where, bias=bias, add_to=add_to, live=live)
 
     @property
     def _live(self) -> torch.Tensor:

@@ -88,13 +88,17 @@ class PersistentPass:
         if self._shared_bytes > gpu.shared_per_block - PERSISTENT_RESERVED:
             raise NotPersistentError(f"{self._shared_bytes} bytes of shared memory are too many")
         self._operations = torch.from_numpy(self._table.view(np.uint8)).to(gpu.place)
+        # One more than operations: the last counts the blocks that have ended.
         self._done = torch.zeros(len(self._table) + 1, dtype=torch.int32, device=gpu.place)
 
-    def launch(self) -> None:
+    def launch(self, times: torch.Tensor | None = None) -> None:
+        """times: [operation][block] cycles at its begin, after its wait and at its end; the first
+        operation is none of the launches. Zero before.
+        """
         load_kernel(self.source, self._gpu).launch(
             (self._gpu.num_sms,),
             self._num_threads,
-            *(self._operations, self._done, len(self._done) - 1),
+            *(self._operations, self._done, times, len(self._done) - 1),
             shared_bytes=self._shared_bytes,
             is_cooperative=True,
         )
@@ -155,9 +159,13 @@ def _is_product(noted: RecordedLaunch) -> bool:
 def _stream(noted: RecordedLaunch) -> tuple[int, ...]:
     """The first weights of a product, from its launch (linear.py)."""
     macros, (weights, *_) = dict(noted.source.macros), noted.args
-    first_token, _, num_bands, num_chunks, x_tiles = map(_word, noted.args[10:15])
+    first_token, _, num_bands, num_chunks = map(_word, noted.args[8:12])
     step_bytes = macros["BAND"] * macros["HOST_UNIT_BYTES"]
     x_blocks, tiles = macros["COLS"] // 128, macros["TOKEN_TILES"]
+    if macros.get("OWN_ROW"):
+        tiles, x_tiles = 0, 0
+    else:
+        x_tiles = _word(noted.args[16]) - first_token // 8
     return (
         _word(weights),
         step_bytes,
@@ -165,7 +173,7 @@ def _stream(noted: RecordedLaunch) -> tuple[int, ...]:
         noted.grid[0],
         step_bytes + tiles * x_blocks * X_TILE_BYTES,
         macros["STAGES"],
-        x_blocks * min(tiles, x_tiles - first_token // 8) * X_TILE_BYTES,
+        x_blocks * min(tiles, x_tiles) * X_TILE_BYTES,
     )
 
 

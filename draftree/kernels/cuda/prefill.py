@@ -9,7 +9,7 @@ import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.layout import ROWS, HalfRows, PackedMatrix, UnitFormat, new_half_rows
-from draftree.kernels.cuda.prepare import prepare_plain
+from draftree.kernels.cuda.prepare import plain, prepare
 
 SLAB_BYTES = 192 * 1024 * 1024
 
@@ -36,7 +36,7 @@ def expand(matrix: PackedMatrix, first_band: int, num_bands: int, gpu: Gpu) -> t
 
 def prepare_rows(x: torch.Tensor, gpu: Gpu) -> HalfRows:
     """float32 [tokens, cols] as 16-bit floats, columns padded, and a scale for each token."""
-    return prepare_plain(x, new_half_rows(x.shape[0], x.shape[1], gpu), gpu)
+    return prepare(plain(x), new_half_rows(x.shape[0], x.shape[1], gpu), gpu)
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:

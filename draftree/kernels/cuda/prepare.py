@@ -1,8 +1,8 @@
-"""Inputs of matrix products, made in one launch from what comes before: norms, gates, activations.
+"""Inputs of matrix products, made from what comes before: norms, gates, activations.
 
-In: float32 rows, which may be views of wider buffers. Out: 16-bit floats with one power of two a
-row, as tiles for few rows or as plain rows (layout.py). A row's bits depend on the row alone.
-`live`, int32 [1] on the device, says how many rows count; the others are left alone.
+In: float32 rows, which may be views of wider buffers (RowSource). Out: 16-bit floats with one power
+of two a row, as tiles for few rows or as plain rows (layout.py). A row's bits depend on the row
+alone. A product of a single row makes its input itself (linear.py).
 """
 
 from dataclasses import dataclass
@@ -66,19 +66,57 @@ def plan_row(padded_cols: int, gpu: Gpu) -> RowPlan:
     return RowPlan(blocks, -(-per_block // slices), slices)
 
 
-def prepare_source(
-    op: RowOp, plan: RowPlan, *, in_rows: bool, head_dim: int = _SLICE
-) -> KernelSource:
-    macros = (
+@dataclass(frozen=True)
+class RowSource:
+    """What inputs are made from: rows of x, and what goes with them."""
+
+    op: RowOp
+    x: torch.Tensor
+    other: torch.Tensor | None = None
+    weight: torch.Tensor | None = None
+    rows: torch.Tensor | None = None  # int32: row i is made from x[rows[i]]
+    copy: torch.Tensor | None = None  # gets x as it is, on the way
+    eps: float = 0.0
+    head_dim: int = _SLICE
+
+    @property
+    def num_rows(self) -> int:
+        return self.x.shape[0] if self.rows is None else self.rows.shape[0]
+
+    def check(self, num_cols: int) -> None:
+        for array in (self.x, self.other, self.copy):
+            if array is not None:
+                check_rows(array, num_cols)
+                if array.shape[0] != self.x.shape[0]:
+                    raise ValueError(f"{self.x.shape[0]} rows do not go with {array.shape[0]}")
+        if num_cols % _SLICE:
+            raise ValueError(f"{num_cols} columns are not a multiple of {_SLICE}")
+        if self.op is RowOp.NORM and self.weight is not None and len(self.weight) != num_cols:
+            raise ValueError(f"a norm of {num_cols} values is expected")
+        if self.head_dim not in (8, 16, 32, 64, 128, 256) or num_cols % self.head_dim:
+            raise ValueError(f"gated norms of heads of {self.head_dim} are not supported")
+
+
+ROW_FILES = ("halves", "sigmoid", "row_op")
+
+
+def row_macros(op: RowOp, head_dim: int, plan: RowPlan) -> tuple[tuple[str, int], ...]:
+    """Those of ROW_FILES, but for the form of what is stored."""
+    return (
         ("OP", op.value),
-        ("IN_ROWS", int(in_rows)),
         ("KEPT", plan.num_slices),
         ("WARPS", plan.num_warps),
-        ("BLOCKS_AN_SM", plan.blocks_an_sm),
         ("CLUSTER", plan.num_blocks),
         ("HEAD_DIM", head_dim),
     )
-    return KernelSource("prepare_kernel", ("bits", "halves", "sigmoid", "prepare"), macros)
+
+
+def prepare_source(
+    op: RowOp, plan: RowPlan, *, in_rows: bool, head_dim: int = _SLICE
+) -> KernelSource:
+    form = ("IN_ROWS", int(in_rows)), ("BLOCKS_AN_SM", plan.blocks_an_sm)
+    macros = (*row_macros(op, head_dim, plan), *form)
+    return KernelSource("prepare_kernel", ("bits", *ROW_FILES, "prepare"), macros)
 
 
 def check_rows(x: torch.Tensor, num_cols: int) -> None:
@@ -88,111 +126,55 @@ def check_rows(x: torch.Tensor, num_cols: int) -> None:
         raise ValueError("rows of activations must start at multiples of 16 bytes")
 
 
-def _launch(
-    op: RowOp,
-    x: torch.Tensor,
-    into: Prepared,
-    gpu: Gpu,
-    live: torch.Tensor | None,
-    *,
-    other: torch.Tensor | None = None,
-    weight: torch.Tensor | None = None,
-    rows: torch.Tensor | None = None,
-    copy: torch.Tensor | None = None,
-    eps: float = 0.0,
-    head_dim: int = _SLICE,
-) -> None:
-    num_rows = x.shape[0] if rows is None else rows.shape[0]
+def prepare(source: RowSource, into: _Form, gpu: Gpu, *, live: torch.Tensor | None = None) -> _Form:
+    """The inputs in `into`. live, int32 [1] on the device: so many rows count, others stay."""
     in_rows = into.halves.dtype == torch.float16
     room = into.halves.shape[0] if in_rows else 8 * into.halves.shape[1]
-    for array in (x, other, copy):
-        if array is not None:
-            check_rows(array, into.num_cols)
-            if array.shape[0] != x.shape[0]:
-                raise ValueError(f"{x.shape[0]} rows do not go with {array.shape[0]}")
-    if into.num_cols % _SLICE:
-        raise ValueError(f"{into.num_cols} columns are not a multiple of {_SLICE}")
-    if num_rows > room:
-        raise ValueError(f"{num_rows} rows do not fit into prepared activations for {room}")
+    source.check(into.num_cols)
+    if source.num_rows > room:
+        raise ValueError(f"{source.num_rows} rows do not fit into prepared activations for {room}")
     plan = plan_row(into.padded_cols, gpu)
-    source = prepare_source(op, plan, in_rows=in_rows, head_dim=head_dim)
-    load_kernel(source, gpu).launch(
-        (num_rows * plan.num_blocks,),
+    kernel = prepare_source(source.op, plan, in_rows=in_rows, head_dim=source.head_dim)
+    arrays = source.x, source.other, source.copy
+    load_kernel(kernel, gpu).launch(
+        (source.num_rows * plan.num_blocks,),
         32 * plan.num_warps,
-        *(x, other, weight, rows, into.halves, into.token_scale, live, copy, float(eps)),
-        *(into.num_cols, into.padded_cols),
-        *(0 if array is None else array.stride(0) for array in (x, other, copy)),
+        *(source.x, source.other, source.weight, source.rows, into.halves, into.token_scale),
+        *(live, source.copy, float(source.eps), into.num_cols, into.padded_cols),
+        *(0 if array is None else array.stride(0) for array in arrays),
         0 if in_rows else into.halves.shape[1],
         is_chained=True,
     )
-
-
-def prepare_plain(
-    x: torch.Tensor, into: _Form, gpu: Gpu, *, live: torch.Tensor | None = None
-) -> _Form:
-    """The rows of x as they are, in `into`."""
-    _launch(RowOp.PLAIN, x, into, gpu, live)
     return into
 
 
-def norm_prepare(
+def plain(x: torch.Tensor) -> RowSource:
+    """The rows of x as they are."""
+    return RowSource(RowOp.PLAIN, x)
+
+
+def norm(
     x: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
-    into: Prepared,
-    gpu: Gpu,
     *,
-    live: torch.Tensor | None = None,
     rows: torch.Tensor | None = None,
     copy: torch.Tensor | None = None,
-) -> None:
-    """x / sqrt(mean(x²) + eps) * weight for each row; with rows, int32, row i is of x[rows[i]].
-
-    copy: gets x as it is, on the way.
-    """
-    if weight.shape != (into.num_cols,):
-        raise ValueError(f"a norm of {into.num_cols} values is expected")
-    _launch(RowOp.NORM, x, into, gpu, live, weight=weight, rows=rows, copy=copy, eps=eps)
+) -> RowSource:
+    """x / sqrt(mean(x²) + eps) * weight for each row."""
+    return RowSource(RowOp.NORM, x, weight=weight, rows=rows, copy=copy, eps=eps)
 
 
-def silu_mul_prepare(
-    gate: torch.Tensor,
-    up: torch.Tensor,
-    into: Prepared,
-    gpu: Gpu,
-    *,
-    live: torch.Tensor | None = None,
-) -> None:
+def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> RowSource:
     """silu(gate) * up."""
-    _launch(RowOp.SILU_MUL, gate, into, gpu, live, other=up)
+    return RowSource(RowOp.SILU_MUL, gate, up)
 
 
-def sigmoid_mul_prepare(
-    x: torch.Tensor,
-    gate: torch.Tensor,
-    into: Prepared,
-    gpu: Gpu,
-    *,
-    live: torch.Tensor | None = None,
-) -> None:
+def sigmoid_mul(x: torch.Tensor, gate: torch.Tensor) -> RowSource:
     """x * sigmoid(gate)."""
-    _launch(RowOp.SIGMOID_MUL, x, into, gpu, live, other=gate)
+    return RowSource(RowOp.SIGMOID_MUL, x, gate)
 
 
-def gated_norm_prepare(
-    x: torch.Tensor,
-    z: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    into: Prepared,
-    gpu: Gpu,
-    *,
-    live: torch.Tensor | None = None,
-) -> None:
+def gated_norm(x: torch.Tensor, z: torch.Tensor, weight: torch.Tensor, eps: float) -> RowSource:
     """The norm of every head of x, times weight [head_dim], times silu(z)."""
-    head_dim = weight.shape[0]
-    if head_dim not in (8, 16, 32, 64, 128, 256) or into.num_cols % head_dim:
-        raise ValueError(f"gated norms of heads of {head_dim} are not supported")
-    _launch(
-        RowOp.GATED_NORM, x, into, gpu, live, other=z, weight=weight, eps=eps, head_dim=head_dim
-    )
+    return RowSource(RowOp.GATED_NORM, x, z, weight, eps=eps, head_dim=weight.shape[0])

@@ -9,6 +9,7 @@ import torch
 
 from draftree.kernels.cuda import layout
 from draftree.kernels.cuda.compile import Gpu
+from draftree.kernels.cuda.prepare import RowSource
 from draftree.kernels.cuda.program import MOST_ROWS
 from draftree.kernels.ops import MatmulInput
 
@@ -17,13 +18,11 @@ _Block = TypeVar("_Block")
 
 @dataclass(frozen=True)
 class CudaMatmulInput(MatmulInput):
-    """The same rows in the forms that short and long passes read."""
+    """The same rows in the forms that short and long passes read, and what they are made from."""
 
     tiles: layout.Activations
     halves: layout.HalfRows
-
-    def form(self, num_rows: int) -> layout.Activations | layout.HalfRows:
-        return self.tiles if num_rows <= MOST_ROWS else self.halves
+    source: Callable[[int], RowSource]  # the first so many rows
 
 
 class Scratch:
@@ -32,7 +31,7 @@ class Scratch:
     def __init__(self, max_tokens: int, gpu: Gpu) -> None:
         self._max_tokens, self._gpu = max_tokens, gpu
         self._rows: list[torch.Tensor] = []
-        self._inputs: list[CudaMatmulInput] = []
+        self._inputs: list[tuple[layout.Activations, layout.HalfRows]] = []
         self._num_rows = self._num_inputs = 0  # that are taken
 
     def rows(self, width: int, num_rows: int = 0) -> torch.Tensor:
@@ -48,17 +47,18 @@ class Scratch:
         )
         return block[:size].view(shape)[:, :width]
 
-    def matmul_input(self, num_cols: int) -> CudaMatmulInput:
+    def matmul_input(self, num_cols: int, source: Callable[[int], RowSource]) -> CudaMatmulInput:
         self._num_inputs += 1
-        return _take(
+        tiles, halves = _take(
             self._inputs,
             self._num_inputs - 1,
-            lambda block: block.tiles.num_cols == num_cols,
-            lambda: CudaMatmulInput(
+            lambda forms: forms[0].num_cols == num_cols,
+            lambda: (
                 layout.new_activations(MOST_ROWS, num_cols, self._gpu),
                 layout.new_half_rows(self._max_tokens, num_cols, self._gpu),
             ),
         )
+        return CudaMatmulInput(tiles, halves, source)
 
     @contextmanager
     def scope(self) -> Iterator[None]:

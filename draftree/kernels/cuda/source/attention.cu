@@ -6,6 +6,7 @@
 // the same instructions with the same neighbours along the sums, whoever computes it.
 constexpr int SCORE_COLS = (COL_TILES + 1) / 2;      // groups of 8 columns whose scores a warp computes
 constexpr int DIM_TILES = DIM / 16;
+static_assert(COL_TILES == 1 || COL_TILES % 2 == 0, "two halves of the groups");
 constexpr u32 ALL = (1u << COL_TILES) - 1;           // groups of 8 columns
 constexpr bool SHARES_COLS = DIM_TILES < WARPS;      // few dimensions: two warps share them, half the columns each
 constexpr int OUT_TILES = SHARES_COLS ? 1 : DIM_TILES / WARPS;

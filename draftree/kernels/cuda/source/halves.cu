@@ -55,7 +55,8 @@ DEV void load_slice(const float* row, int column, bool inside, float* v) {
 
 DEV u32 pack_halves(float even, float odd) { return to_half(even) | static_cast<u32>(to_half(odd)) << 16; }
 
-DEV void store_tile_slice(const float* v, u8* tile, int token, int column) {
+// A slice as halves at `to`, the second four columns one lane further, and the sum of 32 columns.
+DEV void store_halves(const float* v, u8* to, u32* sum_to, int column) {
   u32 h[4];
   float sum = 0.0f;
   for (int i = 0; i < 4; i++) {
@@ -63,15 +64,14 @@ DEV void store_tile_slice(const float* v, u8* tile, int token, int column) {
     h[i] = pack_halves(v[2 * i] * factor, v[2 * i + 1] * factor);
     sum += (lower_half(h[i]) + upper_half(h[i])) / factor;
   }
-  const int lane = token % 8 * 4 + column % 16 / 4;
-  uint2* to = reinterpret_cast<uint2*>(tile + column % 128 / 32 * 512 + lane * 16 + column % 32 / 16 * 8);
-  to[0] = make_uint2(h[0], h[1]);
-  to[2] = make_uint2(h[2], h[3]);  // the next lane's
+  uint2* lane = reinterpret_cast<uint2*>(to + column % 16 / 4 * 16 + column % 32 / 16 * 8);
+  lane[0] = make_uint2(h[0], h[1]);
+  lane[2] = make_uint2(h[2], h[3]);
   sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
   sum = 0.5f * __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
   if (column % 32) return;
   const float leading = from_half(to_half(sum));
-  reinterpret_cast<u32*>(tile + 2048)[token % 8 * 4 + column % 128 / 32] = pack_halves(leading, sum - leading);
+  *sum_to = pack_halves(leading, sum - leading);
 }
 
 DEV void store_slice(float* v, float scale, u8* out, int token, int column, int padded_cols, int x_tiles) {
@@ -81,7 +81,9 @@ DEV void store_slice(float* v, float scale, u8* out, int token, int column, int 
   for (int i = 0; i < 4; i++) h[i] = pack_halves(v[2 * i], v[2 * i + 1]);
   reinterpret_cast<uint4*>(out)[(static_cast<u64>(token) * padded_cols + column) / 8] = make_uint4(h[0], h[1], h[2], h[3]);
 #else
-  store_tile_slice(v, out + (static_cast<u64>(column / 128) * x_tiles + token / 8) * 2176, token, column);
+  u8* tile = out + (static_cast<u64>(column / 128) * x_tiles + token / 8) * 2176;
+  const int group = column % 128 / 32, place = token % 8 * 4;
+  store_halves(v, tile + group * 512 + place * 16, reinterpret_cast<u32*>(tile + 2048) + place + group, column);
 #endif
 }
 

@@ -5,6 +5,12 @@
 // ring. The shares depend on the matrix alone. So the bits of a token's results do not depend on the other tokens.
 // A warp has STRIPS strips of 16 rows and one half of the columns; at the end of a band it swaps a strip with the warp that
 // has the other half. Blocks leave their parts of a strip in memory; the last warp to come adds them up, in the order of columns.
+//
+// OWN_ROW: there is one token, and each block makes all of its activations itself (row_op.cu), in shared memory behind the
+// ring: [cols / 128][4 groups][t] 8 halves, then [cols / 32] sums. Else prepare_kernel has made tiles of them.
+#ifndef OWN_ROW
+#define OWN_ROW 0
+#endif
 constexpr int STRIPS = 2;
 constexpr int BAND_ROWS = BAND * ROWS;
 constexpr int NUM_WARPS = BAND_ROWS / 16 * 2 / STRIPS;
@@ -12,12 +18,13 @@ constexpr int THREADS = NUM_WARPS * 32;
 constexpr int X_TILE_BYTES = 2048 + 128;  // 128 columns of 8 tokens, and sums of 32 columns in two parts
 constexpr int X_BLOCKS = COLS / 128;
 constexpr int STEP_BYTES = BAND * UNIT_BYTES;
-constexpr int STAGE_BYTES = STEP_BYTES + TOKEN_TILES * X_BLOCKS * X_TILE_BYTES;
+constexpr int STAGE_BYTES = STEP_BYTES + (OWN_ROW ? 0 : TOKEN_TILES * X_BLOCKS * X_TILE_BYTES);
 // Behind the stages there is room for this many tiles of a strip for each warp.
 constexpr int SWAP_TILES = TOKEN_TILES < 4 ? TOKEN_TILES : 4;
 constexpr int SLOT = NUM_WARPS * TOKEN_TILES * 32;  // vectors that a block leaves of a band: [strip][tile][lane]
 constexpr int LAST_AHEAD = TOKEN_TILES > 4 ? 1 : 3;  // parts of the last band on their way beside the first
 static_assert(STRIPS == 2, "a strip for each of two warps");
+static_assert(!OWN_ROW || TOKEN_TILES == 1, "a row is one token");
 
 // How warps of a block tell each other how far they are: counted around, from 0 to `last`. (The compiler would wrap the
 // addition of a constant into a dozen instructions.) How blocks do: what a warp wrote before one of its lanes counts is
@@ -42,13 +49,13 @@ DEV u32 count_globally(u32* counter) { return atomicAdd(counter, 1u); }
 struct Problem {
   const u8* weights;         // [band][chunk][tile] units
   const float* row_scale;    // [rows], used where weights are 16-bit floats
-  const u8* x;               // [cols / 128][x_tiles] X_TILE_BYTES
-  const float* token_scale;  // [tokens]
   float* out;                // [tokens][out_stride]
   const float* bias;         // [rows] or null
   float4* partial;           // [blocks][2] slots
   u32* arrived;              // [strips], zero between launches
-  int first_token, num_rows, num_bands, num_chunks, x_tiles, out_stride, add_to_out;
+  int first_token, num_rows, num_bands, num_chunks, out_stride, add_to_out;
+  const u8* x;               // [cols / 128][x_tiles] X_TILE_BYTES
+  int x_tiles;
 };
 
 DEV float4 add4(float4 a, float4 b) {
@@ -201,15 +208,42 @@ DEV Offsets find_offsets() {
     at.place[m] = {keep(unit + p.low), HIGH_BYTES ? keep(unit + p.high) : 0, keep(unit + p.scale), keep(unit + p.super), keep(unit + p.min)};
   }
   const int column = half * HALF_COLS;
+#if OWN_ROW
+  at.x = keep(column / 32 * 64 + lane % 4 * 16);
+  at.sums = keep(lane % 4 * 4);
+#else
   at.x = keep(STEP_BYTES + column / 128 * TOKEN_TILES * X_TILE_BYTES + column % 128 / 32 * 512 + lane * 16);
   at.sums = keep(STEP_BYTES + 2048 + lane * 4);
+#endif
   return at;
 }
+
+// Where activations of a step begin: halves, and sums.
+struct Input {
+  const u8 *x, *sums;
+
+  DEV_MEMBER uint4 halves(const Offsets& at, int group, int n) const {
+#if OWN_ROW
+    if (threadIdx.x % 32 >= 4) return make_uint4(0, 0, 0, 0);  // other tokens
+    return *reinterpret_cast<const uint4*>(x + at.x + group * 64);
+#else
+    return *reinterpret_cast<const uint4*>(x + at.x + group * 512 + n * X_TILE_BYTES);
+#endif
+  }
+
+  DEV_MEMBER u32 sum(const Offsets& at, int i) const {
+#if OWN_ROW
+    return threadIdx.x % 32 < 4 ? *reinterpret_cast<const u32*>(sums + at.sums + i * 16) : 0;
+#else
+    return *reinterpret_cast<const u32*>(sums + at.sums + i * X_TILE_BYTES);
+#endif
+  }
+};
 
 // One warp: STRIPS strips by half the columns of a unit, and minima for all columns, but for its own strip alone. Calls
 // leave when the stage has been read. Token tiles that are not live give sums that nobody reads.
 template <class F>
-DEV void multiply_unit(const u8* stage, const Offsets& at, u32 magic, float (*acc)[TOKEN_TILES][4], F leave) {
+DEV void multiply_unit(const u8* stage, const Input& input, const Offsets& at, u32 magic, float (*acc)[TOKEN_TILES][4], F leave) {
   Scales scales[STRIPS];
 #pragma unroll
   for (int m = 0; m < STRIPS; m++) scales[m] = load_scales(stage, at.place[m]);
@@ -225,7 +259,7 @@ DEV void multiply_unit(const u8* stage, const Offsets& at, u32 magic, float (*ac
         load_operands(stage, at.place[m], scales[m], group, a[m]);
 #pragma unroll
     for (int n = 0; n < TOKEN_TILES; n++) {
-      uint4 b = *reinterpret_cast<const uint4*>(stage + at.x + group * 512 + n * X_TILE_BYTES);
+      uint4 b = input.halves(at, group, n);
       if (BITS == 8) b.x = hmul2(b.x, 0x2C002C00u), b.z = hmul2(b.z, 0x2C002C00u);
 #pragma unroll
       for (int m = 0; m < STRIPS; m++) {
@@ -248,7 +282,7 @@ DEV void multiply_unit(const u8* stage, const Offsets& at, u32 magic, float (*ac
   if (HAS_OFFSET) load_min_operands(stage, at.place[0], threadIdx.x, minima);
 #pragma unroll
   for (int i = 0; HAS_OFFSET && i < TOKEN_TILES * X_BLOCKS; i++)
-    sums[i % TOKEN_TILES][i / TOKEN_TILES] = *reinterpret_cast<const u32*>(stage + at.sums + i * X_TILE_BYTES);
+    sums[i % TOKEN_TILES][i / TOKEN_TILES] = input.sum(at, i);
   leave();
 #pragma unroll
   for (int m = 0; HAS_BYTES && m < STRIPS; m++)
@@ -285,6 +319,7 @@ struct Feeder {
   }
 
   DEV_MEMBER void copy_x(u32 i, u32 band) {
+    if (OWN_ROW) return;
     u32 chunk = begin + i - band * p.num_chunks;
     while (chunk >= p.num_chunks) chunk -= p.num_chunks;
     u8* to = stages + i % STAGES * STAGE_BYTES + STEP_BYTES;
@@ -300,12 +335,51 @@ struct Feeder {
   }
 };
 
+#if OWN_ROW
+// What the token's activations are made from; the row of x is the first, or the one that rows names.
+struct RowSource {
+  const float *x, *other, *weight;
+  const int* rows;
+  float* copy;  // gets the row as it came, or is null
+  float eps;
+  int num_cols, x_stride;
+};
+#define INPUT                                                                                                            \
+  const float *x, const float *other, const float *norm_weight, const int *rows, float *copy, float eps, int num_cols, \
+      int x_stride
+#define X_OF_TILES nullptr, 0
+
+// Leaves the row in shared memory, and its scale. Waits for earlier grids.
+DEV void make_row(const RowSource& source, const int* live_count, int padded_cols, u8* halves, u32* sums, float* scale) {
+  RowSlices row;
+  row.load_weights(source.weight, source.num_cols);
+  wait_for_earlier_grids();
+  const bool is_live = !live_count || *live_count > 0;
+  const int from = source.rows && is_live ? source.rows[0] : 0;
+  row.load(source.x + static_cast<u64>(from) * source.x_stride, source.other, source.num_cols);
+  if (source.copy && is_live && blockIdx.x == 0) row.copy(source.copy, source.num_cols);
+  row.combine(source.eps);
+  const int e = exponent_to(row.finish(source.num_cols, source.eps), 10);
+  if (threadIdx.x == 0) *scale = pow2(-e);
+#pragma unroll
+  for (int k = 0; k < KEPT; k++) {
+    const int column = slice_column(k);
+    if (column >= padded_cols) continue;
+    for (int i = 0; i < SLICE; i++) row.v[k][i] *= pow2(e);
+    store_halves(row.v[k], halves + column / 32 * 64, sums + column / 32, column);
+  }
+}
+#else
+#define INPUT const u8 *x, const float *token_scale, int x_tiles
+#define X_OF_TILES x, x_tiles
+#endif
+
 KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
-    linear_kernel(const u8* weights, const float* row_scale, const u8* x, const float* token_scale, float* out,
-                  const float* bias, float4* partial, u32* arrived, const int* live_count, int num_tokens, int first_token,
-                  int num_rows, int num_bands, int num_chunks, int x_tiles, int out_stride, int add_to_out) {
-  const Problem p = {weights,     row_scale, x,         token_scale, out,     bias,       partial,   arrived,
-                     first_token, num_rows,  num_bands, num_chunks,  x_tiles, out_stride, add_to_out};
+    linear_kernel(const u8* weights, const float* row_scale, float* out, const float* bias, float4* partial, u32* arrived,
+                  const int* live_count, int num_tokens, int first_token, int num_rows, int num_bands, int num_chunks,
+                  int out_stride, int add_to_out, INPUT) {
+  const Problem p = {weights,     row_scale, out,       bias,       partial,    arrived,   first_token,
+                     num_rows,    num_bands, num_chunks, out_stride, add_to_out, X_OF_TILES};
   DYNAMIC_SHARED(stages);
   float4* room = reinterpret_cast<float4*>(stages + STAGES * STAGE_BYTES);
   RING_BARRIERS(full);
@@ -316,7 +390,7 @@ KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
   __shared__ Sharers sharers[2];  // of the first and the last band; those between belong to this block alone
   const u32 num_steps = num_bands * num_chunks, begin = first_step(blockIdx.x, num_steps);
   const u32 count = first_step(blockIdx.x + 1, num_steps) - begin;
-  Feeder feeder = {p, stages, full, begin, count, min(TOKEN_TILES, x_tiles - first_token / 8) * X_TILE_BYTES};
+  Feeder feeder = {p, stages, full, begin, count, OWN_ROW ? 0 : min(TOKEN_TILES, p.x_tiles - first_token / 8) * X_TILE_BYTES};
   let_later_grids_start();
   if (threadIdx.x == 0) {
     shared_magic = MAGIC | num_rows >> 31, num_stored = 0;
@@ -333,13 +407,20 @@ KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
     sharers[which] = sharers_of(which ? last_band : first_band, num_bands, num_chunks);
   }
   __syncthreads();
+#if OWN_ROW
+  const int padded_cols = (num_chunks * COLS + 255) / 256 * 256;
+  u8 *row = stages + STAGES * STAGE_BYTES + NUM_WARPS * SWAP_TILES * 512, *row_sums = row + padded_cols * 2;
+  make_row({x, other, norm_weight, rows, copy, eps, num_cols, x_stride}, live_count, padded_cols, row,
+           reinterpret_cast<u32*>(row_sums), scales);
+#else
   wait_for_earlier_grids();
+  if (threadIdx.x < num_tokens) scales[threadIdx.x] = token_scale[first_token + threadIdx.x];
+#endif
   for (u32 i = 0; i < STAGES; i++) {
     if (starts && i < count) feeder.copy_x(i, first_band);
     end_stage_copy();
   }
   if (threadIdx.x == 0) live = min(num_tokens, (live_count ? *live_count : first_token + num_tokens) - first_token);
-  if (threadIdx.x < num_tokens) scales[threadIdx.x] = token_scale[first_token + threadIdx.x];
   __syncthreads();
   const u32 magic = shared_magic, warp = threadIdx.x / 32;
   u32 band = first_band, left = (first_band + 1) * num_chunks - begin, turn = 0, parity = 0;
@@ -352,7 +433,14 @@ KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
 #endif
     __syncwarp();
     u32 before = 0;  // warps that left the stage before this one
-    multiply_unit(stages + turn * STAGE_BYTES, offsets, magic, acc, [&] {
+    const u8* stage = stages + turn * STAGE_BYTES;
+#if OWN_ROW
+    const u32 chunk = num_chunks - left;
+    const Input input = {row + chunk * COLS * 2, row_sums + chunk * (COLS / 8)};
+#else
+    const Input input = {stage, stage};
+#endif
+    multiply_unit(stage, input, offsets, magic, acc, [&] {
 #if BULK
       __syncwarp();
       if (threadIdx.x % 32 == 0) before = count_around(num_left + turn, NUM_WARPS - 1);

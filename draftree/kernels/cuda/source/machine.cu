@@ -25,10 +25,11 @@ struct Machine {
   Operation operations[2];  // the one at hand and the next
   u64 barriers[MOST_STAGES];
   const u32* done;          // how many workers have ended the operation before
+  u64* times;               // where the block notes when it began the operation, had waited and had ended; or null
   int turn;
   uint3 block, grid;
 };
-__shared__ Machine machine;
+__shared__ __align__(16) Machine machine;
 
 DEV const Operation& at_hand() { return machine.operations[machine.turn]; }
 DEV int real_block() { return blockIdx.x; }
@@ -60,6 +61,8 @@ DEV void order_copies() {
 #endif
 }
 
+DEV u64 cycles() { return clock64(); }
+
 DEV void forget_barrier(u64* barrier) { asm volatile("mbarrier.inval.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory"); }
 #else
 DEV u32 load_acquire(const u32* p) {
@@ -70,12 +73,15 @@ DEV void add_release(u32* p) { ++*p; }
 DEV u32 count_last(u32* p) { return (*p)++; }
 DEV void order_copies() {}
 DEV void forget_barrier(u64* barrier) {}
+DEV u64 cycles() { return 1; }
 #endif
 
 // All threads of the operation call.
 DEV void wait_for_earlier_grids() {
-  if (threadIdx.x == 0 && at_hand().num_before)
-    while (load_acquire(machine.done) < at_hand().num_before) {}
+  if (threadIdx.x == 0) {
+    while (at_hand().num_before && load_acquire(machine.done) < at_hand().num_before) {}
+    if (machine.times && !machine.times[1]) machine.times[1] = cycles();
+  }
   meet_some(0, at_hand().num_threads);
   order_copies();
 }

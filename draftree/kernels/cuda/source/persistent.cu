@@ -18,8 +18,9 @@ DEV void run_blocks(const Operation& op) {
 }
 
 // done: a counter for each operation, and one more; zero between launches. The first operation only asks for weights.
+// times: null, or three numbers for each operation and block, zero before.
 extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
-    persistent_kernel(const Operation* operations, u32* done, int num_operations) {
+    persistent_kernel(const Operation* operations, u32* done, u64* times, int num_operations) {
   __shared__ bool is_last;
   uint4* const places = reinterpret_cast<uint4*>(machine.operations);
   const int thread = threadIdx.x;
@@ -39,12 +40,15 @@ extern "C" __global__ void __launch_bounds__(BLOCK_THREADS, 1)
     if (thread == 0) {
       machine.turn = number & 1, machine.done = done + number - 1;
       machine.grid = {static_cast<u32>(op.grid_x), static_cast<u32>(op.grid_y), 1u};
+      machine.times = times ? times + (number * gridDim.x + real_block()) * 3 : nullptr;
+      if (times) machine.times[0] = cycles();
     }
     if (real_block() < op.num_workers) run_blocks(op);
     if (fetches) places[(number + 1 & 1) * OPERATION_VECTORS + thread] = next;
     const bool has_worked = real_block() < op.num_workers, has_next = op.has_next;
     const Stream stream = op.next;
     meet_some(EVERYONE, BLOCK_THREADS);
+    if (thread == 0 && times) machine.times[2] = cycles();
     if (thread == 0 && has_worked) add_release(done + number);
     if (has_next) prefetch_weights(stream);
   }
