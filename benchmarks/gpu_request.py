@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.gpu_writing import CHAT, Asker, Bench, Written, write
 from draftree.bench.dataset import Prompt
@@ -28,7 +28,7 @@ from draftree.text.tokenizer import Tokenizer
 BUDGET: Final = 23  # with the root, a whole bucket of rows
 PLAIN, AUTO, FIXED, NO_LOOKUP = "plain", "auto", f"budget {BUDGET}", "auto, no lookup"
 LOOKUP_ALONE: Final = "lookup alone"
-CONFIGS: Final = {
+CONFIGS: Final[dict[str, dict[str, Any]]] = {
     PLAIN: {"draft": "none", "budget": 0, "ngram": "off"},
     AUTO: {},
     FIXED: {"budget": BUDGET},
@@ -136,13 +136,15 @@ def drafted_ms(text: Written) -> list[float]:
 
 def measure_first(bench: Bench) -> Json:
     """Time to the first word of chats on an engine that has just said that it is ready."""
-    first, tenth, opened_s = [], [], []
+    first: list[float] = []
+    tenth: list[float] = []
+    opened_s: list[float] = []
     for number in range(_NUM_STARTS):
         if bench.deadline.is_over and first:
             break
         bench.report(f"first: start {number + 1} of {_NUM_STARTS}")
         start = time.perf_counter()
-        engine = bench.engines.open(warm_up=True)
+        engine = bench.engines.open()
         engine.prepare_chat()
         opened_s.append(time.perf_counter() - start)
         times = [_first_ms(engine, f"{i}. Why is the sky blue?") for i in range(_NUM_REQUESTS)]

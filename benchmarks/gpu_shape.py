@@ -48,11 +48,12 @@ class ShapeOptions:
     short_len: int = 100
     long_len: int = 65536
     lengths: tuple[int, ...] = (32768, 65536, 131072)
-    room: int = 16384  # for a compressed prompt and its reply
+    room: int = 10240  # for a compressed prompt and its reply
+    chunk: int = 512  # of compressed prompts: longer ones leave a scorer too little memory
     repeats: int = 2
 
     def settings(self) -> Json:
-        kept = ("shape", "memory", "prompt_len", "num_tokens", "short_len", "long_len", "lengths")
+        kept = ("shape", "memory", "prompt_len", "num_tokens", "short_len", "long_len", "chunk")
         found = {key: value for key, value in asdict(self).items() if key in kept}
         return found | {"keep": _KEEP, "lengths": list(self.lengths)}
 
@@ -77,7 +78,7 @@ class ShapeBench:
             return self._opened[1]
         self.close()
         self.report(f"opening: {config}")
-        fields = {"device": self.options.device, **config}
+        fields: dict[str, Any] = {"device": self.options.device, "warm_up": True, **config}
         tokens = TokenEngine.open(self.pair[0], EngineConfig(**fields), draft=self.pair[1])
         engine = Engine(tokens, self.tokenizer, f"synth-{self.options.shape}")
         self._opened = config, engine
@@ -91,12 +92,13 @@ class ShapeBench:
         if self.options.device == "cuda":
             import torch
 
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
 
     def open_wide(self) -> Engine:
         """With room for a long prompt, and all of the GPU's memory."""
-        return self.open(max_ctx=self.options.long_len + 1024)
+        return self.open(max_ctx=self.options.long_len + 1024, parallel=_NUM_CLIENTS)
 
     def write_scorer(self) -> Path:
         return write_scorer(self.options.shape, self.options.folder, self._metadata)
@@ -229,6 +231,7 @@ def measure_compress(bench: ShapeBench, scorer: str) -> Json:
     engine = bench.open(
         max_ctx=options.room,
         gpu_memory=options.memory if options.device == "cuda" else 0.0,
+        chunk=options.chunk,
         compress="always",
         compress_keep=_KEEP,
         compress_with=scorer,

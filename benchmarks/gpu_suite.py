@@ -7,18 +7,19 @@ against plain ones, read cold and after a hit), `limits` (the same under less me
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.gpu_request import AUTO, NO_LOOKUP, PLAIN
 from benchmarks.gpu_writing import CHAT, Asker, Bench, Written, write
 from draftree.bench.median import Samples, divide, summarize
 from draftree.bench.record import Json
 from draftree.bench.writing import acceptance_length, total_rate
+from draftree.config import Plan
 from draftree.core import Request, SamplingParams
 from draftree.errors import BenchError
 
 FIXED_BUDGETS: Final = (7, 15, 23, 31)
-CONFIGS: Final = {f"budget {n}": {"budget": n} for n in FIXED_BUDGETS}
+CONFIGS: Final[dict[str, dict[str, Any]]] = {f"budget {n}": {"budget": n} for n in FIXED_BUDGETS}
 _PASSES: Final = 2
 _EQUAL_TOKENS: Final = 48
 _LESS_MEMORY: Final = 0.97  # of what was planned
@@ -122,20 +123,15 @@ def measure_equal(bench: Bench) -> Json:
 
 
 def measure_limits(bench: Bench) -> Json:
-    """A prompt of more than a chunk under a limit that makes chunks shorter. Others are closed
-    first: a limit is the process's.
+    """A prompt of more than a chunk, and every kind, under a limit that makes chunks shorter.
+    Others are closed first: a limit is the process's.
     """
-    engines = bench.engines
-    whole = engines[AUTO]
-    asker, plan = Asker(whole, _EQUAL_TOKENS), whole.plan
-    prompts = [p for prompts in bench.sets.values() for p in prompts]
-    joined = "\n\n".join(p.text for p in prompts * 8)
-    ids = tuple(whole.tokenizer.encode(joined))[: plan.max_ctx - _EQUAL_TOKENS]
-    requests = [Request(ids, _EQUAL_TOKENS), *asker.every_kind(prompts[0]).values()]
-    expected = [write(whole.tokens, request) for request in requests]
-    engines.close()
+    requests, expected, plan = _write_unlimited(bench)
+    bench.engines.close()
     limit = plan.memory.total * _LESS_MEMORY / 2**30
-    limited = engines.open(gpu_memory=limit) if plan.gpu is not None else engines.open(chunk=64)
+    less = {"gpu_memory": limit} if plan.gpu is not None else {"chunk": plan.chunk // 2}
+    bench.report(f"limits: {less}")
+    limited = bench.engines.open(**less)
     try:
         if limited.plan.kv != plan.kv:
             raise BenchError("Under the limit, keys and values have another format.")
@@ -143,10 +139,24 @@ def measure_limits(bench: Bench) -> Json:
         chunks = [plan.chunk, limited.plan.chunk]
     finally:
         limited.close()
+    pairs = list(zip(expected, texts, strict=True))
     return {
-        "num_equal": sum(a.tokens == b.tokens for a, b in zip(expected, texts, strict=True)),
+        "num_equal": sum(a.tokens == b.tokens for a, b in pairs),
         "num_texts": len(texts),
         "is_long_equal": expected[0].tokens == texts[0].tokens,
         "chunks": chunks,
         "first_token_ms": asdict(summarize([t.usage.first_token_ms for t in texts], "ms")),
     }
+
+
+def _write_unlimited(bench: Bench) -> tuple[list[Request], list[Written], Plan]:
+    """The engine is not held on to, so that it can be closed."""
+    whole = bench.engines[AUTO]
+    asker, plan = Asker(whole, _EQUAL_TOKENS), whole.plan
+    prompts = [p for prompts in bench.sets.values() for p in prompts]
+    text, ids = "\n\n".join(p.text for p in prompts), tuple[int, ...]()
+    while len(ids) < plan.max_ctx - _EQUAL_TOKENS:
+        ids += tuple(whole.tokenizer.encode(text))
+    long = Request(ids[: plan.max_ctx - _EQUAL_TOKENS], _EQUAL_TOKENS)
+    requests = [long, *asker.every_kind(prompts[0]).values()]
+    return requests, [write(whole.tokens, request) for request in requests], plan

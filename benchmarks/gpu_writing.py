@@ -23,7 +23,8 @@ from draftree.core import Request, SamplingParams, TokenGrammar, Usage
 from draftree.decode.decoder import Round
 from draftree.engine.engine import TokenEngine
 from draftree.errors import BenchError
-from draftree.text.grammar import FormatKind, ResponseFormat
+from draftree.text.constraint import CallTrigger, ReplyGrammar
+from draftree.text.grammar import FormatKind, GrammarCompiler, ResponseFormat, json_rule
 from draftree.text.turn import ReplyOptions, TurnPlanner
 
 MAX_CTX: Final = 2048
@@ -40,7 +41,8 @@ SCHEMA: Final = {
     "additionalProperties": False,
 }
 PATTERN: Final = r"([A-Z][a-z]+( [a-z]+){2,12}\. ){20,60}"
-TOOL: Final = {
+_UNUSED: Final = ("<tool_call>", "<repo_name>", "<gh_stars>", "<file_sep>")
+TOOL: Final[dict[str, Any]] = {
     "type": "function",
     "function": {
         "name": "look_up_weather",
@@ -109,8 +111,9 @@ class OpenEngines:
         self.close()
 
     def open(self, **config: Any) -> Engine:
-        fields = {"device": self._device, "max_ctx": MAX_CTX} | config
-        return Engine.open(str(self._path), EngineConfig(**fields))
+        """Warmed up: kernels are compiled side by side, and no text waits for them."""
+        fields: dict[str, Any] = {"device": self._device, "max_ctx": MAX_CTX, **config}
+        return Engine.open(str(self._path), EngineConfig(**fields, warm_up=True))
 
     def close(self) -> None:
         while self._opened:
@@ -148,7 +151,17 @@ class Asker:
         turn = self._planner.plan(messages, ReplyOptions(tools=(TOOL,)))
         limits = self._num_tokens, SamplingParams(), self._tokenizer.stop_ids
         free = Request(turn.prompt_ids, *limits)
-        return free, Request(turn.prompt_ids, *limits, grammar=turn.grammar)
+        grammar = turn.grammar or self._watch_for_calls()
+        return free, Request(turn.prompt_ids, *limits, grammar=grammar)
+
+    def _watch_for_calls(self) -> TokenGrammar:
+        """What models with a token for calls get; here it is one of those that they never write."""
+        token = next(filter(None, map(self._tokenizer.find, _UNUSED)), None)
+        if token is None:
+            raise BenchError("The model has no token that could begin a call.")
+        rules = json_rule("content", TOOL["function"]["parameters"])
+        call = GrammarCompiler(self._tokenizer).compile(f"start: content\n{rules}")
+        return ReplyGrammar(self._tokenizer, trigger=CallTrigger(token, call, is_single=False))
 
     def constrain(self, kind: FormatKind) -> TokenGrammar:
         definition = SCHEMA if kind is FormatKind.JSON_SCHEMA else PATTERN

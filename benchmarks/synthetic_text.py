@@ -60,7 +60,7 @@ def write_scorer(shape: str, folder: Path, metadata: Mapping[str, Any]) -> Path:
     path, dense = folder / f"synth-{shape}-scorer.gguf", SCORERS[shape]
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        fields = {
+        fields: dict[str, Any] = {
             "block_count": dense.num_layers,
             "context_length": dense.context,
             "embedding_length": dense.hidden,

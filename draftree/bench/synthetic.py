@@ -91,8 +91,8 @@ def write_pair(
     suffix = "" if draft_type is QuantType.BF16 else f"-{draft_type.name.lower()}"
     paths = folder / f"synth-{shape}-target.gguf", folder / f"synth-{shape}-draft{suffix}.gguf"
     if not paths[0].exists():
-        tensors = list(_target_tensors(target))
-        write_file(paths[0], "qwen35", _target_metadata(target), tensors, seed)
+        metadata, tensors = _target_metadata(target), list(_target_tensors(target))
+        write_file(paths[0], "qwen35", metadata, tensors, seed)
     if not paths[1].exists():
         metadata = _draft_metadata(target, draft)
         tensors = list(_draft_tensors(target, draft, draft_type))
@@ -222,18 +222,11 @@ def write_file(
     scratch = path.with_suffix(".part")
     writer = gguf.GGUFWriter(scratch, architecture)
     writer.add_name(path.stem)
+    adders = {list: writer.add_array, str: writer.add_string, bool: writer.add_bool}
+    adders |= {float: writer.add_float32, int: writer.add_uint32}
     for key, value in metadata.items():
         name = key if key.startswith("tokenizer.") else f"{architecture}.{key}"
-        if isinstance(value, list):
-            writer.add_array(name, value)
-        elif isinstance(value, str):
-            writer.add_string(name, value)
-        elif isinstance(value, bool):
-            writer.add_bool(name, value)
-        elif isinstance(value, float):
-            writer.add_float32(name, value)
-        else:
-            writer.add_uint32(name, value)
+        adders[type(value)](name, value)
     for tensor in tensors:
         num_bytes = tensor.rows * row_bytes(tensor.qtype, tensor.cols)
         shape = (tensor.cols,) if tensor.rows == 1 else (tensor.rows, tensor.cols)
