@@ -139,6 +139,7 @@ def gpu_agent(
     turns: Annotated[int, typer.Option(min=2, max=24, help="Turns of the session.")] = 24,
     n_gen: NGen = 48,
     pause: Annotated[float, typer.Option(min=0.0, help="Seconds that a tool takes.")] = 0.5,
+    scale: Annotated[int, typer.Option(min=1, help="Length of the files.")] = 1,
     max_ctx: Annotated[int, typer.Option(min=1024, help="Of the server.")] = 8192,
     threads: Threads = 2,
     device: Device = "auto",
@@ -149,7 +150,7 @@ def gpu_agent(
     from draftree.bench.agent import AgentOptions
     from draftree.bench.record import identify_model, write_result
 
-    options = AgentOptions(n_gen, pause, turns)
+    options = AgentOptions(n_gen, pause, turns, scale)
     with progress() as say:
         line = write_result(
             *(results, "agent", identify_model(model), options.settings()),
