@@ -14,7 +14,7 @@ import typer
 from benchmarks.abroad_command import abroad
 from benchmarks.cluster_command import cluster
 from benchmarks.context import DEPTHS
-from benchmarks.gpu_command import gpu_depth, gpu_kernels
+from benchmarks.gpu_command import COMMANDS as GPU_COMMANDS
 from benchmarks.model import NAMES, pull_model
 from benchmarks.session import ALONE, Session, all_kinds
 from draftree.cli.app import CommandLine
@@ -56,8 +56,8 @@ app = typer.Typer(
 
 app.command("abroad")(abroad)
 app.command("cluster")(cluster)
-app.command("gpu-kernels")(gpu_kernels)
-app.command("gpu-depth")(gpu_depth)
+for command in GPU_COMMANDS:
+    app.command(command.__name__.replace("_", "-"))(command)
 
 
 def _add_command(kind: str, num_rounds: int, help_text: str) -> None:

@@ -15,14 +15,9 @@ from benchmarks.markdown import table
 from benchmarks.plot import plot_name, plots_of
 from benchmarks.result import check_same_machine, find_older, read_places
 from benchmarks.section import SECTIONS
-from benchmarks.target import (
-    KV_KIND,
-    SERVER,
-    SERVER_TARGETS,
-    TARGETS,
-    Verdict,
-    judge_targets,
-)
+from benchmarks.target import KV_KIND, SERVER_TARGETS, TARGETS, judge_targets
+from benchmarks.target_gpu import KINDS as GPU_KINDS
+from benchmarks.verdict import SERVER, Verdict
 from draftree.bench.disturbance import BUSY_SHARE
 from draftree.bench.record import Json
 from draftree.errors import BenchError
@@ -149,8 +144,8 @@ def _figure(value: float) -> str:
 
 def _targets(records: Iterable[Json], older: set[tuple[str, str]]) -> list[str]:
     records = list(records)
-    is_gpu = any(record["kind"] == "gpu" for record in records)
-    own = {"gpu", "gpu-depth"}
+    is_gpu = any(record["kind"].startswith("gpu") for record in records)
+    own = {"gpu", "gpu-depth", *GPU_KINDS}
     kinds = {t.kind for t in TARGETS} - own if not is_gpu else own | {"suite"}
     measured = {record["kind"] for record in records}
     kinds = {KV_KIND} if measured == {KV_KIND} else kinds - ({KV_KIND} - measured)

@@ -3,75 +3,11 @@ verdict for each. A retired target is a figure without a verdict.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 from typing import Final
 
+from benchmarks.target_gpu import GPU_TARGETS
+from benchmarks.verdict import CODER, NEOVERSE_N1, SERVER, SMOLLM2, SYNTH, Target, Verdict
 from draftree.bench.record import Json
-
-SMOLLM2: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-CODER: Final = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
-SYNTH: Final = "988b1e63e2e37bd5f0302d80fccf7e527833232ebe4a1022c52323fc55a2b30d"
-SERVER: Final = ""  # no file: the same with every model
-_NAMES: Final = {
-    SERVER: "any model",
-    SMOLLM2: "SmolLM2-135M Q4_1",
-    CODER: "Qwen2.5-Coder-0.5B Q4_K_M",
-    SYNTH: "27B shapes, Q4_K_M",
-}
-
-
-NEOVERSE_N1: Final = "0x41 0xd0c"  # implementer and part
-
-
-def _never(cpu: str) -> bool:
-    return False
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """read: the figure in the measures of a result of this kind, for the file with this hash.
-    is_retired: whether nothing is asked of it, by the machine's CPU.
-    """
-
-    what: str
-    kind: str
-    sha256: str
-    read: Callable[[Json], float | None]
-    is_at_least: bool
-    limit: float
-    aim: float
-    unit: str = "×"
-    is_retired: Callable[[str], bool] = _never
-
-    @property
-    def model(self) -> str:
-        return _NAMES[self.sha256]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """value None: there is no result for it."""
-
-    target: Target
-    value: float | None
-    is_retired: bool = False
-    is_older: bool = False  # taken with other kernels than the newest result
-
-    @property
-    def words(self) -> str:
-        if self.value is None:
-            return "not measured"
-        if self.is_retired:
-            return "no target"
-        if self._reaches(self.target.aim):
-            words = "aim reached"
-        else:
-            words = "target reached" if self._reaches(self.target.limit) else "missed"
-        return f"{words}, older kernels" if self.is_older else words
-
-    def _reaches(self, limit: float) -> bool:
-        assert self.value is not None
-        return self.value >= limit if self.target.is_at_least else self.value <= limit
 
 
 def _decode_ratio(measures: Json) -> float:
@@ -289,6 +225,7 @@ TARGETS: Final = (
     *_cluster_targets(),
     *_gpu_targets(),
     *_depth_targets(),
+    *GPU_TARGETS,
     *_kv_targets(SMOLLM2),
     *_kv_targets(CODER),
 )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from itertools import count, islice
 from typing import Any, Final
 
 from draftree.bench.http import Endpoint, read_events
@@ -47,7 +48,8 @@ def make_tools() -> list[Message]:
 
 def _write_file(num_functions: int) -> str:
     lines = ['"""Figures of a list of numbers."""', "", "import math", ""]
-    for topic in _TOPICS[:num_functions]:
+    names = (f"{topic}{n or ''}" for n in count() for topic in _TOPICS)
+    for topic in islice(names, num_functions):
         lines += ["", f"def {topic}(values, share=0.5):"]
         lines += [f'    """The {topic} of the values, which need not be sorted."""']
         lines += ["    ordered = sorted(values)", "    place = share * (len(ordered) - 1)"]
@@ -69,8 +71,10 @@ class ScriptedTurn:
     follow_up: str
 
 
-def make_session() -> tuple[str, list[ScriptedTurn]]:
-    """What the user asks first, and the turns that follow: four for each function of a file."""
+def make_session(file_scale: int = 1) -> tuple[str, list[ScriptedTurn]]:
+    """What the user asks first, and the turns that follow: four for each topic. The file that is
+    read grows by so many functions with each.
+    """
     asks = [f"Function {topic} in stats.py rounds wrongly; mend it." for topic in _TOPICS]
     turns: list[ScriptedTurn] = []
     for number, topic in enumerate(_TOPICS, 1):
@@ -78,7 +82,7 @@ def make_session() -> tuple[str, list[ScriptedTurn]]:
         ran = f"test_stats.py::test_{topic} PASSED\n{number} passed, {6 - number} failed"
         thanks = asks[number] if number < len(asks) else "Thank you."
         turns += [
-            ScriptedTurn("read_file", _write_file(number)),
+            ScriptedTurn("read_file", _write_file(number * file_scale)),
             ScriptedTurn("edit_file", f"stats.py was changed:\n{diff}"),
             ScriptedTurn("run_tests", ran),
             ScriptedTurn("answer", thanks),
@@ -114,6 +118,7 @@ class AgentOptions:
     num_tokens: int  # most of a reply
     pause_s: float  # that tools take between turns
     num_turns: int
+    file_scale: int = 1  # 12: more than 30,000 tokens at the end
 
     def settings(self) -> dict[str, Any]:
         return asdict(self)
@@ -122,7 +127,7 @@ class AgentOptions:
 def measure_agent(
     endpoint: Endpoint, model: str, options: AgentOptions, say: Callable[[str], None]
 ) -> AgentReport:
-    first, script = make_session()
+    first, script = make_session(options.file_scale)
     messages: list[Message] = [
         {"role": "system", "content": _SYSTEM},
         {"role": "user", "content": first},

@@ -91,11 +91,12 @@ def write_pair(
     suffix = "" if draft_type is QuantType.BF16 else f"-{draft_type.name.lower()}"
     paths = folder / f"synth-{shape}-target.gguf", folder / f"synth-{shape}-draft{suffix}.gguf"
     if not paths[0].exists():
-        _write(paths[0], "qwen35", _target_metadata(target), list(_target_tensors(target)), seed)
+        metadata, tensors = _target_metadata(target), list(_target_tensors(target))
+        write_file(paths[0], "qwen35", metadata, tensors, seed)
     if not paths[1].exists():
         metadata = _draft_metadata(target, draft)
         tensors = list(_draft_tensors(target, draft, draft_type))
-        _write(paths[1], "dflash", metadata, tensors, seed + 1)
+        write_file(paths[1], "dflash", metadata, tensors, seed + 1)
     return paths
 
 
@@ -188,7 +189,7 @@ def _draft_metadata(t: TargetShape, d: DraftShape) -> dict[str, Any]:
         "rope.freq_base": 1e7,
         "block_size": d.block,
         "target_layers": layers,
-        "mask_token": t.vocab - 1,
+        "tokenizer.ggml.mask_token_id": t.vocab - 1,
     }
 
 
@@ -212,23 +213,20 @@ def _draft_tensors(t: TargetShape, d: DraftShape, kind: QuantType) -> Iterator[T
         yield Tensor(f"{blk}ffn_down.weight", t.hidden, t.ffn, kind)
 
 
-def _write(
+def write_file(
     path: Path, architecture: str, metadata: dict[str, Any], tensors: list[Tensor], seed: int
 ) -> None:
+    """metadata: the architecture's fields, and a tokenizer's by their whole names."""
     import gguf
 
     scratch = path.with_suffix(".part")
     writer = gguf.GGUFWriter(scratch, architecture)
     writer.add_name(path.stem)
+    adders = {list: writer.add_array, str: writer.add_string, bool: writer.add_bool}
+    adders |= {float: writer.add_float32, int: writer.add_uint32}
     for key, value in metadata.items():
-        if key == "mask_token":
-            writer.add_uint32("tokenizer.ggml.mask_token_id", value)
-        elif isinstance(value, list):
-            writer.add_array(f"{architecture}.{key}", value)
-        elif isinstance(value, float):
-            writer.add_float32(f"{architecture}.{key}", value)
-        else:
-            writer.add_uint32(f"{architecture}.{key}", value)
+        name = key if key.startswith("tokenizer.") else f"{architecture}.{key}"
+        adders[type(value)](name, value)
     for tensor in tensors:
         num_bytes = tensor.rows * row_bytes(tensor.qtype, tensor.cols)
         shape = (tensor.cols,) if tensor.rows == 1 else (tensor.rows, tensor.cols)

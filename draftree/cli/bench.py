@@ -217,6 +217,9 @@ def agent(
     turns: Annotated[int, typer.Option(min=2, max=24, help="Turns of the session.")] = 24,
     n_gen: NGen = 48,
     pause: Annotated[float, typer.Option(min=0.0, help="Seconds that a tool takes.")] = 1.0,
+    scale: Annotated[
+        int, typer.Option(min=1, help="Length of the files; 12: over 30,000 tokens at the end.")
+    ] = 1,
     api_key: Annotated[
         str | None, typer.Option(help="Key to send, or DRAFTREE_API_KEY.", show_default=False)
     ] = None,
@@ -231,7 +234,7 @@ def agent(
     from draftree.bench.record import name_model, write_result
 
     endpoint = Endpoint(url, model, api_key or next(iter(env.api_keys()), ""))
-    options = AgentOptions(n_gen, pause, turns)
+    options = AgentOptions(n_gen, pause, turns, scale)
     with progress() as say:
         found = endpoint.find_model()
         line = write_result(

@@ -92,3 +92,12 @@ def test_the_session_is_one_of_an_agent():
     assert {turn.kind for turn in turns} == names | {"answer"}
     text = first + "".join(turn.follow_up for turn in turns) + json.dumps(make_tools())
     assert 8_000 < len(text) < 20_000  # with replies, a few thousand tokens
+
+
+def test_files_grow_with_the_scale():
+    short, long = (make_session(scale)[1] for scale in (1, 12))
+    assert [turn.kind for turn in short] == [turn.kind for turn in long]
+    sizes = [sum(len(turn.follow_up) for turn in turns) for turns in (short, long)]
+    assert sizes[1] > 8 * sizes[0]
+    names = [line.split()[2] for line in long[-4].follow_up.splitlines() if " def " in line]
+    assert len(names) == len(set(names)) == 72, "no function twice"

@@ -1,12 +1,14 @@
 """Invented measurements of every kind, as dataclasses and as records."""
 
 from dataclasses import asdict
+from pathlib import Path
 
 from benchmarks.budget import BudgetMeasures, BudgetRow
 from benchmarks.chaos import ChaosMeasures
 from benchmarks.cluster import ClusterMeasures, ClusterOptions, RoutingMeasures
 from benchmarks.context import ContextMeasures, DepthMeasures
 from benchmarks.gpu_depth import DepthRun, GpuDepthMeasures
+from benchmarks.gpu_shape import ShapeOptions
 from benchmarks.kv_quality import FormatQuality, KvQualityMeasures, LengthQuality
 from benchmarks.kv_reading import FormatError
 from benchmarks.memory import MemoryMeasures
@@ -14,8 +16,9 @@ from benchmarks.multiturn import MultiturnMeasures
 from benchmarks.operation import OperationMeasures, Shares, group_kernels
 from benchmarks.overhead import OverheadMeasures
 from benchmarks.parity import Agreement, Disagreement, Noise, Noises, ParityMeasures
+from benchmarks.parts import PartMeasures
 from benchmarks.start import StartMeasures
-from benchmarks.target import CODER, SMOLLM2
+from benchmarks.verdict import CODER, SMOLLM2, SYNTH
 from draftree.bench.agent import AgentOptions, AgentReport, AgentTurn
 from draftree.bench.decode import DecodeMeasures
 from draftree.bench.gpu import Equality, GpuMeasures
@@ -222,7 +225,66 @@ def cluster(scale=1.9, num_faults=0):
     return ClusterMeasures(start, one, two, divide(two, one), routing, chaos)
 
 
+def _ratio(value):
+    return {"value": value, "low": value, "high": value}
+
+
+def _samples(value, unit):
+    return asdict(summarize([value], unit))
+
+
+def gpu_requests(rate=0.96, rounds=1.04, num_unequal=0):
+    side = {"free": _samples(100.0, "tok/s"), "asked": _samples(96.0, "tok/s")}
+    names = ("log-probabilities", "bias of zero", "tools, none called")
+    kinds = {name: {**side, "ratio": _ratio(rate)} for name in names}
+    row = {"round_ms": _samples(1.5, "ms"), "over_free": rounds, "acceptance_length": 3.0}
+    rate_of = {"plain": _samples(1.0, "tok/s"), "auto": _samples(2.0, "tok/s")}
+    text = {"num_equal": 10 - num_unequal, "num_texts": 10}
+    auto = {"chat": {"rates": rate_of, "best": "plain", "ratio": _ratio(rate), **text}}
+    first = {"first_ms": _samples(5.0, "ms"), "tenth_ms": _samples(5.0, "ms"), "ratio": _ratio(1.0)}
+    sides = {"off": _samples(1.0, "tok/s"), "on": _samples(1.0, "tok/s"), "ratio": _ratio(1.0)}
+    copy = {"plain": _samples(1.0, "tok/s"), "lookup": _samples(4.0, "tok/s"), "ratio": _ratio(4.0)}
+    copy |= {"acceptance_length": 8.0, **text}
+    parts = {
+        "kinds": {"kinds": kinds},
+        "rounds": {
+            "budget": 23,
+            "kinds": dict.fromkeys(("free", "penalty", "schema", "regex"), row),
+        },
+        "first": first,
+        "equal": {"kinds": {"free": text | {"unequal": ["auto, hit"] * num_unequal}}},
+        "limits": text | {"chunks": [2048, 1024]},
+        "auto": auto,
+        "auto, T = 0.8": auto,
+        "lookup": {"chat": sides},
+        "copy": {"copy": copy, "edit": copy},
+    }
+    return PartMeasures("A GPU", parts, {})
+
+
+def gpu_shapes(first_s=1.2):
+    row = {"round_ms": _samples(9.0, "ms"), "over_free": 1.02, "acceptance_length": 1.0}
+    read = {"first_s": _samples(first_s, "s"), "score_s": 0.8, "prompt_tokens": 1700}
+    lengths = dict.fromkeys(("32768", "65536", "131072"), read)
+    rates = {"one": _samples(160.0, "tok/s"), "all": _samples(155.0, "tok/s")}
+    parts = {
+        "schema": {"budget": 23, "kinds": {"free": row, "schema": row}},
+        "clients": {**rates, "ratio": _ratio(0.97), "num_clients": 4},
+        "beside": {
+            "first_s": _samples(0.25, "s"),
+            "alone_s": _samples(0.02, "s"),
+            "num_writers": 3,
+        },
+        "behind": {"first_s": _samples(1.1, "s")},
+        "compress": {"lengths": lengths, "peak_gib": 22.1},
+        "compress self": {"lengths": lengths, "peak_gib": 21.1},
+    }
+    return PartMeasures("A GPU", parts, {})
+
+
 SETTINGS = {
+    "gpu-requests": {"num_tokens": 96, "limit": 4, "sets": ["chat"]},
+    "gpu-shapes": ShapeOptions("27b", Path()).settings(),
     "cluster": asdict(ClusterOptions()),
     "gpu-depth": {"memory": 24.0, "shape": "27b"},
     "gpu": {"rounds": 3, "memory": 22.35, "shape": "27b"},
@@ -245,6 +307,7 @@ SETTINGS = {
 MODELS = {
     SMOLLM2: ModelId("smollm2", "SmolLM2.gguf", 98_362_432, SMOLLM2),
     CODER: ModelId("coder", "Coder.gguf", 491_400_064, CODER),
+    SYNTH: ModelId("synth-27b", "synth-27b-target.gguf", 16_500_000_000, SYNTH),
 }
 
 

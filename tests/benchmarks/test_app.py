@@ -9,6 +9,8 @@ from benchmarks.result import KINDS, read_records
 from benchmarks.session import Session, all_kinds
 from draftree.errors import BenchError
 
+NOT_MODELS = {"gpu", "gpu-depth", "gpu-requests", "gpu-shapes", "kv-quality", "agent", "cluster"}
+
 
 def bench(*arguments):
     return CliRunner().invoke(app, [*map(str, arguments)])
@@ -49,9 +51,7 @@ def test_a_budget_is_a_number(tiny_path):
 def test_all_takes_every_kind_but_the_gpu(tiny_path, tmp_path):
     session = Session(tiny_path, 2, tmp_path, print, print)
     kinds = all_kinds(session, 5, 20_480, "python", None)
-    assert sorted(kinds) == sorted(
-        set(KINDS) - {"gpu", "gpu-depth", "kv-quality", "agent", "cluster"}
-    )
+    assert sorted(kinds) == sorted(set(KINDS) - NOT_MODELS)
     for kind, take in kinds.items():
         name = take.func.__name__
         assert kind == (take.args[0] if name == "alone" else name)
@@ -67,7 +67,8 @@ def test_all_says_what_it_could_not_take(tiny_path, tmp_path, monkeypatch):
     result = bench("all", *options)
     assert result.exit_code == 1 and "Nothing could be measured." in result.stderr
     line = json.loads(result.stdout.splitlines()[-1])
-    assert sum("asleep" in sentence for sentence in line["skipped"]) == len(KINDS) - 5
+    num_asleep = sum("asleep" in sentence for sentence in line["skipped"])
+    assert num_asleep == len(KINDS) - len(NOT_MODELS)
     assert f"start of {tiny_path}: The machine is asleep." in line["skipped"]
 
 

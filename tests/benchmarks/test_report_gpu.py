@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from benchmarks.report import make_page
-from benchmarks.target import SYNTH, judge_targets
+from benchmarks.target import judge_targets
+from benchmarks.verdict import SYNTH
 from draftree.bench.record import ModelId, make_record
 from draftree.bench.synthetic import identify_pair
 from tests.benchmarks import example

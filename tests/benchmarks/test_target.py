@@ -2,16 +2,8 @@
 
 from dataclasses import replace
 
-from benchmarks.target import (
-    CODER,
-    FUZZ_KIND,
-    NEOVERSE_N1,
-    SERVER,
-    SERVER_TARGETS,
-    SMOLLM2,
-    TARGETS,
-    judge_targets,
-)
+from benchmarks.target import FUZZ_KIND, SERVER_TARGETS, TARGETS, judge_targets
+from benchmarks.verdict import CODER, NEOVERSE_N1, SERVER, SMOLLM2, SYNTH
 from tests.benchmarks import example
 
 
@@ -123,3 +115,42 @@ def test_made_up_requests_are_judged_on_any_model():
     assert judge(num_failed=1)[1] == judge(num_hung=1)[1] == "missed"
     assert judge(rss_mb={"warm": 100.0, "end": 140.0})[2] == "target reached"
     assert judge(rss_mb={"warm": 100.0, "end": 170.0})[2] == "missed"
+
+
+def test_requests_on_a_gpu():
+    def judge(**figures):
+        record = example.record("gpu-requests", example.gpu_requests(**figures))
+        return {
+            verdict.target.what: verdict.words
+            for verdict in judge_targets([record])
+            if (verdict.target.kind, verdict.target.sha256) == ("gpu-requests", SMOLLM2)
+        }
+
+    good = judge(rate=1.0)
+    assert len(good) == 10 and set(good.values()) == {"aim reached"}
+    slow = judge(rate=0.84, rounds=1.2)
+    assert list(slow.values()).count("missed") == 3 + 3 + 1
+    changed = judge(num_unequal=1)
+    assert changed["texts changed, all kinds, budgets, hits, limits"] == "missed"
+
+
+def test_a_part_that_was_not_measured_has_no_verdict():
+    record = example.record("gpu-requests")
+    del record["measures"]["parts"]["rounds"], record["measures"]["parts"]["auto, T = 0.8"]
+    found = words([record], "gpu-requests")
+    assert found.count("not measured") == 3 + 1
+
+
+def test_shapes_on_a_gpu():
+    def judge(first_s):
+        record = example.record("gpu-shapes", example.gpu_shapes(first_s), sha256=SYNTH)
+        return words([record], "gpu-shapes", SYNTH)
+
+    assert judge(0.9) == ["aim reached", "target reached"] + ["aim reached"] * 10
+    assert judge(1.8)[4:10] == 2 * ["missed", "target reached", "aim reached"]
+
+
+def test_sessions_on_a_gpu():
+    record = example.record("agent")
+    record["measures"]["first_over_cold"]["median"] = 0.03
+    assert words([record], "agent") == ["target reached"]
