@@ -192,14 +192,13 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = rate
         batch = self._feeder.draw(self._step)
-        rng = np.random.default_rng((self._seed, 3, self._step))
         loss = block_loss(
             self.draft,
             self._teacher,
             batch,
             depth_decay=schedule.depth_decay,
             distill_share=schedule.distill_share,
-            head=self._heads.draw(rng) if self._heads else None,
+            head=self._heads.draw(self._seed + self._step) if self._heads else None,
         )
         self.draft.zero_grad(set_to_none=True)
         loss.backward()

@@ -41,29 +41,31 @@ class LossHead:
 
 
 class HeadSampler:
-    """Makes the head of every step: the same frequent tokens, other others."""
+    """Makes the head of every step: the same frequent tokens, and half as many others."""
 
     def __init__(self, teacher: Teacher, frequent: Sequence[int]) -> None:
-        device, size = teacher.device, teacher.vocab_size
-        self._teacher = teacher
+        head, device = teacher.head, teacher.device
+        self._head = head
         self._frequent = torch.tensor(frequent, device=device)
-        is_rare = torch.ones(size, dtype=torch.bool, device=device)
+        is_rare = torch.ones(len(head), dtype=torch.bool, device=device)
         is_rare[self._frequent] = False
         self._rare = is_rare.nonzero()[:, 0]
-        self._columns = torch.full((size,), -1, device=device)
+        self._num_others = min(len(frequent) // 2, len(self._rare))
+        self._columns = torch.full((len(head),), -1, device=device)
         self._columns[self._frequent] = torch.arange(len(frequent), device=device)
+        self._bias = torch.zeros(len(frequent) + self._num_others, device=device).to(head.dtype)
+        if self._num_others:
+            self._bias[len(frequent) :] = math.log(len(self._rare) / self._num_others)
 
-    def draw(self, rng: np.random.Generator) -> LossHead:
-        """Half as many others as frequent ones."""
-        head, device = self._teacher.head, self._teacher.device
-        num_others = min(len(self._frequent) // 2, len(self._rare))
-        bias = torch.zeros(len(self._frequent) + num_others, dtype=head.dtype, device=device)
-        tokens = self._frequent
-        if num_others:
-            drawn = torch.from_numpy(rng.integers(0, len(self._rare), num_others)).to(device)
-            bias[len(tokens) :] = math.log(len(self._rare) / num_others)
+    def draw(self, seed: int) -> LossHead:
+        """Drawn on the device, so that the host need not wait for it."""
+        tokens, device = self._frequent, self._head.device
+        if self._num_others:
+            noise = torch.Generator(device).manual_seed(seed)
+            shape = (self._num_others,)
+            drawn = torch.randint(len(self._rare), shape, generator=noise, device=device)
             tokens = torch.cat([tokens, self._rare[drawn]])
-        return LossHead(head[tokens], bias, self._columns)
+        return LossHead(self._head[tokens], self._bias, self._columns)
 
 
 @dataclass(frozen=True, slots=True)
