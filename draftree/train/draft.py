@@ -144,7 +144,7 @@ class DraftAttention(nn.Module):
             for source, turn in sources
         ]
         values = [self.v_proj(source).unflatten(-1, heads) for source, _ in sources]
-        k, v = (_join(*parts, view.num_parts) for parts in (keys, values))
+        k, v = (_join(*parts, num_parts=view.num_parts) for parts in (keys, values))
         # Queries that share a key head are rows of one matrix, so that no key is repeated.
         q = q.unflatten(1, (view.num_parts, -1)).flatten(0, 1)
         q = q.unflatten(2, (self._num_kv_heads, -1)).permute(0, 2, 3, 1, 4)
@@ -153,7 +153,7 @@ class DraftAttention(nn.Module):
         return self.o_proj(mixed.unflatten(0, (-1, view.num_parts)).flatten(1, 2))
 
 
-def _join(context: Tensor, rows: Tensor, num_parts: int) -> Tensor:
+def _join(context: Tensor, rows: Tensor, *, num_parts: int) -> Tensor:
     """Of every part: the context's and its own, [batch * num_parts, heads, length, head_dim]."""
     rows = rows.unflatten(1, (num_parts, -1))
     context = context[:, None].expand(-1, num_parts, -1, -1, -1)
