@@ -71,8 +71,7 @@ def train_draft(
     if start is not None:  # a draft of another shape is refused before anything is written
         compare_shapes(start, spec)
     own = _own_prompts(teacher, tokenizer, config, folder, watcher)
-    max_prompt = int(_PROMPT_SHARE * config.text.max_len)
-    encoded = encode_prompts([*prompts, *own], tokenizer, max_prompt)
+    encoded = encode_prompts([*prompts, *own], tokenizer, int(_PROMPT_SHARE * config.text.max_len))
     count = _watch_phase(watcher, "writing text", config.text.num_tokens, config.text.max_minutes)
     corpus = write_corpus(
         teacher,
@@ -83,8 +82,8 @@ def train_draft(
         folder,
         lambda done: watcher.advance(count(done), f"{done / 1e6:.2f} M tokens"),
     )
-    schedule = config.schedule
-    passed = _watch_phase(watcher, "training", schedule.num_steps, schedule.max_minutes)
+    plan = config.schedule
+    passed = _watch_phase(watcher, "training", plan.num_steps, plan.max_minutes)
     trainer = Trainer(teacher, corpus, spec, config)
     if start is not None:
         copy_weights(start, trainer.draft)
@@ -102,8 +101,8 @@ def train_draft(
     watcher.phase("writing files", 0)
     name = f"{checkpoint.metadata.get('general.name') or checkpoint.path.stem} DFlash"
     export_folder(trainer.draft, folder)
-    is_large = spec.vocab_size > 2 * _HEAD_TOKENS
-    draft_vocab = corpus.frequent_tokens(_HEAD_TOKENS) if is_large else ()
+    num_listed = _HEAD_TOKENS if spec.vocab_size > 2 * _HEAD_TOKENS else 0
+    draft_vocab = corpus.frequent_tokens(num_listed)
     for kind in formats:
         export_gguf(trainer.draft, folder / f"draft-{kind}.gguf", kind, name, draft_vocab)
     draw_curve(trainer.curve, folder / "curve.png")
