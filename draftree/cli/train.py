@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _NUM_TEMPLATES: Final = 40_000
 _NUM_SOURCES: Final = 10_000
+_WRITE_SHARE, _TRAIN_SHARE = 0.25, 0.65  # of the hours; the rest is for reading and files
+_NO_LIMIT: Final = 1_000_000_000  # the clock decides
 _PACKAGE_PROMPTS: Final = "templates of the package, beginnings of Python's standard library"
 _FORMATS: Final = {"bf16": "bf16", "f16": "f16", "q8_0": "q8", "q4_1": "q4"}
 
@@ -61,6 +63,9 @@ Formats = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same run.")]
+Hours = Annotated[
+    float, typer.Option(help="Plan writing and training to end by then; 0 plans nothing.", min=0)
+]
 Layers = Annotated[int, _option("Draft", "Layers of the draft.", min=1)]
 Ffn = Annotated[int, _option("Draft", "Feed-forward width; 0 takes the target's.", min=0)]
 BlockLen = Annotated[int, _option("Draft", "Tokens it fills in one pass.", min=2, max=64)]
@@ -86,6 +91,9 @@ Decay = Annotated[float, _option("Training", "Rows weigh e times less after so m
 Distill = Annotated[
     float, _option("Training", "Share of the label that is the target's own odds.", min=0)
 ]
+LossTokens = Annotated[
+    int, _option("Training", "Frequent tokens that the loss tells apart; 0 is all.", min=0)
+]
 TrainLimit = Annotated[
     float, _option("Training", "End the schedule by then; 0 is after all steps.", min=0)
 ]
@@ -99,6 +107,7 @@ def train(
     device: Device = "auto",
     file_format: Formats = None,
     seed: Seed = 0,
+    hours: Hours = 0.0,
     layers: Layers = 4,
     ffn: Ffn = 0,
     block: BlockLen = 8,
@@ -116,15 +125,17 @@ def train(
     optimizer: Optimizer = "muon",
     depth_decay: Decay = 4.0,
     distill: Distill = 0.0,
+    loss_tokens: LossTokens = 0,
     train_minutes: TrainLimit = 0.0,
 ) -> None:
     """Train a draft for a model, on text that the model writes."""
     from draftree.train.settings import DraftShape, Schedule, TextPlan, TrainConfig
 
-    formats = file_format or ["bf16", "q8_0"]
-    unknown = next((name for name in formats if name not in _FORMATS), None)
-    if unknown is not None:
-        raise typer.BadParameter(f"--format is {unknown!r}; it must be {', '.join(_FORMATS)}.")
+    formats = _check_formats(file_format or ["bf16", "q8_0"])
+    if hours:
+        write_minutes = write_minutes or 60 * _WRITE_SHARE * hours
+        train_minutes = train_minutes or 60 * _TRAIN_SHARE * hours
+        tokens, steps = _NO_LIMIT, _NO_LIMIT
     shape = DraftShape(layers, ffn, block_size=block, mask_token=mask_token, sliding_window=window)
     text = TextPlan(
         *(tokens, max_len, batch, greedy_share),
@@ -138,11 +149,19 @@ def train(
         optimizer=optimizer,
         depth_decay=depth_decay,
         distill_share=distill,
+        num_loss_tokens=loss_tokens,
         max_minutes=train_minutes,
     )
     config = TrainConfig(shape, text, schedule, seed, "q4_1" in formats)
     _train(model, out, prompts or [], start, device, [_FORMATS[name] for name in formats], config)
     print(out)
+
+
+def _check_formats(formats: list[str]) -> list[str]:
+    unknown = next((name for name in formats if name not in _FORMATS), None)
+    if unknown is not None:
+        raise typer.BadParameter(f"--format is {unknown!r}; it must be {', '.join(_FORMATS)}.")
+    return formats
 
 
 def _train(

@@ -67,7 +67,11 @@ def _training_rows(record: dict[str, Any]) -> list[tuple[str, str]]:
     schedule = config["schedule"]
     start = [("started from", record["start"])] if record.get("start") else []
     if config.get("is_four_bit"):
-        start.append(("matrices", "rounded to four bits in every pass, as in the file"))
+        begin = schedule.get("four_bit_from", 0.0)
+        when = f"after {begin:.0%} of the schedule" if begin else "in every pass"
+        start.append(("matrices", f"rounded to four bits {when}, as in the file"))
+    if schedule.get("num_loss_tokens"):
+        start.append(("tokens in the loss", f"the {schedule['num_loss_tokens']:,} most frequent"))
     return [
         *start,
         ("steps", f"{last['step']:,}"),

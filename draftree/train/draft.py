@@ -4,6 +4,7 @@ In: features of the context, anchors, block tokens. Out: hidden states of every 
 names are those of z-lab checkpoints. Each block sees the context before its anchor and itself.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,8 @@ from draftree.errors import ModelError
 from draftree.train.rounding import BLOCK_LEN, round_weights
 from draftree.train.settings import DraftShape
 from draftree.train.teacher import Teacher, Turn, rotary_table, rotate
+
+_PART_BLOCKS = 16  # blocks that attention takes at once: rows of others are only masked work
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,8 @@ class View:
 
     context_turn: Turn
     block_turn: Turn
-    mask: Tensor  # bool [batch, 1, rows, context_len + rows]
+    num_parts: int  # blocks are looked at in so many parts, each with the context and its own rows
+    mask: Tensor  # [batch * num_parts, 1, groups * part_rows, context_len + part_rows], 0 or -inf
 
 
 class DraftAttention(nn.Module):
@@ -128,7 +132,7 @@ class DraftAttention(nn.Module):
         self.q_norm = Norm(spec.head_dim, spec.eps)
         self.k_norm = Norm(spec.head_dim, spec.eps)
         self._head_dim = spec.head_dim
-        self._groups = spec.num_heads // spec.num_kv_heads
+        self._num_kv_heads = spec.num_kv_heads
 
     def forward(self, x: Tensor, context: Tensor, view: View) -> Tensor:
         """x: [batch, rows, hidden_size]; context: [batch, context_len, hidden_size]."""
@@ -140,12 +144,20 @@ class DraftAttention(nn.Module):
             for source, turn in sources
         ]
         values = [self.v_proj(source).unflatten(-1, heads) for source, _ in sources]
-        k, v = (
-            torch.cat(parts, dim=1).transpose(1, 2).repeat_interleave(self._groups, dim=1)
-            for parts in (keys, values)
-        )
-        mixed = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=view.mask)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        k, v = (_join(*parts, num_parts=view.num_parts) for parts in (keys, values))
+        # Queries that share a key head are rows of one matrix, so that no key is repeated.
+        q = q.unflatten(1, (view.num_parts, -1)).flatten(0, 1)
+        q = q.unflatten(2, (self._num_kv_heads, -1)).permute(0, 2, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q.flatten(2, 3), k, v, attn_mask=view.mask)
+        mixed = mixed.view_as(q).permute(0, 3, 1, 2, 4).flatten(2)
+        return self.o_proj(mixed.unflatten(0, (-1, view.num_parts)).flatten(1, 2))
+
+
+def _join(context: Tensor, rows: Tensor, *, num_parts: int) -> Tensor:
+    """Of every part: the context's and its own, [batch * num_parts, heads, length, head_dim]."""
+    rows = rows.unflatten(1, (num_parts, -1))
+    context = context[:, None].expand(-1, num_parts, -1, -1, -1)
+    return torch.cat([context, rows], dim=2).flatten(0, 1).transpose(1, 2)
 
 
 class DraftFeedForward(nn.Module):
@@ -179,6 +191,7 @@ class DraftModule(nn.Module):
         """output_norm: start from the target's, since the head is the target's too."""
         super().__init__()
         self.spec = spec
+        self._num_groups = spec.num_heads // spec.num_kv_heads
         self.is_four_bit = False  # compute with matrices as a q4 file holds them
         self.fc = Matrix(spec.hidden_size, len(spec.feature_layers) * spec.hidden_size)
         self.hidden_norm = Norm(spec.hidden_size, spec.eps)
@@ -230,10 +243,16 @@ class DraftModule(nn.Module):
         sees_context = places < starts[:, :, None]
         if self.spec.sliding_window:
             sees_context &= rows[:, :, None] - places < self.spec.sliding_window
-        number = torch.arange(anchors.shape[1], device=device).repeat_interleave(block_len)
-        own = (number[:, None] == number).expand(len(anchors), -1, -1)
+        part_blocks = math.gcd(anchors.shape[1], _PART_BLOCKS)
+        num_parts = anchors.shape[1] // part_blocks
+        sees_context = sees_context.unflatten(1, (num_parts, -1)).flatten(0, 1)
+        number = torch.arange(part_blocks, device=device).repeat_interleave(block_len)
+        own = (number[:, None] == number).expand(len(sees_context), -1, -1)
+        is_seen = torch.cat([sees_context, own], dim=2).repeat(1, self._num_groups, 1)
+        mask = torch.zeros(is_seen.shape, dtype=dtype, device=device)
         return View(
             context_turn=rotary_table(places[None], frequencies, dtype),
             block_turn=rotary_table(rows, frequencies, dtype),
-            mask=torch.cat([sees_context, own], dim=2)[:, None],
+            num_parts=num_parts,
+            mask=mask.masked_fill_(~is_seen, -torch.inf)[:, None],
         )

@@ -19,7 +19,7 @@ from draftree.errors import ModelError
 from draftree.train.corpus import Corpus
 from draftree.train.draft import DraftModule, DraftSpec
 from draftree.train.muon import Muon
-from draftree.train.objective import Batch, block_loss, count_right, make_batch
+from draftree.train.objective import Batch, HeadSampler, block_loss, count_right, make_batch
 from draftree.train.settings import Schedule, TrainConfig
 from draftree.train.teacher import Teacher
 
@@ -84,7 +84,7 @@ class Feeder:
         sizes = self._schedule.block_sizes or (self._spec.block_size,)
         block_len = int(rng.choice(sizes))
         num_blocks = max(1, int(length * self._schedule.rows_per_token) // block_len)
-        num_blocks = -(-num_blocks // 8) * 8  # attention kernels want multiples of 8 keys
+        num_blocks = -(-num_blocks // 16) * 16  # attention takes so many at once
         return self._batch(chosen, length, num_blocks, block_len, rng)
 
     def held_out(self, *, is_greedy: bool) -> list[Batch]:
@@ -143,9 +143,13 @@ class Trainer:
         torch.manual_seed(config.seed)
         device = teacher.device
         self.draft = DraftModule(spec, teacher.output_norm).to(device)
-        self.draft.is_four_bit = config.is_four_bit
+        self._is_four_bit = config.is_four_bit
+        self._heads: HeadSampler | None = None
+        if 0 < config.schedule.num_loss_tokens < teacher.vocab_size:
+            frequent = corpus.frequent_tokens(config.schedule.num_loss_tokens)
+            self._heads = HeadSampler(teacher, frequent)
         self.curve: list[CurvePoint] = []
-        self._teacher, self._schedule = teacher, config.schedule
+        self._teacher, self._schedule, self._seed = teacher, config.schedule, config.seed
         self._feeder = Feeder(corpus, config.schedule, spec, config.seed, device)
         self._optimizers = make_optimizers(self.draft, config.schedule)
         self._step = self._num_tokens = self._num_rows = 0
@@ -176,7 +180,10 @@ class Trainer:
 
     def _progress(self) -> float:
         limit = 60 * self._schedule.max_minutes
-        return max(self._step / self._schedule.num_steps, self._seconds / limit if limit else 0.0)
+        share = self._seconds / limit if limit else 0.0
+        share = max(self._step / self._schedule.num_steps, share)
+        self.draft.is_four_bit = self._is_four_bit and share >= self._schedule.four_bit_from
+        return share
 
     def _learn(self, progress: float) -> torch.Tensor:
         schedule = self._schedule
@@ -191,6 +198,7 @@ class Trainer:
             batch,
             depth_decay=schedule.depth_decay,
             distill_share=schedule.distill_share,
+            head=self._heads.draw(self._seed + self._step) if self._heads else None,
         )
         self.draft.zero_grad(set_to_none=True)
         loss.backward()

@@ -4,6 +4,7 @@ In: sequences that the target wrote. Out: a loss, and how many tokens of each bl
 have got right. The head is the target's and stays as it is.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,45 @@ class Batch:
     lengths: Tensor  # int64 [batch]
     anchors: Tensor  # int64 [batch, num_blocks], positions
     block_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class LossHead:
+    """The tokens that a loss tells apart: of a large vocabulary the frequent ones, and a few others
+    drawn at random that stand for all the rest.
+    """
+
+    weight: Tensor  # [num_columns, hidden_size]
+    bias: Tensor  # [num_columns]: log of how many tokens a column stands for
+    columns: Tensor  # int64 [vocab_size], -1 where a token has none
+
+
+class HeadSampler:
+    """Makes the head of every step: the same frequent tokens, and half as many others."""
+
+    def __init__(self, teacher: Teacher, frequent: Sequence[int]) -> None:
+        head, device = teacher.head, teacher.device
+        self._head = head
+        self._frequent = torch.tensor(frequent, device=device)
+        is_rare = torch.ones(len(head), dtype=torch.bool, device=device)
+        is_rare[self._frequent] = False
+        self._rare = is_rare.nonzero()[:, 0]
+        self._num_others = min(len(frequent) // 2, len(self._rare))
+        self._columns = torch.full((len(head),), -1, device=device)
+        self._columns[self._frequent] = torch.arange(len(frequent), device=device)
+        self._bias = torch.zeros(len(frequent) + self._num_others, device=device).to(head.dtype)
+        if self._num_others:
+            self._bias[len(frequent) :] = math.log(len(self._rare) / self._num_others)
+
+    def draw(self, seed: int) -> LossHead:
+        """Drawn on the device, so that the host need not wait for it."""
+        tokens, device = self._frequent, self._head.device
+        if self._num_others:
+            noise = torch.Generator(device).manual_seed(seed)
+            shape = (self._num_others,)
+            drawn = torch.randint(len(self._rare), shape, generator=noise, device=device)
+            tokens = torch.cat([tokens, self._rare[drawn]])
+        return LossHead(self._head[tokens], self._bias, self._columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,22 +133,31 @@ def block_loss(
     *,
     depth_decay: float,
     distill_share: float = 0.0,
+    head: LossHead | None = None,
 ) -> Tensor:
-    """The weighted mean cross-entropy of all block rows."""
+    """The weighted mean cross-entropy of all block rows. Rows whose token has no column in the head
+    do not count.
+    """
     read = teacher.read(batch.ids, draft.spec.feature_layers, needs_hidden=distill_share > 0)
     assert read.features is not None
     labels = read_labels(batch)
     hidden = draft_rows(draft, teacher, batch, labels, read.features)
     depths = torch.arange(batch.block_len - 1, device=hidden.device)
     weights = torch.exp(-depths / depth_decay) * labels.is_real[:, :, 1:]
+    tokens = labels.tokens[:, :, 1:]
+    if head is not None:
+        tokens = head.columns[tokens]
+        weights = weights * (tokens >= 0)
+        tokens = tokens.clamp(min=0)
     guide = None
     if distill_share > 0:  # the target's state one place before each label
         rows = torch.arange(len(batch.ids), device=hidden.device)[:, None, None]
         guide = read.hidden[rows, labels.places[:, :, 1:] - 1].flatten(0, 2)
     loss: Tensor = _FrozenHeadLoss.apply(
         hidden.flatten(0, 2),
-        teacher.head,
-        labels.tokens[:, :, 1:].flatten(),
+        teacher.head if head is None else head.weight,
+        None if head is None else head.bias,
+        tokens.flatten(),
         (weights / weights.sum()).flatten(),
         guide,
         distill_share,
@@ -126,6 +175,7 @@ class _FrozenHeadLoss(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         head: Tensor,
+        bias: Tensor | None,
         labels: Tensor,
         weights: Tensor,
         guide: Tensor | None,
@@ -133,13 +183,18 @@ class _FrozenHeadLoss(torch.autograd.Function):
     ) -> Tensor:
         gradient = torch.empty_like(hidden)
         loss = torch.zeros((), device=hidden.device)
+
+        def softmax(states: Tensor) -> Tensor:
+            logits = states @ head.T if bias is None else torch.addmm(bias, states, head.T)
+            return logits.softmax(-1)
+
         for start in range(0, len(hidden), _CHUNK_ROWS):
             rows = slice(start, start + _CHUNK_ROWS)
             label, weight = labels[rows, None], weights[rows]
-            chances = (hidden[rows] @ head.T).softmax(-1)
+            chances = softmax(hidden[rows])
             losses = -chances.gather(1, label).float().clamp(min=1e-30).log()[:, 0]
             if guide is not None:
-                wanted = (guide[rows] @ head.T).softmax(-1)
+                wanted = softmax(guide[rows])
                 spread = -(wanted * chances.clamp(min=1e-30).log()).sum(-1, dtype=torch.float32)
                 losses = (1 - share) * losses + share * spread
                 chances = chances.sub_(wanted, alpha=share)
@@ -153,7 +208,7 @@ class _FrozenHeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Any:
         (gradient,) = ctx.saved_tensors
-        return gradient * outer[0].to(gradient.dtype), None, None, None, None, None
+        return gradient * outer[0].to(gradient.dtype), *[None] * 6
 
 
 @torch.no_grad()

@@ -7,7 +7,8 @@ on where it stopped.
 
 import hashlib
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -70,9 +71,8 @@ def train_draft(
     if start is not None:  # a draft of another shape is refused before anything is written
         compare_shapes(start, spec)
     own = _own_prompts(teacher, tokenizer, config, folder, watcher)
-    max_prompt = int(_PROMPT_SHARE * config.text.max_len)
-    encoded = encode_prompts([*prompts, *own], tokenizer, max_prompt)
-    watcher.phase("writing text", config.text.num_tokens)
+    encoded = encode_prompts([*prompts, *own], tokenizer, int(_PROMPT_SHARE * config.text.max_len))
+    count = _watch_phase(watcher, "writing text", config.text.num_tokens, config.text.max_minutes)
     corpus = write_corpus(
         teacher,
         encoded,
@@ -80,9 +80,10 @@ def train_draft(
         config.text,
         config.seed,
         folder,
-        lambda done: watcher.advance(done, f"{done / 1e6:.2f} M tokens"),
+        lambda done: watcher.advance(count(done), f"{done / 1e6:.2f} M tokens"),
     )
-    watcher.phase("training", config.schedule.num_steps)
+    plan = config.schedule
+    passed = _watch_phase(watcher, "training", plan.num_steps, plan.max_minutes)
     trainer = Trainer(teacher, corpus, spec, config)
     if start is not None:
         copy_weights(start, trainer.draft)
@@ -91,7 +92,7 @@ def train_draft(
         return write_record(folder, config, spec, corpus, trainer.curve, checkpoint, source, start)
 
     def report(step: int, loss: float, point: CurvePoint | None) -> None:
-        watcher.advance(step, f"loss {loss:.3f}")
+        watcher.advance(passed(step), f"step {step:,}, loss {loss:.3f}")
         if point is not None:
             watcher.point(point)
             record()
@@ -100,13 +101,24 @@ def train_draft(
     watcher.phase("writing files", 0)
     name = f"{checkpoint.metadata.get('general.name') or checkpoint.path.stem} DFlash"
     export_folder(trainer.draft, folder)
-    is_large = spec.vocab_size > 2 * _HEAD_TOKENS
-    draft_vocab = corpus.frequent_tokens(_HEAD_TOKENS) if is_large else ()
+    num_listed = _HEAD_TOKENS if spec.vocab_size > 2 * _HEAD_TOKENS else 0
+    draft_vocab = corpus.frequent_tokens(num_listed)
     for kind in formats:
         export_gguf(trainer.draft, folder / f"draft-{kind}.gguf", kind, name, draft_vocab)
     draw_curve(trainer.curve, folder / "curve.png")
     (folder / "README.md").write_text(make_card(record(), name), encoding="utf-8")
     return Trained(trainer.draft, trainer.curve, folder)
+
+
+def _watch_phase(
+    watcher: Watcher, name: str, total: int, max_minutes: float
+) -> Callable[[int], int]:
+    """Begin a phase that ends by count, or by the clock where that is limited. The result says how
+    far it is, from the count so far.
+    """
+    started, seconds = time.monotonic(), round(60 * max_minutes)
+    watcher.phase(name, seconds or total)
+    return lambda done: int(time.monotonic() - started) if seconds else done
 
 
 def write_record(

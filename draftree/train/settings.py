@@ -54,6 +54,8 @@ class Schedule:
     max_norm: float = 1.0
     depth_decay: float = 4.0  # row i of a block weighs exp(-(i - 1) / depth_decay)
     distill_share: float = 0.0  # how much of the label is the target's own distribution
+    num_loss_tokens: int = 0  # frequent tokens that the loss tells apart; 0: the whole vocabulary
+    four_bit_from: float = 0.0  # share of the schedule after which matrices are rounded, if at all
     eval_every: int = 250
     save_every: int = 500
     max_minutes: float = 0.0  # end the schedule by then; a run with it is not repeatable
@@ -84,6 +86,8 @@ class TrainConfig:
             (0.0 < text.held_out_share < 1.0, "the held-out share is a number between 0 and 1"),
             (schedule.num_steps >= 1, "there must be at least one step"),
             (schedule.batch_tokens >= text.max_len, "a step must hold at least one sequence"),
+            (schedule.num_loss_tokens >= 0, "the number of tokens in the loss is not below 0"),
+            (0.0 <= schedule.four_bit_from < 1.0, "rounding begins at a share from 0 to below 1"),
             (schedule.optimizer in ("muon", "adamw"), "the optimizer is muon or adamw"),
             (schedule.learning_rate > 0.0, "the learning rate must be positive"),
             (0.0 <= schedule.distill_share <= 1.0, "the distill share is a number from 0 to 1"),

@@ -5,6 +5,7 @@ features, logits, and one-token steps over a cache. Weights are decoded to one d
 arithmetic is that of plain torch, not the engine's.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from draftree.errors import CheckpointError, ModelError
 from draftree.kernels.quant.formats import QuantType, dequantize
 from draftree.models.load import load_model
 from draftree.weights.checkpoint import Checkpoint
+
+_PART_ROWS = 4096  # rows of a matrix that one thread decodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +207,12 @@ class _Decoder:
         self._device, self._dtype = device, dtype
 
     def pack(self, raw: np.ndarray, qtype: QuantType) -> Tensor:
-        return torch.from_numpy(dequantize(raw, qtype)).to(self._device, self._dtype)
+        def decode(rows: np.ndarray) -> Tensor:
+            return torch.from_numpy(dequantize(rows, qtype)).to(self._device, self._dtype)
+
+        parts = [raw[start : start + _PART_ROWS] for start in range(0, len(raw), _PART_ROWS)]
+        with ThreadPoolExecutor() as pool:
+            return torch.cat(list(pool.map(decode, parts)))
 
     def constant(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(values)).to(self._device, self._dtype)

@@ -46,8 +46,13 @@ class ModelEntry:
         return total
 
 
-# Drafts that come with the package: the target's name, and a file of the folder draftree/data.
-PACKAGED_DRAFTS = MappingProxyType({DEFAULT_MODEL: "smollm2-135m-dflash.q4_1.gguf"})
+# Drafts that may come with the package: the target's name, and a file of the folder draftree/data.
+PACKAGED_DRAFTS = MappingProxyType(
+    {
+        DEFAULT_MODEL: "smollm2-135m-dflash.q4_1.gguf",
+        "qwen2.5-coder-0.5b": "qwen2.5-coder-0.5b-dflash.q4_1.gguf",
+    }
+)
 
 
 def _read_entry(entry: dict[str, Any]) -> ModelEntry:

@@ -27,6 +27,7 @@ from draftree.weights.source import (
     SourceError,
 )
 
+_DATA = Path(__file__).parents[1] / "data"
 _CHUNK_BYTES = 4 << 20
 _PART = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _HUB_FILE = re.compile(rf"(?P<repo>{_PART}/{_PART})[/:](?P<file>{_PART}(?:/{_PART}){{0,4}}\.gguf)")
@@ -95,9 +96,10 @@ def draft_for(
     name_or_path: str | Path,
     catalogue: Sequence[ModelEntry] = CATALOGUE,
     root: Path | None = None,
+    data: Path = _DATA,
 ) -> Path | None:
     """The first downloaded draft that the catalogue pairs with a target (a name or a file), or the
-    one that comes with the package.
+    one that comes with the package, in the folder data.
     """
     text, root = str(name_or_path), root or models_dir()
     file_name = Path(text).name
@@ -110,7 +112,7 @@ def draft_for(
         if entry.target in targets and _is_downloaded(entry, root):
             return _path_of(entry, root)
     for target in sorted(targets & PACKAGED_DRAFTS.keys()):
-        path = Path(__file__).parents[1] / "data" / PACKAGED_DRAFTS[target]
+        path = data / PACKAGED_DRAFTS[target]
         if path.is_file():
             return path
     return None

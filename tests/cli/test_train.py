@@ -53,6 +53,16 @@ def test_a_draft_learns_for_the_format_it_is_written_in(draftree, tmp_path, prom
     assert kinds == {"Q4_1", "F32"}
 
 
+def test_hours_plan_how_long_to_write_and_to_train(draftree, tmp_path, prompts):
+    arguments = ("--prompts", str(prompts), "--out", str(tmp_path / "out"), "--hours", "0.0004")
+    result = draftree("train", str(make_counting()), *arguments, *TINY, "--loss-tokens", "9")
+    assert result.exit_code == 0, result.output
+    config = json.loads((tmp_path / "out/record.json").read_text())["config"]
+    minutes = config["text"]["max_minutes"], config["schedule"]["max_minutes"]
+    assert minutes == pytest.approx((0.006, 0.0156))
+    assert config["schedule"]["num_loss_tokens"] == 9
+
+
 def test_the_target_writes_prompts_and_a_draft_goes_on(draftree, tmp_path):
     model, first, second = str(make_counting(has_chat=True)), tmp_path / "a", tmp_path / "b"
     own = ("--own-prompts", "6", "--max-len", "120", "--tokens", "400", "--format", "q8_0")

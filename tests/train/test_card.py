@@ -51,3 +51,10 @@ def test_own_prompts_and_the_start_are_named():
 def test_a_curve_is_drawn_where_matplotlib_is(tmp_path):
     curve = [CurvePoint(**point) for point in RECORD["curve"]]
     assert draw_curve(curve, tmp_path / "curve.png") == (tmp_path / "curve.png").exists()
+
+
+def test_late_rounding_and_a_smaller_loss_are_named():
+    schedule = {**RECORD["config"]["schedule"], "four_bit_from": 0.7, "num_loss_tokens": 16384}
+    card = make_card({**RECORD, "config": {**RECORD["config"], "schedule": schedule}}, "X")
+    assert "| matrices | rounded to four bits after 70% of the schedule, as in the file |" in card
+    assert "| tokens in the loss | the 16,384 most frequent |" in card

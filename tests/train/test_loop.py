@@ -140,3 +140,15 @@ def test_nothing_to_learn_from_is_said():
     short = replace(corpus, prompt_lens=corpus.lengths.astype(np.int32))
     with pytest.raises(ModelError, match="nothing to learn"):
         Feeder(short, CONFIG.schedule, resolve_shape(CONFIG.shape, teacher, 511), 0, CPU)
+
+
+def test_rounding_begins_late_and_the_loss_knows_frequent_tokens(tmp_path):
+    schedule = replace(CONFIG.schedule, four_bit_from=0.5, num_loss_tokens=100)
+    trainer = _trainer(replace(CONFIG, schedule=schedule, is_four_bit=True))
+    rounded = []
+    trainer.run(tmp_path / "s.pt", lambda *_: rounded.append(trainer.draft.is_four_bit))
+    assert rounded[0] is False and rounded[-1] is True
+    losses = [point.loss for point in trainer.curve[1:]]
+    full = _trainer()
+    full.run(tmp_path / "full.pt", _ignore)
+    assert all(a != pytest.approx(b.loss) for a, b in zip(losses, full.curve[1:], strict=True))

@@ -6,6 +6,7 @@ import torch
 
 from draftree.train.draft import DraftModule, resolve_shape
 from draftree.train.objective import (
+    HeadSampler,
     _FrozenHeadLoss,
     block_loss,
     count_right,
@@ -55,6 +56,19 @@ def test_labels_are_the_text_behind_the_anchor():
             assert int(real.sum()) == len(expected) and real[:2].all()
 
 
+def test_blocks_in_parts_give_what_each_gives_alone():
+    """32 blocks are two parts for attention; one block at a time is none."""
+    teacher, draft = _pair()
+    _, batch = _batch(num_blocks=32)
+    features = teacher.read(batch.ids, (0, 1)).features
+    labels = read_labels(batch)
+    together = draft_rows(draft, teacher, batch, labels, features)
+    for i in (0, 15, 16, 31):
+        alone = type(batch)(batch.ids, batch.lengths, batch.anchors[:, i : i + 1], batch.block_len)
+        rows = draft_rows(draft, teacher, alone, read_labels(alone), features)
+        assert torch.allclose(together[:, i], rows[:, 0], atol=1e-5)
+
+
 def test_only_the_anchor_is_shown():
     """What is behind an anchor must not reach its rows by any way."""
     teacher, draft = _pair()
@@ -71,18 +85,21 @@ def test_only_the_anchor_is_shown():
     assert torch.allclose(before, after, atol=1e-6)
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("share", [0.0, 0.4])
-def test_loss_and_gradient_are_those_of_cross_entropy(share):
+def test_loss_and_gradient_are_those_of_cross_entropy(share, has_bias):
     torch.manual_seed(1)
+    bias = torch.randn(50) if has_bias else torch.zeros(50)
     hidden = torch.randn(10, 16, requires_grad=True)
     head, labels, weights = torch.randn(50, 16), torch.randint(0, 50, (10,)), torch.rand(10)
     guide = torch.randn(10, 16) if share else None
-    loss = _FrozenHeadLoss.apply(hidden, head, labels, weights, guide, share)
+    given = bias if has_bias else None
+    loss = _FrozenHeadLoss.apply(hidden, head, given, labels, weights, guide, share)
     (gradient,) = torch.autograd.grad(loss * 3.0, hidden)
-    logs = (hidden @ head.T).log_softmax(-1)
+    logs = (hidden @ head.T + bias).log_softmax(-1)
     wanted = (1 - share) * torch.nn.functional.one_hot(labels, 50)
     if guide is not None:
-        wanted = wanted + share * (guide @ head.T).softmax(-1)
+        wanted = wanted + share * (guide @ head.T + bias).softmax(-1)
     expected = -((wanted * logs).sum(-1) * weights).sum()
     assert torch.allclose(loss, expected, atol=1e-4)
     (reference,) = torch.autograd.grad(expected * 3.0, hidden)
@@ -119,3 +136,30 @@ def test_runs_end_at_the_first_mistake():
     changed = type(batch)(ids, batch.lengths, batch.anchors[:, :1], batch.block_len)
     runs, losses = count_right(draft, teacher, changed)
     assert runs.tolist() == [[1], [0]] and losses.shape == (3,)
+
+
+def test_a_sampled_head_tells_frequent_tokens_apart_and_stands_for_the_rest():
+    teacher, _ = _pair()
+    frequent = list(range(3, 103))
+    head = HeadSampler(teacher, frequent).draw(0)
+    assert head.weight.shape == (150, teacher.hidden_size)
+    assert head.columns[frequent].tolist() == list(range(100))
+    assert int((head.columns < 0).sum()) == teacher.vocab_size - 100
+    assert torch.equal(head.weight[:100], teacher.head[3:103])
+    stands_for = head.bias.exp()
+    assert stands_for[:100].tolist() == [1.0] * 100
+    assert float(stands_for.sum()) == pytest.approx(teacher.vocab_size, rel=1e-5)
+
+
+def test_rows_of_tokens_without_a_column_do_not_count():
+    teacher, draft = _pair()
+    _, batch = _batch()
+    present = sorted(set(read_labels(batch).tokens[:, :, 1:].flatten().tolist()))
+    everything = [*present, *(t for t in range(teacher.vocab_size) if t not in present)]
+    full = HeadSampler(teacher, everything).draw(0)
+    loss = block_loss(draft, teacher, batch, depth_decay=4.0, head=full)
+    expected = block_loss(draft, teacher, batch, depth_decay=4.0)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-4)
+    half = HeadSampler(teacher, present[::2]).draw(0)
+    part = block_loss(draft, teacher, batch, depth_decay=4.0, head=half)
+    assert torch.isfinite(part) and part.item() != pytest.approx(expected.item(), abs=1e-4)

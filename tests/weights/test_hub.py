@@ -4,6 +4,7 @@ import fcntl
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,25 @@ def test_draft_is_found_by_its_target(tmp_path: Path) -> None:
     assert hub.draft_for("tiny", catalogue, tmp_path) == path
     assert hub.draft_for("/elsewhere/m.gguf", catalogue, tmp_path) == path
     assert hub.draft_for("other", catalogue, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("target", "file"),
+    [
+        ("qwen2.5-coder-0.5b", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),
+        ("smollm2-135m", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+    ],
+)
+def test_a_draft_in_the_package_is_found_by_name_and_by_file(
+    target: str, file: str, tmp_path: Path
+) -> None:
+    find = partial(hub.draft_for, root=tmp_path / "models", data=tmp_path)
+    assert find(target) is None
+    stand_in = tmp_path / f"{target}-dflash.q4_1.gguf"
+    stand_in.touch()
+    assert find(target) == find(f"/elsewhere/{file}") == stand_in
+    assert find("qwen2.5-coder-1.5b") is None
+    assert hub.target_of(stand_in) == target
 
 
 def test_the_target_of_a_known_draft_and_what_its_files_were_made_from() -> None:
