@@ -1,18 +1,21 @@
 """A warmed engine answers as one that was not, and its first requests find all that they need."""
 
 import pickle
+import weakref
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch", reason="torch is not installed")
 
+import torch
+
 from draftree.config import EngineConfig, GpuInfo
 from draftree.core import Request, SamplingParams
 from draftree.engine import parts as parts_module
 from draftree.engine.engine import TokenEngine
 from draftree.kernels.cuda import compile as cuda_compile
-from draftree.kernels.cuda.compile import Gpu, KernelSource
+from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.graph import Timestamp
 from tests.made import make_draft
 from tests.tiny import tiny_path
@@ -127,3 +130,14 @@ def test_kernels_are_compiled_once_and_counted(tmp_path, monkeypatch: pytest.Mon
     assert (tmp_path / "kernel_3").read_bytes() == b"before"
     cuda_compile.compile_missing(sources, 80, lambda *count: counts.append(count))
     assert len(counts) == 4
+
+
+def test_a_rehearsal_lets_arrays_go(any_gpu: Gpu) -> None:
+    """Weights that long passes expand, layer by layer, would not fit all at once."""
+    with any_gpu.rehearsal.collect() as launches:
+        array = torch.zeros(4, device=any_gpu.place)
+        seen_again = weakref.ref(array)
+        load_kernel(KernelSource("some_kernel", ()), any_gpu).launch((1,), 32, array)
+        del array
+        assert seen_again() is None
+    assert [launch.source.name for launch in launches] == ["some_kernel"]

@@ -65,7 +65,7 @@ class Launchable(Protocol):
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """A launch that was asked for, and has not run."""
+    """A launch that was asked for, and has not run. args are kept where it may still run."""
 
     source: KernelSource
     grid: tuple[int, ...]
@@ -78,7 +78,8 @@ class Rehearsal:
     """While it is on, launches run nothing, and are recorded.
 
     is_persistent: they are to be one kernel, so no block may have more threads than it has, and
-    none belongs to a cluster.
+    none belongs to a cluster. Else only kernels are looked for, and arrays that launches make for
+    themselves, such as a long pass's weights, may go.
     """
 
     def __init__(self) -> None:
@@ -95,7 +96,7 @@ class Rehearsal:
             self.is_on = self.is_persistent = False
 
     def record(self, source: KernelSource) -> "Launchable":
-        return _LaunchRecorder(source, self._launches)
+        return _LaunchRecorder(source, self._launches, keeps_args=self.is_persistent)
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class _LaunchRecorder:
 
     source: KernelSource
     launches: list[RecordedLaunch]
+    keeps_args: bool
 
     def launch(
         self,
@@ -115,7 +117,8 @@ class _LaunchRecorder:
         is_cooperative: bool = False,
     ) -> None:
         assert not is_cooperative, "one persistent kernel is not part of another"
-        self.launches.append(RecordedLaunch(self.source, grid, block, args, shared_bytes))
+        kept = args if self.keeps_args else ()
+        self.launches.append(RecordedLaunch(self.source, grid, block, kept, shared_bytes))
 
 
 @dataclass(frozen=True)
