@@ -14,12 +14,13 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-MAX_FILE_BYTES = 15_000_000
+MAX_FILE_BYTES = 40_000_000  # two drafts are most of it
 MAX_ENVIRONMENT_BYTES = 450_000_000
 HEAVY = ("torch", "matplotlib", "pytest")
 NEEDED = (
     "draftree/py.typed",
     "draftree/data/smollm2-135m-dflash.q4_1.gguf",
+    "draftree/data/qwen2.5-coder-0.5b-dflash.q4_1.gguf",
     "draftree/kernels/cuda/source/linear.cu",
     "draftree/serve/page/index.html",
     "draftree/serve/page/vendor/katex.js",
