@@ -16,6 +16,7 @@ from benchmarks.plot import plot_name, plots_of
 from benchmarks.result import check_same_machine, find_older, read_places
 from benchmarks.section import SECTIONS
 from benchmarks.target import KV_KIND, SERVER_TARGETS, TARGETS, judge_targets
+from benchmarks.target_draft import DRAFT_KIND, DRAFT_TARGETS
 from benchmarks.target_gpu import KINDS as GPU_KINDS
 from benchmarks.verdict import SERVER, Verdict
 from draftree.bench.disturbance import BUSY_SHARE
@@ -48,6 +49,7 @@ def make_page(folder: Path, plots: Iterable[str] = ()) -> str:
                 f"A result in {folder / place} has no {missing}, which is needed here; measure "
                 "again."
             ) from missing
+    lines += _drafts(folder)
     lines += _draft_contexts(folder)
     lines += _compression(folder)
     lines += _server(folder)
@@ -61,6 +63,17 @@ def _draft_contexts(folder: Path) -> list[str]:
         result = json.loads(path.read_text(encoding="utf-8"))
         lines += [f"**{result['model']['file']}**", "", *make_section(result), ""]
     return ["## Context of a draft", "", *lines] if lines else []
+
+
+def _drafts(folder: Path) -> list[str]:
+    """How good the packaged drafts are."""
+    records = [
+        {**result, "kind": DRAFT_KIND, "measures": {"runs": result["runs"]}}
+        for path in sorted(folder.glob("draft/*/acceptance.json"))
+        for result in [json.loads(path.read_text(encoding="utf-8"))]
+    ]
+    rows = [_target_row(verdict) for verdict in judge_targets(records, targets=DRAFT_TARGETS)]
+    return ["## Drafts", "", *table(_TARGET_COLUMNS, rows), ""] if records else []
 
 
 def _compression(folder: Path) -> list[str]:

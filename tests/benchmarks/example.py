@@ -200,7 +200,7 @@ def gpu():
 
     return GpuMeasures(
         *("A GPU", summarize([9.0], "s"), 21.0, summarize([21.5], "GiB"), 22.35),
-        *(by((512, 65536), "tok/s"), by((512, 65536), "ms"), by((1, 24), "ms")),
+        *(by((512, 65536), "tok/s"), by((512, 65536), "ms"), by((1, 8, 16, 24, 32), "ms")),
         *(by((2048, 13312), "tok/s"), {"greedy": Equality(200, 3, 3, 1.5)}),
         joules={"plain": 2.5, "round": 4.0},
     )

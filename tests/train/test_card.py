@@ -1,7 +1,9 @@
-"""The card and the docs say what the record of the default pair's training says."""
+"""Cards and docs say what the records of the packaged drafts' training say."""
 
 import json
 from pathlib import Path
+
+import pytest
 
 from draftree.train.card import draw_curve, make_card
 from draftree.train.loop import CurvePoint
@@ -15,9 +17,17 @@ FIRST, SECOND, THIRD = (  # the runs before it
 )
 
 
-def test_the_shipped_card_is_the_records():
-    card = make_card(RECORD, "SmolLM2-135M-Instruct DFlash")
-    assert (ROOT / "draftree/data/smollm2-135m-dflash.md").read_text().startswith(card)
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("smollm2-135m", "SmolLM2-135M-Instruct DFlash"),
+        ("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B-Instruct DFlash"),
+    ],
+)
+def test_the_shipped_cards_are_the_records(name: str, title: str):
+    record = json.loads((RESULTS.parent / name / "training.json").read_text())
+    card = (ROOT / f"draftree/data/{name}-dflash.md").read_text()
+    assert card.startswith(make_card(record, title))
 
 
 def test_the_docs_quote_the_record():

@@ -1,0 +1,55 @@
+"""Targets of packaged drafts: acceptance lengths, which are the same on every machine."""
+
+from collections.abc import Callable
+from typing import Final
+
+from benchmarks.verdict import CODER, SMOLLM2, Target
+from draftree.bench.record import Json
+
+DRAFT_KIND: Final = "acceptance"
+
+
+def _lengths(measures: Json, temperature: float) -> dict[str, float]:
+    """By data set, of trees of 22 nodes."""
+    return {
+        run["data"]: float(run["acceptance_length"])
+        for run in measures["runs"]
+        if run["setting"]["budget"] == 22 and run["setting"]["temperature"] == temperature
+    }
+
+
+def _mean(temperature: float) -> Callable[[Json], float | None]:
+    def read(measures: Json) -> float | None:
+        lengths = _lengths(measures, temperature)
+        return round(sum(lengths.values()) / len(lengths), 2) if len(lengths) == 4 else None
+
+    return read
+
+
+def _humaneval(measures: Json) -> float | None:
+    return _lengths(measures, 0.0).get("humaneval")
+
+
+def _unequal(measures: Json) -> float:
+    return float(sum(run["num_prompts"] - run["num_equal"] for run in measures["runs"]))
+
+
+def _length(
+    what: str, sha256: str, read: Callable[[Json], float | None], limit: float, aim: float
+) -> Target:
+    what = f"acceptance length, budget 22, {what}"
+    return Target(what, DRAFT_KIND, sha256, read, True, limit, aim, "")
+
+
+def _no_changes(sha256: str) -> Target:
+    return Target("texts that drafting changed", DRAFT_KIND, sha256, _unequal, False, 0, 0, "")
+
+
+DRAFT_TARGETS: Final = (
+    _length("mean of four sets", SMOLLM2, _mean(0.0), 4.5, 5.2),
+    _length("the same at T = 0.8", SMOLLM2, _mean(0.8), 3.3, 3.8),
+    _no_changes(SMOLLM2),
+    _length("mean of four sets", CODER, _mean(0.0), 4.0, 5.0),
+    _length("humaneval", CODER, _humaneval, 5.0, 6.0),
+    _no_changes(CODER),
+)
