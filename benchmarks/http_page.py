@@ -31,6 +31,7 @@ from one that is not there; the same holds when an engine that failed is opened 
 | `POST /v1/responses` | OpenAI's responses, as Codex uses them |
 | `POST /v1/messages` | Anthropic's messages, as Claude Code uses them |
 | `POST /v1/messages/count_tokens` | how many tokens a prompt has |
+| `POST /v1/chat/completions/input_tokens`, `POST /v1/responses/input_tokens` | the same |
 | `POST /v1/embeddings` | one vector a text |
 | `POST /api/chat`, `POST /api/generate` | Ollama's chat and generate |
 | `POST /api/embed`, `POST /api/embeddings` | the vectors, as Ollama's clients ask for them |
@@ -62,13 +63,15 @@ from one that is not there; the same holds when an engine that failed is opened 
   `?client_version=`.
 - **Beginning a reply**: where the last message is the assistant's, the reply goes on from it, in
   every API with messages, and does not repeat it. It does not think first, and reasoning of that
-  message is left out. `continue_final_message: false` of chat completions turns it off.
+  message is left out. A format is that of the whole reply if the beginning fits it, else that of
+  the rest. `continue_final_message: false` of chat completions turns it off.
 - **Paths** below `/v1` may be asked for without it.
 - **Tools**: arguments that a tool's schema does not list are not made up: its objects are closed
   unless they have `additionalProperties` or the like. Schemas of `response_format` are as written.
 - **Errors** are `{"error": {"message", "type", "param", "code"}}`:
-  400 (a field, bad JSON, too long a prompt: `context_length_exceeded`), 401, 403 (unknown host),
-  404 (unknown model), 408 (too slow), 413 (the body is longer than `--max-body`), 415 (not sent as
+  400 (a field, bad JSON, too long a prompt: the code `context_length_exceeded`, and as llama.cpp
+  has it the type `exceed_context_size_error`, `n_prompt_tokens` and `n_ctx`), 401, 403 (unknown
+  host), 404 (unknown model), 408 (too slow), 413 (the body is longer than `--max-body`), 415 (not sent as
   JSON, or compressed: there is no Content-Encoding), 429 and 503 (with Retry-After), 431 (too long
   a head), 500 (the engine failed; it is opened again, but after three failures in a row the server
   ends). Below `/v1/messages` they are as Anthropic writes them:

@@ -96,8 +96,9 @@ async def answer(
     is_stream: bool,
     prompt_field: str,
     kind: str = EVENTS,
+    progress: Callable[[Usage], str] | None = None,
 ) -> Response:
-    """kind: what a stream is made of."""
+    """kind: what a stream is made of; progress: events that say how far a prompt is read."""
     if not is_stream:
         return await answer_whole(request, service, calls, wire.whole, prompt_field=prompt_field)
     jobs = await _submit(request, service, calls, is_stream=True, prompt_field=prompt_field)
@@ -106,6 +107,7 @@ async def answer(
         first = await _read_first(jobs[0])
         stream = EventStream(service, jobs, wire, first, watcher, kind)
         stream.is_repeatable = request.state.identity.is_repeatable
+        stream.progress = progress
         return stream
     except BaseException:
         watcher.cancel()
@@ -161,6 +163,7 @@ class EventStream(Response):
         self._service, self._jobs, self._wire = service, jobs, wire
         self._first, self._watcher = first, watcher
         self.is_repeatable = False  # another run has the same events
+        self.progress: Callable[[Usage], str] | None = None
         self._outlet: Outlet | None = None
         self._unsent = ""
         self._num_sent = 0
@@ -236,6 +239,8 @@ class EventStream(Response):
             if num_sent != self._num_sent:
                 next_s = loop.time() + _PATIENCE_S
                 continue
+            if self.progress is not None and (news := self.progress(self._jobs[0].progress)):
+                await self._send(send, news)
             last, words = words, self._describe_progress()
             if words != last or loop.time() >= next_s:
                 next_s = loop.time() + _PATIENCE_S
