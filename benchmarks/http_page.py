@@ -68,14 +68,14 @@ from one that is not there; the same holds when an engine that failed is opened 
 - **Paths** below `/v1` may be asked for without it.
 - **Tools**: arguments that a tool's schema does not list are not made up: its objects are closed
   unless they have `additionalProperties` or the like. Schemas of `response_format` are as written.
-- **Errors** are `{"error": {"message", "type", "param", "code"}}`:
-  400 (a field, bad JSON, too long a prompt: the code `context_length_exceeded`, and as llama.cpp
-  has it the type `exceed_context_size_error`, `n_prompt_tokens` and `n_ctx`), 401, 403 (unknown
-  host), 404 (unknown model), 408 (too slow), 413 (the body is longer than `--max-body`), 415 (not sent as
-  JSON, or compressed: there is no Content-Encoding), 429 and 503 (with Retry-After), 431 (too long
-  a head), 500 (the engine failed; it is opened again, but after three failures in a row the server
-  ends). Below `/v1/messages` they are as Anthropic writes them:
-  `{"type": "error", "error": {"type", "message"}}`, below `/api` as Ollama does: `{"error": "…"}`.
+- **Errors** are `{"error": {"message", "type", "param", "code"}}`: 400 (a field, bad JSON, too long
+  a prompt: the code `context_length_exceeded`, and as llama.cpp has it the type
+  `exceed_context_size_error`, `n_prompt_tokens` and `n_ctx`), 401, 403 (unknown host), 404 (unknown
+  model), 408 (too slow), 413 (the body is longer than `--max-body`), 415 (not sent as JSON, or
+  compressed: there is no Content-Encoding), 429 and 503 (with Retry-After), 431 (too long a head),
+  500 (the engine failed; it is opened again, but after three failures in a row the server ends).
+  Below `/v1/messages` they are as Anthropic writes them: `{"type": "error", "error": {"type",
+  "message"}}`, below `/api` as Ollama does: `{"error": "…"}`.
 - **Id**: every reply has one, in the headers `x-request-id` and `request-id`, where the SDKs of
   OpenAI and Anthropic find it; the lines of the log that belong to the request have it, too.
 - **Turns**: the engine computes one reply at a time, but up to `--parallel` replies take turns of a
