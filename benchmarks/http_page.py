@@ -98,8 +98,9 @@ from one that is not there; the same holds when an engine that failed is opened 
 - **HTTP**: `HEAD` works wherever `GET` does. A target may name the host, as for a proxy. A request
   with both Content-Length and Transfer-Encoding is read by the latter, and ends its connection.
 - **Streams** begin with the first token, or after a second. Until the first token, comments say how
-  far the reply is, at most once a second: `: queue 3` (two requests are before it) or
-  `: prefill 4096/65536` (tokens of the prompt that were read). If nothing else comes for ten
+  far the reply is, at most once a second: `: queue 3, about 12 s` (two requests are before it; the
+  wait is what the last ones took, and left out while there were none) or `: prefill 4096/65536`
+  (tokens of the prompt that were read). If nothing else comes for ten
   seconds, `: waiting` does. What comes within 40 ms comes in one event. A stream that breaks off
   ends with an error event.
 - **Stopping** the server (SIGTERM, Ctrl-C, `draftree stop`): new and waiting requests get 503,

@@ -250,9 +250,17 @@ class EventStream(Response):
         """Its place in the queue, or how much of the prompt was read; "" while it is written."""
         place, usage = self._service.queue.place_of(self._reading), self._reading.progress
         if place:
-            return f"queue {place}"
+            wait_s = self._service.queue.expect_wait(place)
+            return f"queue {place}" if wait_s is None else f"queue {place}, {describe_wait(wait_s)}"
         is_reading = 0 < usage.read_tokens < usage.prompt_tokens - 1
         return f"prefill {usage.read_tokens}/{usage.prompt_tokens}" if is_reading else ""
+
+
+def describe_wait(seconds: float) -> str:
+    """In words that do not change all the time."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    return f"about {round(seconds / 60)} min"
 
 
 async def _read_first(job: Job) -> "list[Delta] | None":
