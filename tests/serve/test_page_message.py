@@ -7,7 +7,7 @@ import pytest
 from draftree.core import FinishReason
 from draftree.text.reply import DeltaKind
 from tests.serve import fake
-from tests.serve.browser import act, asked, expect, in_all_views, last, say, talk
+from tests.serve.browser import act, asked, expect, in_all_views, last, reload, say, talk
 from tests.serve.conftest import wait_for
 
 LONG = "x" * 4000
@@ -45,7 +45,7 @@ def test_a_question_is_edited_and_both_versions_stay(pages, view):
     versions.get_by_role("button", name="Earlier version").click()
     expect(bubbles(page)).to_have_text(["one", "two"])
     expect(last(page, ".body")).to_have_text("Hello there")
-    page.reload()
+    reload(page)
     expect(bubbles(page)).to_have_text(["one", "two"])
     act(page, "Later version", ".question")
     expect(bubbles(page)).to_have_text(["one", "three"])
@@ -95,7 +95,7 @@ def test_a_reply_is_edited_and_continued(pages, view):
     expect(last(page, "footer")).to_be_visible()
     assert asked(pages.engine) == [("user", "one"), ("assistant", "Once upon")]
     assert pages.engine.calls[-1]["continue_final"]
-    page.reload()
+    reload(page)
     expect(last(page, ".body")).to_have_text("Once upon a time")
 
 
@@ -160,7 +160,7 @@ def test_messages_are_deleted_and_put_back(pages, view):
     act(page, "Delete", ".question")
     expect(page.locator("#welcome")).to_be_visible()
     wait_for(lambda: page.evaluate(NUM_KEPT) == 0)
-    page.reload()
+    reload(page)
     expect(page.locator("#welcome")).to_be_visible()
 
 
@@ -190,7 +190,7 @@ def test_a_question_without_a_reply_is_sent_again(pages, view):
     page.locator("#stop").click()
     expect(page.locator(".reply")).to_have_count(0)
     expect(page.locator(".unanswered")).to_contain_text("No reply yet.")
-    page.reload()
+    reload(page)
     expect(page.locator("body.ready")).to_be_visible()
     engine.round_s, engine.pieces = 0.0, ["Here."]
     page.get_by_role("button", name="Send again").click()
@@ -257,7 +257,7 @@ def test_a_conversation_that_is_too_long_shortens_itself(pages, view):
     expect(page.locator(".left-out")).to_contain_text("no longer sent")
     talk(page, "more")
     assert LONG not in [text for _, text in asked(engine)]
-    page.reload()
+    reload(page)
     expect(page.locator(".left-out")).to_be_attached()
     page.get_by_role("button", name="Send all").click()
     expect(page.locator(".left-out")).to_have_count(0)
