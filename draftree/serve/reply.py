@@ -107,7 +107,7 @@ async def answer(
         first = await _read_first(jobs[0])
         stream = EventStream(service, jobs, wire, first, watcher, kind)
         stream.is_repeatable = request.state.identity.is_repeatable
-        stream.progress = progress
+        stream.progress = None if stream.is_repeatable else progress  # how often is chance
         return stream
     except BaseException:
         watcher.cancel()
