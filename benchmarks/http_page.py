@@ -31,6 +31,7 @@ from one that is not there; the same holds when an engine that failed is opened 
 | `POST /v1/responses` | OpenAI's responses, as Codex uses them |
 | `POST /v1/messages` | Anthropic's messages, as Claude Code uses them |
 | `POST /v1/messages/count_tokens` | how many tokens a prompt has |
+| `POST /v1/chat/completions/input_tokens`, `POST /v1/responses/input_tokens` | the same |
 | `POST /v1/embeddings` | one vector a text |
 | `POST /api/chat`, `POST /api/generate` | Ollama's chat and generate |
 | `POST /api/embed`, `POST /api/embeddings` | the vectors, as Ollama's clients ask for them |
@@ -62,17 +63,19 @@ from one that is not there; the same holds when an engine that failed is opened 
   `?client_version=`.
 - **Beginning a reply**: where the last message is the assistant's, the reply goes on from it, in
   every API with messages, and does not repeat it. It does not think first, and reasoning of that
-  message is left out. `continue_final_message: false` of chat completions turns it off.
+  message is left out. A format is that of the whole reply if the beginning fits it, else that of
+  the rest. `continue_final_message: false` of chat completions turns it off.
 - **Paths** below `/v1` may be asked for without it.
 - **Tools**: arguments that a tool's schema does not list are not made up: its objects are closed
   unless they have `additionalProperties` or the like. Schemas of `response_format` are as written.
-- **Errors** are `{"error": {"message", "type", "param", "code"}}`:
-  400 (a field, bad JSON, too long a prompt: `context_length_exceeded`), 401, 403 (unknown host),
-  404 (unknown model), 408 (too slow), 413 (the body is longer than `--max-body`), 415 (not sent as
-  JSON, or compressed: there is no Content-Encoding), 429 and 503 (with Retry-After), 431 (too long
-  a head), 500 (the engine failed; it is opened again, but after three failures in a row the server
-  ends). Below `/v1/messages` they are as Anthropic writes them:
-  `{"type": "error", "error": {"type", "message"}}`, below `/api` as Ollama does: `{"error": "…"}`.
+- **Errors** are `{"error": {"message", "type", "param", "code"}}`: 400 (a field, bad JSON, too long
+  a prompt: the code `context_length_exceeded`, and as llama.cpp has it the type
+  `exceed_context_size_error`, `n_prompt_tokens` and `n_ctx`), 401, 403 (unknown host), 404 (unknown
+  model), 408 (too slow), 413 (the body is longer than `--max-body`), 415 (not sent as JSON, or
+  compressed: there is no Content-Encoding), 429 and 503 (with Retry-After), 431 (too long a head),
+  500 (the engine failed; it is opened again, but after three failures in a row the server ends).
+  Below `/v1/messages` they are as Anthropic writes them: `{"type": "error", "error": {"type",
+  "message"}}`, below `/api` as Ollama does: `{"error": "…"}`.
 - **Id**: every reply has one, in the headers `x-request-id` and `request-id`, where the SDKs of
   OpenAI and Anthropic find it; the lines of the log that belong to the request have it, too.
 - **Turns**: the engine computes one reply at a time, but up to `--parallel` replies take turns of a
@@ -95,8 +98,9 @@ from one that is not there; the same holds when an engine that failed is opened 
 - **HTTP**: `HEAD` works wherever `GET` does. A target may name the host, as for a proxy. A request
   with both Content-Length and Transfer-Encoding is read by the latter, and ends its connection.
 - **Streams** begin with the first token, or after a second. Until the first token, comments say how
-  far the reply is, at most once a second: `: queue 3` (two requests are before it) or
-  `: prefill 4096/65536` (tokens of the prompt that were read). If nothing else comes for ten
+  far the reply is, at most once a second: `: queue 3, about 12 s` (two requests are before it; the
+  wait is what the last ones took, and left out while there were none) or `: prefill 4096/65536`
+  (tokens of the prompt that were read). If nothing else comes for ten
   seconds, `: waiting` does. What comes within 40 ms comes in one event. A stream that breaks off
   ends with an error event.
 - **Stopping** the server (SIGTERM, Ctrl-C, `draftree stop`): new and waiting requests get 503,

@@ -15,10 +15,10 @@ from benchmarks.markdown import table
 from benchmarks.plot import plot_name, plots_of
 from benchmarks.result import check_same_machine, find_older, read_places
 from benchmarks.section import SECTIONS
-from benchmarks.target import KV_KIND, SERVER_TARGETS, TARGETS, judge_targets
+from benchmarks.target import EXPORT_TARGETS, KV_KIND, SERVER_TARGETS, TARGETS, judge_targets
 from benchmarks.target_draft import DRAFT_KIND, DRAFT_TARGETS
 from benchmarks.target_gpu import KINDS as GPU_KINDS
-from benchmarks.verdict import SERVER, Verdict
+from benchmarks.verdict import SERVER, Target, Verdict
 from draftree.bench.disturbance import BUSY_SHARE
 from draftree.bench.record import Json
 from draftree.errors import BenchError
@@ -53,6 +53,7 @@ def make_page(folder: Path, plots: Iterable[str] = ()) -> str:
     lines += _draft_contexts(folder)
     lines += _compression(folder)
     lines += _server(folder)
+    lines += _exports(folder)
     return "\n".join(lines if len(lines) > 1 else [_HEAD, _NOTHING])
 
 
@@ -69,11 +70,9 @@ def _drafts(folder: Path) -> list[str]:
     """How good the packaged drafts are."""
     records = [
         {**result, "kind": DRAFT_KIND, "measures": {"runs": result["runs"]}}
-        for path in sorted(folder.glob("draft/*/acceptance.json"))
-        for result in [json.loads(path.read_text(encoding="utf-8"))]
+        for result in _read_all(folder.glob("draft/*/acceptance.json"))
     ]
-    rows = [_target_row(verdict) for verdict in judge_targets(records, targets=DRAFT_TARGETS)]
-    return ["## Drafts", "", *table(_TARGET_COLUMNS, rows), ""] if records else []
+    return _judge("Drafts", records, DRAFT_TARGETS)
 
 
 def _compression(folder: Path) -> list[str]:
@@ -85,13 +84,24 @@ def _compression(folder: Path) -> list[str]:
 
 
 def _server(folder: Path) -> list[str]:
-    """What came of made-up requests."""
-    path = folder / "serve" / "checks" / "fuzz.json"
-    if not path.exists():
-        return []
-    record = {**json.loads(path.read_text(encoding="utf-8")), "model": {"sha256": SERVER}}
-    rows = [_target_row(verdict) for verdict in judge_targets([record], targets=SERVER_TARGETS)]
-    return ["## Server", "", *table(_TARGET_COLUMNS, rows), ""]
+    """What came of made-up requests, and what a browser saw of the page."""
+    found = _read_all(folder.glob("serve/checks/*.json"))
+    records = [{**record, "model": {"sha256": SERVER}} for record in found]
+    return _judge("Server", records, SERVER_TARGETS)
+
+
+def _exports(folder: Path) -> list[str]:
+    return _judge("Exported drafts", _read_all(folder.glob("draft/export/*.json")), EXPORT_TARGETS)
+
+
+def _read_all(paths: Iterable[Path]) -> list[Json]:
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(paths)]
+
+
+def _judge(title: str, records: list[Json], targets: Iterable[Target]) -> list[str]:
+    """A table of targets that are judged by themselves, if there is anything to judge."""
+    rows = [_target_row(verdict) for verdict in judge_targets(records, targets=targets)]
+    return [f"## {title}", "", *table(_TARGET_COLUMNS, rows), ""] if records else []
 
 
 def _machine_part(records: Mapping[str, Json], plots: set[str], place: str) -> list[str]:

@@ -245,7 +245,42 @@ def _growth_mb(measures: Json) -> float:
     return round(measures["rss_mb"]["end"] - measures["rss_mb"]["warm"], 1)
 
 
+def _late_growth_mb(measures: Json) -> float:
+    """Of a server that keeps no conversations, in the second half of the requests."""
+    samples = measures["no cache"]["samples"]
+    return round(samples[-1]["rss_mb"] - samples[len(samples) // 2 - 1]["rss_mb"], 1)
+
+
+def _beside_cache_mb(measures: Json) -> float:
+    """What one that does has more at the end, without what the cache holds."""
+    none, kept = (measures[bound]["samples"][-1] for bound in ("no cache", "default"))
+    return round(kept["rss_mb"] - kept["kept_mb"] - none["rss_mb"], 1)
+
+
+def _page_targets() -> tuple[Target, ...]:
+    def target(
+        what: str, read: Callable[[Json], float], limit: float, aim: float, unit: str
+    ) -> Target:
+        return Target(what, PAGE_KIND, SERVER, read, False, limit, aim, unit)
+
+    def long(measures: Json) -> Json:
+        found: Json = measures["long"]
+        return found
+
+    return (
+        target("page: first paint", lambda m: float(m["first_paint_ms"]["median"]), 300, 150, "ms"),
+        target("opening 1,000 messages", lambda m: float(long(m)["open_ms"]), 500, 200, "ms"),
+        target(
+            "19 of 20 frames while a reply comes to them",
+            *(lambda m: float(long(m)["frame_ms"]["p95"]), 34, 17, "ms"),
+        ),
+        target("page: lines of JavaScript", lambda m: float(m["script_lines"]), 2500, 2500, ""),
+    )
+
+
 FUZZ_KIND: Final = "serve-fuzz"
+GROWTH_KIND: Final = "serve-growth"
+PAGE_KIND: Final = "serve-page"
 SERVER_TARGETS: Final = (
     Target(
         "made-up requests to all endpoints",
@@ -253,6 +288,28 @@ SERVER_TARGETS: Final = (
     ),
     Target("of these, 5xx or hung", FUZZ_KIND, SERVER, _num_broken, False, 0, 0, ""),
     Target("memory grown meanwhile", FUZZ_KIND, SERVER, _growth_mb, False, 64, 32, "MB"),
+    Target(
+        "memory grown by the second 10,000 requests, no cache",
+        *(GROWTH_KIND, SERVER, _late_growth_mb, False, 8, 4, "MB"),
+    ),
+    Target(
+        "more with a cache, besides what it holds",
+        *(GROWTH_KIND, SERVER, _beside_cache_mb, False, 16, 8, "MB"),
+    ),
+    *_page_targets(),
+)
+
+
+def _changed_weights(measures: Json) -> float:
+    return float(sum(measures["num_changed"].values()))
+
+
+EXPORT_KIND: Final = "draft-export"
+EXPORT_TARGETS: Final = (
+    Target(
+        "weights changed by an export and the way back, all systems",
+        *(EXPORT_KIND, SMOLLM2, _changed_weights, False, 0, 0, ""),
+    ),
 )
 
 

@@ -27,7 +27,14 @@ class TokenizerError(DraftreeError):
 
 
 class CapacityError(DraftreeError):
-    """A request or a model that does not fit the memory or the context that was planned."""
+    """A request or a model that does not fit the memory or the context that was planned.
+
+    num_tokens: of a prompt that is too long, or more than it has at least; None for all else.
+    """
+
+    def __init__(self, message: str, num_tokens: int | None = None) -> None:
+        super().__init__(message)
+        self.num_tokens = num_tokens
 
 
 class DeviceError(DraftreeError):

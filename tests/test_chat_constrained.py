@@ -280,6 +280,21 @@ def test_texts_can_have_a_format_too(plain: Engine, drafted: Engine) -> None:
         assert replies[0].reason is FinishReason.STOP
 
 
+def test_a_reply_goes_on_under_its_format(plain: Engine) -> None:
+    """From a beginning that fits; before another one, the format is that of the rest."""
+    whole, _ = read(plain.chat(ASK, response_format=JSON, max_tokens=60))
+    json.loads(whole.text)
+    cut = whole.text.index(",") + 1
+    for begun in (whole.text[:cut], whole.text):
+        messages = [*ASK, {"role": "assistant", "content": begun}]
+        rest, _ = read(plain.chat(messages, response_format=JSON, continue_final=True))
+        assert json.loads(begun + rest.text).keys() == PERSON["properties"].keys()
+        assert rest.reason is FinishReason.STOP
+    messages = [*ASK, {"role": "assistant", "content": "Here it is: "}]
+    rest, _ = read(plain.chat(messages, response_format=JSON, continue_final=True))
+    assert json.loads(rest.text).keys() == PERSON["properties"].keys()
+
+
 def test_a_reply_that_is_cut_short_says_so(plain: Engine) -> None:
     reply, _ = read(plain.chat(ASK, response_format=JSON, max_tokens=5))
     assert reply.reason is FinishReason.LENGTH and reply.text.startswith("{")

@@ -11,7 +11,9 @@ from draftree.serve.rounds import KIND
 
 _END: Final = b"\n\n"
 _ROUNDS: Final = f'"object":"{KIND}"'.encode()
-_USAGE: Final = b'"usage":{'  # what a run cost differs; quotes in text are escaped
+# What a run cost differs; quotes in text are escaped.
+_COSTS: Final = (b'"usage":{', b'"prompt_progress":{')
+_TIMINGS: Final = b',"timings":{'  # at the end of an event
 
 
 class ReplyChanged(Exception):
@@ -38,8 +40,8 @@ class Transcript:
         if event.startswith(b":") or _ROUNDS in event:  # when these come is chance
             return not is_repeated
         self._num_seen += 1
-        if _USAGE not in event:
-            self._seen.update(event)
+        if not any(cost in event for cost in _COSTS):
+            self._seen.update(event.partition(_TIMINGS)[0])
         if not is_repeated:
             self._num_sent, self._sent = self._num_seen, self._seen.copy()
         elif self._num_seen == self._num_sent and self._seen.digest() != self._sent.digest():

@@ -193,7 +193,8 @@ class TokenEngine:
         if length >= max_ctx:
             raise CapacityError(
                 f"The prompt has {length} tokens, but the context was planned for {max_ctx}; "
-                "start with a larger --max-ctx or shorten the prompt."
+                "start with a larger --max-ctx or shorten the prompt.",
+                length,
             )
         biased = (token for token, _ in request.logit_bias)
         tokens = (*request.prompt_ids, *biased)

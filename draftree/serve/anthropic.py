@@ -69,7 +69,10 @@ def make_routes(service: Service) -> APIRouter:
     @router.post("/v1/messages", openapi_extra=describe_body(MessagesRequest))
     async def messages(request: Request) -> Response:
         body = await read_body(request, service, MessagesRequest)
-        check(body, service.check_ready())
+        if isinstance(body.thinking, ThinkingEnabled) and not service.check_ready().can_think:
+            request.state.ignored.append("thinking")
+            body = body.model_copy(update={"thinking": None})
+        check(body)
         request.state.user = body.metadata.user_id if body.metadata else None
         call = make_call(body, service.options.temperature, request.state.identity.seed)
         wire = MessageWire(_reply_options(request, body), call)
@@ -86,7 +89,7 @@ def make_routes(service: Service) -> APIRouter:
     async def count_tokens(request: Request) -> dict[str, int]:
         body = await read_body(request, service, CountRequest)
         engine = service.check_ready()
-        check(body, engine)
+        check(body)
         try:
             return {"input_tokens": await asyncio.to_thread(_count, engine, body)}
         except (DraftreeError, ValueError) as error:
@@ -95,7 +98,7 @@ def make_routes(service: Service) -> APIRouter:
     return router
 
 
-def check(body: PromptFields, engine: "Engine") -> None:
+def check(body: PromptFields) -> None:
     """What no single field can tell."""
     choice, thinking = body.tool_choice, body.thinking
     names = [tool.name for tool in body.tools or ()]
@@ -103,13 +106,10 @@ def check(body: PromptFields, engine: "Engine") -> None:
     check_tools(names, chosen, is_forced=isinstance(choice, AnyChoice))
     if continues(body):
         _check_begun(body.messages[-1], thinking)
-    if isinstance(thinking, ThinkingEnabled):
-        if not engine.can_think:
-            sentence = "thinking is not supported by this model; `adaptive` is taken by every one."
-            raise ApiError(400, sentence, param="thinking", code="unsupported_field")
-        if isinstance(body, MessagesRequest) and thinking.budget_tokens >= body.max_tokens:
-            sentence = "thinking.budget_tokens must be less than max_tokens."
-            raise ApiError(400, sentence, param="thinking.budget_tokens")
+    most = body.max_tokens if isinstance(body, MessagesRequest) else None
+    if isinstance(thinking, ThinkingEnabled) and most and thinking.budget_tokens >= most:
+        sentence = "thinking.budget_tokens must be less than max_tokens."
+        raise ApiError(400, sentence, param="thinking.budget_tokens")
 
 
 def continues(body: PromptFields) -> bool:
@@ -187,7 +187,7 @@ def _texts(content: str | list[TextBlock] | None) -> list[str]:
 
 def _count(engine: "Engine", body: CountRequest) -> int:
     conversation = read_conversation(body)
-    tools, thinking = _tools(body), _thinking(body)
+    tools, thinking = _tools(body), _thinking(body) if engine.can_think else None
     check_length(engine, conversation.text_len + count_characters(tools))
     ids = engine.encode_chat(
         conversation.messages, tools=tools or (), thinking=thinking, continue_final=continues(body)

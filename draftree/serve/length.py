@@ -17,7 +17,8 @@ def check_length(engine: "Engine", num_characters: int) -> None:
         raise CapacityError(
             f"The prompt has {num_characters} characters, which are more than {num_tokens} tokens, "
             f"but the context was planned for {engine.plan.max_ctx}; "
-            "start with a larger --max-ctx or shorten the prompt."
+            "start with a larger --max-ctx or shorten the prompt.",
+            num_tokens,
         )
 
 

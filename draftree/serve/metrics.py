@@ -65,8 +65,16 @@ class Metrics:
     def count_engine_failure(self) -> None:
         self._totals["engine_failures"] += 1
 
-    def render(self, num_waiting: int, num_running: int, num_parked: int) -> str:
-        return "".join(f"{line}\n" for line in self._lines(num_waiting, num_running, num_parked))
+    def render(
+        self, num_waiting: int, num_running: int, num_parked: int, wait_s: float | None = None
+    ) -> str:
+        """wait_s: that the last one in the queue has to expect; None: not known."""
+        lines = [*self._lines(num_waiting, num_running, num_parked)]
+        if wait_s is not None:
+            name = "draftree_queue_wait_seconds"
+            lines += _head(name, "gauge", "Expected wait of the last request in the queue.")
+            lines.append(f"{name} {wait_s:.3f}")
+        return "".join(f"{line}\n" for line in lines)
 
     def _lines(self, num_waiting: int, num_running: int, num_parked: int) -> Iterator[str]:
         name = "draftree_requests_total"

@@ -34,6 +34,7 @@ from draftree.serve.reply import Wire, answer
 from draftree.serve.rounds import show_rounds
 from draftree.serve.service import Service
 from draftree.serve.statistics import wants_statistics
+from draftree.serve.telemetry import show_telemetry
 from draftree.serve.wire import ApiError
 from draftree.text.grammar import FormatKind, ResponseFormat
 
@@ -85,14 +86,23 @@ async def _answer(
     service: Service,
     body: SamplingFields,
     calls: list[Call],
-    wire: Wire,
+    own: ChatWire | CompletionWire,
     prompt_field: str,
 ) -> Response:
+    wire: Wire = own
     if body.draftree is not None and body.draftree.rounds:
         calls, wire = show_rounds(calls, wire)
-    is_stream = bool(body.stream)
+    calls, wire, progress = show_telemetry(
+        calls, wire, own, has_timings=body.timings_per_token, has_progress=body.return_progress
+    )
     return await answer(
-        request, service, calls, wire, is_stream=is_stream, prompt_field=prompt_field
+        request,
+        service,
+        calls,
+        wire,
+        is_stream=bool(body.stream),
+        prompt_field=prompt_field,
+        progress=progress,
     )
 
 
@@ -321,7 +331,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 def _thinking(body: ChatRequest) -> bool | None:
     """Effort limits how long a model thinks, and is no reason to refuse one that does not."""
-    if body.reasoning_effort == "none":
+    if _effort(body) == "none":
         return False
     return body.chat_template_kwargs.enable_thinking if body.chat_template_kwargs else None
 
@@ -329,7 +339,11 @@ def _thinking(body: ChatRequest) -> bool | None:
 def _thinking_budget(body: ChatRequest) -> int | None:
     if body.thinking_budget is not None:
         return body.thinking_budget
-    return EFFORT_BUDGETS.get(body.reasoning_effort or "")
+    return EFFORT_BUDGETS.get(_effort(body) or "")
+
+
+def _effort(body: ChatRequest) -> str | None:
+    return body.reasoning_effort or (body.reasoning.effort if body.reasoning else None)
 
 
 def _response_format(body: ChatRequest) -> ResponseFormat | None:

@@ -105,10 +105,12 @@ class PeerFields(WireModel):
     cache_control: Any = ignored(_CACHED)
     n_keep: Any = ignored("Nothing of a prompt is dropped.")
     id_slot: Any = ignored("Requests need no slot.")
-    timings_per_token: Any = ignored("Ask for statistics instead.")
+    timings_per_token: bool | None = optional("Add llama.cpp's `timings` to what is sent.")
     verbose: Any = ignored("Ask for statistics instead.")
     return_tokens: Any = ignored("Replies are text.")
-    return_progress: Any = ignored("Comments of a stream say how far it is.")
+    return_progress: bool | None = optional(
+        "Say in a stream how much of the prompt was read, as `prompt_progress`."
+    )
 
 
 class SamplingFields(PeerFields):
@@ -287,6 +289,10 @@ class TemplateOptions(WireModel):
     )
 
 
+class EffortOptions(WireModel):
+    effort: ReasoningEffort | None = optional("The same as reasoning_effort.")
+
+
 class ChatRequest(SamplingFields):
     """POST /v1/chat/completions"""
 
@@ -318,6 +324,7 @@ class ChatRequest(SamplingFields):
     reasoning_effort: ReasoningEffort | None = optional(
         "`none` turns thinking off; `minimal`, `low`, `medium` end it after 256, 1024, 4096 tokens."
     )
+    reasoning: EffortOptions | None = optional("As in responses: `effort` is reasoning_effort.")
     thinking_budget: int | None = optional("End thinking after this many tokens.", ge=0, le=2**31)
     chat_template_kwargs: TemplateOptions | None = optional("Only `enable_thinking`.")
     prediction: Any = ignored("Repetitions are predicted from the conversation by themselves.")

@@ -46,6 +46,7 @@ def render_error(error: ApiError) -> dict[str, Any]:
             "type": error.kind,
             "param": error.param,
             "code": error.code,
+            **error.details,
         }
     }
 
@@ -54,6 +55,10 @@ class _FramedWire:
     """Replies whose chunks stand in a frame."""
 
     _frame: "Frame"
+
+    def blank(self) -> str:
+        """A chunk without choices."""
+        return self._frame.wrap("")
 
     def ending(self, jobs: Sequence[Job]) -> str:
         return self._frame.end(jobs)

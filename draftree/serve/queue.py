@@ -222,7 +222,7 @@ class FairQueue:
         self._admitted: Counter[str] = Counter()
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
         self._is_closed = False
-        self._mean_s = 1.0
+        self._mean_s: float | None = None  # that a job has the engine; None: there was none yet
 
     @property
     def num_waiting(self) -> int:
@@ -311,6 +311,16 @@ class FairQueue:
             )
             return sum(ahead) + 1
 
+    def expect_wait(self, place: int) -> float | None:
+        """Seconds until whoever has this place gets to the engine; None: nothing is known yet.
+
+        However many take turns, one of them ends whenever the engine has worked as long as a job
+        takes, and the first of them is on its way already.
+        """
+        if self._mean_s is None:
+            return None
+        return self._mean_s * (place - 0.5) if place else 0.0
+
     def is_idle(self, seconds: float) -> bool:
         """Whether nothing comes for so long; waits no longer than until something does."""
         with self._changed:
@@ -334,11 +344,12 @@ class FairQueue:
 
     def note_duration(self, duration_s: float) -> None:
         """Of a job on the engine, to tell others when to come back."""
-        self._mean_s += 0.2 * (duration_s - self._mean_s)
+        mean_s = duration_s if self._mean_s is None else self._mean_s
+        self._mean_s = mean_s + 0.2 * (duration_s - mean_s)
 
     def _forget_if_empty(self, client: str) -> None:
         if not self._waiting[client]:
             del self._waiting[client]
 
     def _retry_s(self, num_ahead: int) -> int:
-        return max(1, min(_MAX_RETRY_S, round(self._mean_s * max(num_ahead, 1) / 2)))
+        return max(1, min(_MAX_RETRY_S, round((self._mean_s or 1.0) * max(num_ahead, 1) / 2)))

@@ -96,8 +96,9 @@ async def answer(
     is_stream: bool,
     prompt_field: str,
     kind: str = EVENTS,
+    progress: Callable[[Usage], str] | None = None,
 ) -> Response:
-    """kind: what a stream is made of."""
+    """kind: what a stream is made of; progress: events that say how far a prompt is read."""
     if not is_stream:
         return await answer_whole(request, service, calls, wire.whole, prompt_field=prompt_field)
     jobs = await _submit(request, service, calls, is_stream=True, prompt_field=prompt_field)
@@ -106,6 +107,7 @@ async def answer(
         first = await _read_first(jobs[0])
         stream = EventStream(service, jobs, wire, first, watcher, kind)
         stream.is_repeatable = request.state.identity.is_repeatable
+        stream.progress = None if stream.is_repeatable else progress  # how often is chance
         return stream
     except BaseException:
         watcher.cancel()
@@ -161,6 +163,7 @@ class EventStream(Response):
         self._service, self._jobs, self._wire = service, jobs, wire
         self._first, self._watcher = first, watcher
         self.is_repeatable = False  # another run has the same events
+        self.progress: Callable[[Usage], str] | None = None
         self._outlet: Outlet | None = None
         self._unsent = ""
         self._num_sent = 0
@@ -236,6 +239,8 @@ class EventStream(Response):
             if num_sent != self._num_sent:
                 next_s = loop.time() + _PATIENCE_S
                 continue
+            if self.progress is not None and (news := self.progress(self._jobs[0].progress)):
+                await self._send(send, news)
             last, words = words, self._describe_progress()
             if words != last or loop.time() >= next_s:
                 next_s = loop.time() + _PATIENCE_S
@@ -245,9 +250,17 @@ class EventStream(Response):
         """Its place in the queue, or how much of the prompt was read; "" while it is written."""
         place, usage = self._service.queue.place_of(self._reading), self._reading.progress
         if place:
-            return f"queue {place}"
+            wait_s = self._service.queue.expect_wait(place)
+            return f"queue {place}" if wait_s is None else f"queue {place}, {describe_wait(wait_s)}"
         is_reading = 0 < usage.read_tokens < usage.prompt_tokens - 1
         return f"prefill {usage.read_tokens}/{usage.prompt_tokens}" if is_reading else ""
+
+
+def describe_wait(seconds: float) -> str:
+    """In words that do not change all the time."""
+    if seconds < 90:
+        return f"about {max(1, round(seconds))} s"
+    return f"about {round(seconds / 60)} min"
 
 
 async def _read_first(job: Job) -> "list[Delta] | None":

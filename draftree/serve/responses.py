@@ -5,7 +5,7 @@ In: HTTP requests. Out: calls on the engine, and a Wire that writes the reply.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -20,6 +20,7 @@ from draftree.serve.conversation import (
     choose_sampling,
     describe_tool,
 )
+from draftree.serve.length import check_length, count_characters
 from draftree.serve.observed import ObservedCall
 from draftree.serve.openai_fields import JsonFormat, compress_options
 from draftree.serve.reply import answer
@@ -40,8 +41,12 @@ from draftree.serve.responses_fields import (
 from draftree.serve.responses_reply import ResponseOptions, ResponseWire
 from draftree.serve.service import Service
 from draftree.serve.statistics import wants_statistics
+from draftree.serve.telemetry import show_telemetry
 from draftree.serve.wire import ApiError
 from draftree.text.grammar import FormatKind, ResponseFormat
+
+if TYPE_CHECKING:
+    from draftree.chat import Engine
 
 MODELS: Final = (ResponsesRequest,)
 _LOGPROBS: Final = "message.output_text.logprobs"
@@ -56,14 +61,22 @@ def make_routes(service: Service) -> APIRouter:
         check(body)
         request.state.user = body.user or body.safety_identifier
         call = make_call(body, service.options.temperature, request.state.identity.seed)
-        options = _reply_options(service, request, body)
+        wire = ResponseWire(_reply_options(service, request, body), call)
+        calls, told, progress = show_telemetry(
+            [call],
+            wire,
+            wire,
+            has_timings=body.timings_per_token,
+            has_progress=body.return_progress,
+        )
         return await answer(
             request,
             service,
-            [call],
-            ResponseWire(options, call),
+            calls,
+            told,
             is_stream=bool(body.stream),
             prompt_field="input",
+            progress=progress,
         )
 
     return router
@@ -80,6 +93,9 @@ def check(body: ResponsesRequest) -> None:
     if body.top_logprobs and _LOGPROBS not in (body.include or ()):
         sentence = f"top_logprobs needs include to have {_LOGPROBS!r}."
         raise ApiError(400, sentence, param="top_logprobs")
+    if body.max_tokens not in (None, body.max_output_tokens or body.max_tokens):
+        sentence = "max_tokens and max_output_tokens differ; give one of them."
+        raise ApiError(400, sentence, param="max_tokens")
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream to be true.", param="stream_options")
 
@@ -101,12 +117,20 @@ def make_call(body: ResponsesRequest, temperature: float, seed: int) -> Observed
         response_format=_response_format(body),
         thinking=False if effort == "none" else None,
         thinking_budget=EFFORT_BUDGETS.get(effort or ""),
-        max_tokens=body.max_output_tokens,
+        max_tokens=body.max_output_tokens or body.max_tokens,
         logprobs=(body.top_logprobs or 0) if _LOGPROBS in (body.include or ()) else None,
         sampling=choose_sampling(_or(body.temperature, temperature), seed, body.top_p),
         **compress_options(body.draftree),
     )
     return ObservedCall(call)
+
+
+def render_prompt(engine: "Engine", body: ResponsesRequest) -> str:
+    """What the model is to read."""
+    conversation = read_conversation(body)
+    tools = [_tool(*function) for function in _functions(body)]
+    check_length(engine, conversation.text_len + count_characters(tools))
+    return engine.render_chat(conversation.messages, tools=tools)
 
 
 def read_conversation(body: ResponsesRequest) -> Conversation:
@@ -174,7 +198,7 @@ def _reply_options(service: Service, request: Request, body: ResponsesRequest) -
     plain = body.model_dump(include=repeated, by_alias=True, exclude_none=True)
     settings = {
         "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
+        "max_output_tokens": body.max_output_tokens or body.max_tokens,
         "temperature": _or(body.temperature, service.options.temperature),
         "top_p": _or(body.top_p, 1.0),
         "tools": plain.get("tools", []),

@@ -185,6 +185,7 @@ class ResponsesRequest(WireModel):
     max_output_tokens: int | None = optional(
         "Most tokens of a reply; the rest of the context if not.", ge=1, le=2**31
     )
+    max_tokens: int | None = optional("Another name of max_output_tokens.", ge=1, le=2**31)
     temperature: float | None = optional(
         "0 is greedy; if not given, what the server was started with.", ge=0, le=2
     )
@@ -225,6 +226,8 @@ class ResponsesRequest(WireModel):
     context_management: Nothing = refused("Nothing is compacted here.")
     moderation: Nothing = refused("There is no moderation here.")
     access_programs: Nothing = refused("There are no programs here.")
-    timings_per_token: Any = ignored("Ask for statistics instead.")
-    return_progress: Any = ignored("Comments of a stream say how far it is.")
+    timings_per_token: bool | None = optional("Add llama.cpp's `timings` to what is sent.")
+    return_progress: bool | None = optional(
+        "Say in a stream how much of the prompt was read, as `prompt_progress`."
+    )
     image: Nothing = refused("The model reads and writes text.")

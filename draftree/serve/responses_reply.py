@@ -70,6 +70,10 @@ class ResponseWire:
         words = ("created", "in_progress")
         return "".join(self._event(f"response.{word}", response=response) for word in words)
 
+    def blank(self) -> str:
+        """An event that says nothing new."""
+        return self._event("response.in_progress", response=self._response("in_progress", []))
+
     def chunk(self, index: int, deltas: "Sequence[Delta]") -> str:
         return "".join(p for part in split_parts(deltas) for p in self._write(*part))
 

@@ -19,7 +19,7 @@ from draftree.errors import CapacityError, DraftreeError, ServeError
 from draftree.serve.log import log_event
 from draftree.serve.queue import FairQueue, Job
 from draftree.serve.turns import Turns
-from draftree.serve.wire import ApiError, busy, engine_failure
+from draftree.serve.wire import TOO_LONG, ApiError, busy, engine_failure
 from draftree.text.reply import DeltaKind
 
 if TYPE_CHECKING:
@@ -237,8 +237,13 @@ class EngineThread:
 def explain(error: Exception, engine: "Engine") -> ApiError:
     """A request that the engine does not take, in the words of the API."""
     if isinstance(error, CapacityError):
-        sentence = f"This model's maximum context length is {engine.plan.max_ctx} tokens. {error}"
-        return ApiError(400, sentence, code="context_length_exceeded")
+        limit = engine.plan.max_ctx
+        sentence = f"This model's maximum context length is {limit} tokens. {error}"
+        # OpenAI's clients know it by its code, llama.cpp's by its type and the two numbers.
+        too_long = ApiError(400, sentence, kind=TOO_LONG, code="context_length_exceeded")
+        if error.num_tokens is not None:
+            too_long.details = {"n_prompt_tokens": error.num_tokens, "n_ctx": limit}
+        return too_long
     text = str(error).strip()
     sentence = text[:1].upper() + text[1:]
     return ApiError(400, sentence if sentence.endswith(".") else f"{sentence}.")

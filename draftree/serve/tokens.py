@@ -16,6 +16,9 @@ from draftree.serve.body import describe_body, read_body
 from draftree.serve.length import check_length, count_characters
 from draftree.serve.openai import check_chat, check_tokens, continues, read_messages, read_tools
 from draftree.serve.openai_fields import MODEL_WORDS, ChatRequest, ModelName, TokenId
+from draftree.serve.responses import check as check_response
+from draftree.serve.responses import render_prompt
+from draftree.serve.responses_fields import ResponsesRequest
 from draftree.serve.service import Service
 from draftree.serve.thread import explain
 from draftree.serve.wire import WireModel, optional
@@ -63,7 +66,19 @@ def make_routes(service: Service) -> APIRouter:
     async def apply_template(request: Request) -> dict[str, Any]:
         body = await read_body(request, service, ChatRequest)
         check_chat(body)
-        return await _run(service, lambda engine: _apply_template(engine, body))
+        return await _run(service, lambda engine: {"prompt": _render(engine, body)})
+
+    @router.post("/v1/chat/completions/input_tokens", openapi_extra=describe_body(ChatRequest))
+    async def count_chat(request: Request) -> dict[str, Any]:
+        body = await read_body(request, service, ChatRequest)
+        check_chat(body)
+        return await _run(service, lambda engine: _count(engine, _render(engine, body)))
+
+    @router.post("/v1/responses/input_tokens", openapi_extra=describe_body(ResponsesRequest))
+    async def count_response(request: Request) -> dict[str, Any]:
+        body = await read_body(request, service, ResponsesRequest)
+        check_response(body)
+        return await _run(service, lambda engine: _count(engine, render_prompt(engine, body)))
 
     return router
 
@@ -102,12 +117,16 @@ def _detokenize(engine: "Engine", body: DetokenizeRequest) -> dict[str, Any]:
     return {"content": engine.tokenizer.decode(body.tokens)}
 
 
-def _apply_template(engine: "Engine", body: ChatRequest) -> dict[str, Any]:
+def _render(engine: "Engine", body: ChatRequest) -> str:
     messages, tools = read_messages(body), read_tools(body)
     check_length(engine, count_characters(messages) + count_characters(tools))
     kwargs = body.chat_template_kwargs
     thinking = kwargs.enable_thinking if kwargs is not None and engine.can_think else None
-    text = engine.render_chat(
+    return engine.render_chat(
         messages, tools=tools or (), thinking=thinking, continue_final=continues(body)
     )
-    return {"prompt": text}
+
+
+def _count(engine: "Engine", prompt: str) -> dict[str, Any]:
+    num_tokens = len(engine.tokenizer.encode_chat(prompt))
+    return {"object": "response.input_tokens", "input_tokens": num_tokens}

@@ -22,6 +22,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, from_json
 REFUSED: Final = "refused"
 IGNORED: Final = "ignored"
 OUTLET: Final = "draftree.outlet"  # names of extensions of ASGI
+TOO_LONG: Final = "exceed_context_size_error"  # llama.cpp's name of it
 CROWDED: Final = "draftree.crowded"
 IDENTITY: Final = "draftree.identity"
 _MAX_PARTS: Final = 500_000  # of a body: objects, lists, and the quotes of names and texts
@@ -136,6 +137,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.details: Mapping[str, int] = {}  # what OpenAI's errors do not have
 
     @property
     def headers(self) -> dict[str, str]:

@@ -118,6 +118,8 @@ class TurnPlanner:
         if prompt.may_think or options.thinking_budget is not None:
             reasoning = Reasoning(OPENING, CLOSING, prompt.is_open, options.thinking_budget)
         content = self._content(options.response_format, calls, prompt.may_think)
+        if content is not None and is_continued:
+            content = self._enter(content, plain_content(messages[-1].get("content")) or "")
         trigger = self._trigger(calls) if content is None else None
         grammar = None
         if content or trigger or options.thinking_budget is not None:
@@ -255,6 +257,19 @@ class TurnPlanner:
         lead = '" "? ' if self._tokenizer.prefixes_space else ""
         lead += r'"\n"? "\n"? ' if may_think else ""
         return self._compiler.compile(f"start: {lead}({' | '.join(parts)})\n{rules}")
+
+    def _enter(self, content: Cursor, begun: str) -> Cursor:
+        """The grammar behind a beginning that fits it; one that does not stands before the rest."""
+        tokens = self._tokenizer.encode(
+            begun, add_special=False, parse_special=False, starts_text=False
+        )
+        inside = content.copy()
+        try:
+            for token in tokens:
+                inside.advance(token)
+        except GrammarError:
+            return content
+        return inside
 
     def _trigger(self, calls: CallPlan | None) -> CallTrigger | None:
         """Text is free until a call begins, where that can be told by one token."""

@@ -2,7 +2,16 @@
 
 from dataclasses import replace
 
-from benchmarks.target import FUZZ_KIND, SERVER_TARGETS, TARGETS, judge_targets
+from benchmarks.target import (
+    EXPORT_KIND,
+    EXPORT_TARGETS,
+    FUZZ_KIND,
+    GROWTH_KIND,
+    PAGE_KIND,
+    SERVER_TARGETS,
+    TARGETS,
+    judge_targets,
+)
 from benchmarks.verdict import CODER, NEOVERSE_N1, SERVER, SMOLLM2, SYNTH
 from tests.benchmarks import example
 
@@ -102,13 +111,45 @@ def test_replicas():
     assert words([bad], "cluster") == ["missed", "aim reached", "missed", "aim reached"]
 
 
+def judge_server(kind, measures):
+    record = {"kind": kind, "model": {"sha256": SERVER}, "machine": {"cpu": ""}}
+    verdicts = judge_targets([record | {"measures": measures}], targets=SERVER_TARGETS)
+    return [verdict.words for verdict in verdicts if verdict.target.kind == kind]
+
+
+def test_memory_is_judged_with_and_without_what_the_cache_holds():
+    def judge(end_mb, kept_mb):
+        none = [{"rss_mb": mb, "kept_mb": 0.0} for mb in (120.0, 140.0, 142.0, 145.0)]
+        kept = [{"rss_mb": end_mb, "kept_mb": kept_mb}]
+        return judge_server(
+            GROWTH_KIND, {"no cache": {"samples": none}, "default": {"samples": kept}}
+        )
+
+    assert judge(200.0, 53.0) == ["target reached", "aim reached"]
+    assert judge(200.0, 20.0) == ["target reached", "missed"]
+
+
+def test_the_page_is_judged():
+    long = {"open_ms": 138.0, "frame_ms": {"p95": 17.0}}
+    good = {"first_paint_ms": {"median": 301.0}, "long": long, "script_lines": 2501}
+    assert judge_server(PAGE_KIND, good) == ["missed", "aim reached", "aim reached", "missed"]
+
+
+def test_an_export_may_change_no_weight():
+    def judge(**changed):
+        record = {"kind": EXPORT_KIND, "model": {"sha256": SMOLLM2}, "machine": {"cpu": ""}}
+        record["measures"] = {"num_changed": changed}
+        return [verdict.words for verdict in judge_targets([record], targets=EXPORT_TARGETS)]
+
+    assert judge(vllm=0, sglang=0) == ["aim reached"]
+    assert judge(vllm=0, sglang=1) == ["missed"]
+
+
 def test_made_up_requests_are_judged_on_any_model():
     def judge(**measures):
         good = {"num_cases": 10_000, "num_failed": 0, "num_hung": 0}
         good["rss_mb"] = {"warm": 130.0, "end": 135.0}
-        record = {"kind": FUZZ_KIND, "model": {"sha256": SERVER}, "machine": {"cpu": ""}}
-        record["measures"] = {**good, **measures}
-        return [verdict.words for verdict in judge_targets([record], targets=SERVER_TARGETS)]
+        return judge_server(FUZZ_KIND, {**good, **measures})
 
     assert judge() == ["aim reached"] * 3
     assert judge(num_cases=9_999)[0] == "missed"

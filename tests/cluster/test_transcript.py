@@ -56,3 +56,17 @@ def test_text_that_talks_of_usage_is_compared():
     transcript.restart()
     with pytest.raises(ReplyChanged):
         transcript.pass_on(said[1])
+
+
+def test_timings_and_progress_may_differ_and_text_beside_them_may_not():
+    def write(word, number):
+        progress = b'data: {"choices":[],"prompt_progress":{"cache":%d}}\n\n' % number
+        return progress + b'data: {"text":"%s","timings":{"ms":%d}}\n\n' % (word, number)
+
+    transcript = Transcript()
+    transcript.pass_on(write(b"once", 5))
+    transcript.restart()
+    assert transcript.pass_on(write(b"once", 66) + EVENTS[1]) == EVENTS[1]
+    transcript.restart()
+    with pytest.raises(ReplyChanged):
+        transcript.pass_on(write(b"twice", 5) + EVENTS[1])

@@ -21,6 +21,20 @@ VIEWS = {
     "phone-light": {**PHONE, **LIGHT},
 }
 
+# The page opens its database for every request to it, and closes it when that is done.
+COUNT_OPEN = """
+  window.numOpen = 0;
+  const { open } = IDBFactory.prototype, { close } = IDBDatabase.prototype;
+  IDBFactory.prototype.open = function (...given) {
+    numOpen += 1;
+    return open.apply(this, given);
+  };
+  IDBDatabase.prototype.close = function () {
+    numOpen -= 1;
+    return close.call(this);
+  };
+"""
+
 
 def _in_views(num_short):
     """All of them, the first ones also in a short run."""
@@ -54,6 +68,7 @@ def visit(browser):
     def open_page(url, expected=(), **options):
         context = browser.new_context(**options)
         contexts.append(context)
+        context.add_init_script(COUNT_OPEN)
         page = context.new_page()
         page.set_default_timeout(120_000)
 
@@ -108,6 +123,12 @@ def talk(page, *texts):
         say(page, text)
         expect(last(page, "footer")).to_be_visible()
         expect(page.locator(".question").last).to_have_text(text)
+
+
+def reload(page):
+    """When all that was said and done is kept; on a busy machine that takes a moment."""
+    page.wait_for_function("numOpen === 0")
+    page.reload()
 
 
 def last(page, selector=""):

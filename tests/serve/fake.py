@@ -187,7 +187,7 @@ class Engine:
 
     def _start(self, length, options, prompt):
         if length >= self.max_ctx:
-            raise CapacityError(f"The prompt has {length} tokens.")
+            raise CapacityError(f"The prompt has {length} tokens.", length)
         self.calls.append({"prompt": prompt, **options})
         return Generation(self, prompt, self.pieces, self.round_s)
 

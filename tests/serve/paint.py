@@ -9,6 +9,7 @@ import statistics
 from pathlib import Path
 
 from draftree.bench.disturbance import look
+from draftree.serve import page as served
 from tests.serve.conftest import Running
 from tests.serve.result import read_result, write_result
 from tests.serve.viewer import PageEngine, make_round, open_browser
@@ -85,9 +86,20 @@ def measure():
             browser.close()
     finally:
         running.stop()
+    return version, {**figures_of(visits, opened, frames), "script_lines": count_lines()}
+
+
+def count_lines():
+    """Of our own JavaScript; that of the libraries is not."""
+    folder = Path(served.__file__).with_name("page")
+    names = [name for name in served.FILES if name.endswith(".js") and "/" not in name]
+    return sum(len((folder / name).read_text(encoding="utf-8").splitlines()) for name in names)
+
+
+def figures_of(visits, opened, frames):
     paints, readies = zip(*visits, strict=True)
     frames.sort()
-    return version, {
+    return {
         "first_paint_ms": summarize(paints),
         "ready_ms": summarize(readies),
         "long": {

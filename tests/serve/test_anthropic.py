@@ -199,7 +199,6 @@ def content(block, role="user"):
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice names 'x'"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking is not supported"),
         ({"thinking": {"type": "between_tools"}}, "thinking"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "edits[0]"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
@@ -233,6 +232,9 @@ def test_what_cannot_change_the_text_is_taken_and_named(client, engine):
     assert reply.headers["x-draftree-ignored"] == "cache_control, speed, service_tier"
     assert engine.calls[-1]["sampling"].top_k == 0
     assert "x-draftree-ignored" not in ask(client).headers
+    reply = ask(client, thinking={"type": "enabled", "budget_tokens": 5})
+    assert reply.headers["x-draftree-ignored"] == "thinking"  # this model cannot
+    assert (engine.calls[-1]["thinking"], engine.calls[-1]["thinking_budget"]) == (None, None)
 
 
 def test_a_budget_must_leave_room(client, engine):

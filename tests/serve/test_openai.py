@@ -5,6 +5,7 @@ import json
 import pytest
 
 from draftree.errors import GrammarError
+from draftree.serve.wire import TOO_LONG
 from draftree.text.grammar import FormatKind, ResponseFormat
 
 HELLO = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
@@ -32,7 +33,8 @@ def chunks(response):
 def error_of(response, status):
     assert response.status_code == status, response.text
     error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    sizes = {"n_prompt_tokens", "n_ctx"} if error["type"] == TOO_LONG else set()
+    assert {"message", "type", "param", "code"} == set(error) - sizes
     assert error["message"].endswith(".")
     return error
 
@@ -122,8 +124,10 @@ def test_defaults(client, engine):
     ("effort", "thinking", "budget"),
     [("none", False, None), ("minimal", None, 256), ("low", None, 1024), ("high", None, None)],
 )
-def test_reasoning_effort(client, engine, effort, thinking, budget):
-    assert chat(client, reasoning_effort=effort).is_success
+@pytest.mark.parametrize("has_object", [False, True])
+def test_reasoning_effort(client, engine, effort, thinking, budget, has_object):
+    field = {"reasoning": {"effort": effort}} if has_object else {"reasoning_effort": effort}
+    assert chat(client, **field).is_success
     assert (engine.calls[0]["thinking"], engine.calls[0]["thinking_budget"]) == (thinking, budget)
 
 
@@ -232,6 +236,8 @@ def test_too_long_a_prompt(client):
     error = error_of(chat(client, messages=[message]), 400)
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
     assert "64 tokens" in error["message"] and "100 tokens" in error["message"]
+    sizes = error["type"], error["n_prompt_tokens"], error["n_ctx"]
+    assert sizes == (TOO_LONG, 100, 64)  # as llama.cpp's clients know it
     assert error_of(complete(client, prompt="x" * 100, stream=True), 400)["param"] == "prompt"
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.serve.browser import PHONE, asked, expect, in_all_views, last, say, talk
+from tests.serve.browser import PHONE, asked, expect, in_all_views, last, reload, say, talk
 
 
 def open_list(page):
@@ -27,7 +27,7 @@ def test_conversations_are_kept_and_opened_again(pages, view):
     talk(page, "About cats", "And dogs")
     start_another(page)
     talk(page, "About compilers")
-    page.reload()
+    reload(page)
     expect(last(page, ".body")).to_have_text("Hello there")  # this tab had it open
     expect(page.locator(".question .bubble")).to_have_text(["About compilers"])
     open_list(page)
@@ -85,7 +85,7 @@ def test_renaming_and_deleting(pages, view):
     page.keyboard.type("Nothing")
     page.keyboard.press("Escape")
     expect(names(page)).to_have_text(["Felines"])
-    page.reload()
+    reload(page)
     open_list(page)
     expect(names(page)).to_have_text(["Felines"])
     row.hover()
@@ -99,7 +99,7 @@ def test_renaming_and_deleting(pages, view):
     row.hover()
     row.get_by_role("button", name="Delete Felines").click()
     expect(page.locator("#list-note")).to_have_text("Conversations are kept in this browser.")
-    page.reload()
+    reload(page)
     expect(page.locator("#welcome")).to_be_visible()
 
 
@@ -185,7 +185,7 @@ def test_keeping_nothing(pages, view):
       return JSON.stringify([all.result, {...localStorage}, {...sessionStorage}]);
     }"""
     assert "private words" not in page.evaluate(everything)
-    page.reload()
+    reload(page)
     expect(page.locator("#welcome")).to_be_visible()
     open_list(page)
     expect(page.locator("#list-note")).to_have_text("Conversations end with this tab.")

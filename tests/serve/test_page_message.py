@@ -5,8 +5,9 @@ with them, and a conversation that has grown too long can be shortened.
 import pytest
 
 from draftree.core import FinishReason
+from draftree.text.reply import DeltaKind
 from tests.serve import fake
-from tests.serve.browser import act, asked, expect, in_all_views, last, say, talk
+from tests.serve.browser import act, asked, expect, in_all_views, last, reload, say, talk
 from tests.serve.conftest import wait_for
 
 LONG = "x" * 4000
@@ -44,7 +45,7 @@ def test_a_question_is_edited_and_both_versions_stay(pages, view):
     versions.get_by_role("button", name="Earlier version").click()
     expect(bubbles(page)).to_have_text(["one", "two"])
     expect(last(page, ".body")).to_have_text("Hello there")
-    page.reload()
+    reload(page)
     expect(bubbles(page)).to_have_text(["one", "two"])
     act(page, "Later version", ".question")
     expect(bubbles(page)).to_have_text(["one", "three"])
@@ -92,8 +93,9 @@ def test_a_reply_is_edited_and_continued(pages, view):
     last(page).get_by_role("button", name="Continue", exact=True).click()
     expect(last(page, ".body")).to_have_text("Once upon a time")
     expect(last(page, "footer")).to_be_visible()
-    assert asked(pages.engine)[:2] == [("user", "one"), ("assistant", "Once upon")]
-    page.reload()
+    assert asked(pages.engine) == [("user", "one"), ("assistant", "Once upon")]
+    assert pages.engine.calls[-1]["continue_final"]
+    reload(page)
     expect(last(page, ".body")).to_have_text("Once upon a time")
 
 
@@ -107,7 +109,38 @@ def test_a_reply_that_was_cut_off_can_be_continued(pages):
     expect(last(page, ".resume")).to_have_count(0)
     pages.engine.pieces = ["More"]
     talk(page, "two")
-    assert asked(pages.engine)[:2] == [("user", "one"), ("assistant", "Hello there, friend.")]
+    sent = [("user", "one"), ("assistant", "Hello there, friend."), ("user", "two")]
+    assert asked(pages.engine) == sent
+    assert "continue_final" not in pages.engine.calls[-1]
+
+
+def test_only_the_last_reply_can_be_continued(pages):
+    pages.engine.finish_reason = FinishReason.LENGTH
+    page = pages()
+    talk(page, "one", "two")
+    expect(page.locator(".resume")).to_have_count(2)
+    expect(page.locator(".resume").first).to_be_hidden()
+    expect(page.locator(".resume").last).to_be_visible()
+
+
+def test_a_model_that_thinks_goes_on_without_thinking_again(pages):
+    engine = pages.engine
+    thought = fake.Delta("Let me see.", kind=DeltaKind.REASONING)
+    engine.thinks, engine.finish_reason, engine.pieces = True, FinishReason.LENGTH, [thought]
+    page = pages()
+    talk(page, "one")
+    expect(page.locator(".resume")).to_have_count(0)  # the text has not begun
+    engine.pieces = [thought, "It is"]
+    act(page, "Again")
+    expect(last(page, ".resume")).to_be_visible()
+    assert engine.calls[-1]["thinking"] is True
+    engine.finish_reason, engine.pieces = FinishReason.STOP, [" four."]
+    last(page, ".resume").click()
+    expect(last(page, ".body")).to_have_text("It is four.")
+    assert asked(engine) == [("user", "one"), ("assistant", "It is")]
+    assert engine.calls[-1]["thinking"] is None
+    last(page, "summary").click()
+    expect(last(page, "details p")).to_have_text("Let me see.")
 
 
 @in_all_views
@@ -127,7 +160,7 @@ def test_messages_are_deleted_and_put_back(pages, view):
     act(page, "Delete", ".question")
     expect(page.locator("#welcome")).to_be_visible()
     wait_for(lambda: page.evaluate(NUM_KEPT) == 0)
-    page.reload()
+    reload(page)
     expect(page.locator("#welcome")).to_be_visible()
 
 
@@ -157,7 +190,7 @@ def test_a_question_without_a_reply_is_sent_again(pages, view):
     page.locator("#stop").click()
     expect(page.locator(".reply")).to_have_count(0)
     expect(page.locator(".unanswered")).to_contain_text("No reply yet.")
-    page.reload()
+    reload(page)
     expect(page.locator("body.ready")).to_be_visible()
     engine.round_s, engine.pieces = 0.0, ["Here."]
     page.get_by_role("button", name="Send again").click()
@@ -224,7 +257,7 @@ def test_a_conversation_that_is_too_long_shortens_itself(pages, view):
     expect(page.locator(".left-out")).to_contain_text("no longer sent")
     talk(page, "more")
     assert LONG not in [text for _, text in asked(engine)]
-    page.reload()
+    reload(page)
     expect(page.locator(".left-out")).to_be_attached()
     page.get_by_role("button", name="Send all").click()
     expect(page.locator(".left-out")).to_have_count(0)

@@ -1,5 +1,6 @@
 """What the page says of the server, and asks of it: its state, queue and models, settings, keys."""
 
+import re
 import threading
 
 import httpx2
@@ -7,7 +8,7 @@ import httpx2
 from draftree.serve.thread import State
 from draftree.text.reply import DeltaKind
 from tests.serve import fake
-from tests.serve.browser import expect, in_all_views, last, say, talk
+from tests.serve.browser import expect, in_all_views, last, reload, say, talk
 from tests.serve.conftest import wait_for
 from tests.serve.viewer import PageEngine, make_round
 
@@ -61,6 +62,7 @@ def test_others_keep_the_server_busy_and_the_place_in_the_queue_is_shown(start, 
             other.start()
         wait_for(lambda: running.service.queue.num_waiting >= 1)
         wait_for(lambda: running.service.queue.num_waiting + running.service.num_running == 3)
+        running.service.queue.note_duration(100.0)
         page = visit(running.url, **view)
         expect(page.locator("body")).to_have_attribute("data-state", "busy")
         expect(page.locator("#state")).to_have_text(
@@ -68,7 +70,7 @@ def test_others_keep_the_server_busy_and_the_place_in_the_queue_is_shown(start, 
         )
         say(page)
         progress = page.locator(".reply .progress")
-        expect(progress).to_contain_text("in the queue")
+        expect(progress).to_have_text(re.compile(r"Waiting: number \d in the queue, about \d min"))
     finally:
         go.set()
         for other in others:
@@ -134,7 +136,7 @@ def test_the_context_of_a_model_is_taken_from_its_entry(start, visit):
     page = visit(running.url)
     entry = {"id": "fake", "object": "model", "context_length": 2048}
     page.route("**/v1/models", lambda route: route.fulfill(json={"data": [entry]}))
-    page.reload()
+    reload(page)
     page.locator("#prompt").fill("x" * 400)
     expect(page.locator("#gauge-text")).to_have_text("100 of 2,048 tokens")
 
@@ -154,7 +156,7 @@ def test_without_a_draft_the_panel_is_closed_and_says_why(start, visit, view):
     engine.pieces = [make_round(), " rug"]  # looked up in the text
     talk(page, "More")
     expect(page.locator("#tree .current .node.accepted")).to_have_text("·rug")
-    page.reload()
+    reload(page)
     expect(page.locator("#panel")).to_be_visible()  # as it was asked for
 
 
@@ -196,7 +198,7 @@ def test_settings_are_sent_and_kept(pages, view):
         assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.3, 0.9, 40)
         assert (sampling.min_p, sampling.seed, call["max_tokens"]) == (0.05, 5, 77)
         assert list(sent["stop"]) == ["END", "###"]
-        page.reload()
+        reload(page)
         expect(page.locator("body.ready")).to_be_visible()
 
 

@@ -99,6 +99,15 @@ def test_retry_after_grows_with_what_requests_take():
     assert 30 <= caught.value.retry_after <= 60
 
 
+def test_the_wait_grows_with_the_place_and_what_requests_take():
+    queue = FairQueue(10, 10)
+    assert queue.expect_wait(3) is None  # nothing has run yet
+    queue.note_duration(4.0)
+    assert [queue.expect_wait(place) for place in (0, 1, 2)] == [0, 2, 6]
+    queue.note_duration(9.0)
+    assert queue.expect_wait(1) == 2.5
+
+
 def test_dropped_jobs_are_not_taken():
     queue = FairQueue(10, 10)
     first, second = job(), job()

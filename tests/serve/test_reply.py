@@ -150,7 +150,8 @@ def test_waiting_and_reading_are_shown_as_comments(start, engine, monkeypatch, p
     first = open_stream(running)
     wait_for(lambda: engine.started)
     engine.pieces = [read_half, "word"]
-    lines, keys = [], {": queue 1": "first", ": prefill 4096/65536": "half"}
+    running.service.queue.note_duration(24.0)
+    lines, keys = [], {": queue 1, about 12 s": "first", ": prefill 4096/65536": "half"}
     keys[": prefill 8192/65536"] = "all"
     body = {**BODIES[path], "stream": True}
     with httpx2.stream("POST", running.url + path, json=body, timeout=120) as response:
@@ -320,3 +321,8 @@ def test_two_streams_are_not_mixed(start, engine):
         texts = list(pool.map(ask, (f"n{number}" for number in range(16))))
     del engine._start
     assert texts == [f"n{number} " * 20 for number in range(16)]
+
+
+def test_a_wait_is_told_in_round_numbers():
+    told = [reply.describe_wait(seconds) for seconds in (0.2, 12.4, 89, 91, 300)]
+    assert told == ["about 1 s", "about 12 s", "about 89 s", "about 2 min", "about 5 min"]

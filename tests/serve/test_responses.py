@@ -323,6 +323,13 @@ def test_what_cannot_change_the_text_is_taken_and_named(client):
     assert reply.json()["store"] is False
 
 
+def test_max_tokens_is_another_name(client, engine):
+    assert ask(client, max_tokens=5).json()["max_output_tokens"] == 5
+    assert engine.calls[-1]["max_tokens"] == 5
+    error = error_of(ask(client, max_tokens=5, max_output_tokens=6), 400)
+    assert error["param"] == "max_tokens"
+
+
 def test_other_errors(client):
     assert error_of(ask(client, model="x"), 404)["code"] == "model_not_found"
     error = error_of(ask(client, input="x" * 100), 400)

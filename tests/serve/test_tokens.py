@@ -55,3 +55,18 @@ def test_a_conversation_as_the_template_writes_it(client):
     counted = client.post("/v1/messages/count_tokens", json={"messages": begun}).json()
     tokens = client.post("/tokenize", json={"content": reply}).json()["tokens"]
     assert counted["input_tokens"] == len(tokens)
+
+
+def test_prompts_are_counted_before_they_are_sent(client):
+    tool = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+    asks = {
+        "/v1/chat/completions": {"messages": MESSAGES},
+        "/v1/responses": {"input": "Hi", "instructions": "Be brief.", "tools": [tool]},
+    }
+    for path, ask in asks.items():
+        counted = client.post(f"{path}/input_tokens", json=ask).json()
+        usage = client.post(path, json=ask).json()["usage"]
+        used = usage.get("prompt_tokens") or usage["input_tokens"]
+        assert counted == {"object": "response.input_tokens", "input_tokens": used}
+    error = error_of(client.post("/v1/responses/input_tokens", json={"input": "x " * 9**6}), 400)
+    assert error["code"] == "context_length_exceeded"

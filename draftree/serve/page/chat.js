@@ -12,7 +12,6 @@ import { ApiError } from "./stream.js";
 
 const CHUNK = 20; // messages that are drawn together, of a long conversation
 const SHORTENED = 0.6; // of the context, when the oldest messages are left out
-const RESUME = "Continue exactly where you stopped, without repeating anything.";
 
 export class Chat {
   /** parts: settings, server, dialog (of the settings), panel, history, files; onChange: called when
@@ -153,10 +152,10 @@ export class Chat {
     this.keep(conversation);
   }
 
-  /** More of a reply that was cut off. */
+  /** More of a reply that was cut off: the last message is the assistant's, so the server goes on from it. */
   async resume(view) {
     if (this.running || !this.server.isReady) return;
-    const outcome = await this.run(view, [...this.conversation.sent, { role: "user", content: RESUME }]);
+    const outcome = await this.run(view, this.conversation.sent);
     if (outcome.error) this.fail(view, outcome.error, () => this.resume(view));
     else view.end();
     this.showState();
@@ -200,7 +199,7 @@ export class Chat {
       ],
       stream: true,
       draftree: { stats: true, rounds: !find("panel").hidden },
-      ...this.dialog.requestFields(),
+      ...this.dialog.requestFields(sent.at(-1)?.role === "assistant"),
     };
   }
 

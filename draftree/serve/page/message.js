@@ -228,7 +228,7 @@ export class ReplyView extends MessageView {
       makeIconButton("remove", "Delete", actions.remove),
     );
     footer.append(buttons);
-    if (message.isCut) footer.append(makeButton("Continue", actions.resume, "quiet resume"));
+    if (message.isCut && this.text) footer.append(makeButton("Continue", actions.resume, "quiet resume"));
     this.element.append(footer);
   }
 

@@ -41,10 +41,11 @@ function read(event, view, panel, progress) {
 
 /** What a comment of the server says of a reply that has not begun; "" if nothing. */
 function describeProgress(comment) {
-  const [kind, numbers] = comment.split(" ");
-  const [first, last] = (numbers ?? "").split("/").map((number) => Number(number).toLocaleString("en"));
-  if (kind === "queue") return `Waiting: number ${first} in the queue`;
-  return kind === "prefill" ? `Reading the prompt: ${first} of ${last} tokens` : "";
+  const [, place, wait] = /^queue (\d+)(.*)$/.exec(comment) ?? [];
+  if (place) return `Waiting: number ${place} in the queue${wait}`;
+  const [, ...numbers] = /^prefill (\d+)\/(\d+)$/.exec(comment) ?? [];
+  const [read, all] = numbers.map((number) => Number(number).toLocaleString("en"));
+  return all ? `Reading the prompt: ${read} of ${all} tokens` : "";
 }
 
 function describeEnd(usage, reason, panel) {

@@ -74,8 +74,9 @@ export class SettingsDialog {
     find("prompt").focus();
   }
 
-  /** The fields of a request that are set here. */
-  requestFields() {
+  /** The fields of a request that are set here. isBegun: of one that goes on with a reply, which cannot
+   * think first. */
+  requestFields(isBegun) {
     const { settings } = this;
     const fields = {};
     for (const [name, [, field]] of Object.entries(NUMBERS)) {
@@ -84,7 +85,8 @@ export class SettingsDialog {
     if (settings.stop.length) fields.stop = settings.stop;
     const schema = parseSchema(settings.schema);
     if (schema) fields.response_format = { type: "json_schema", json_schema: { name: "reply", schema } };
-    if (this.server.about.can_think) fields.chat_template_kwargs = { enable_thinking: settings.think };
+    const canThink = this.server.about.can_think && !isBegun;
+    if (canThink) fields.chat_template_kwargs = { enable_thinking: settings.think };
     return fields;
   }
 
