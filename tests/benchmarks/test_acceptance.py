@@ -54,8 +54,8 @@ def test_chains_and_trees_are_compared_at_equal_cost() -> None:
     }
 
 
-def _result(name: str) -> dict[str, Any]:
-    result = json.loads((ROOT / "results/draft/smollm2-135m" / name).read_text())
+def _result(name: str, pair: str = "smollm2-135m") -> dict[str, Any]:
+    result = json.loads((ROOT / "results/draft" / pair / name).read_text())
     assert isinstance(result, dict)
     return result
 
@@ -70,9 +70,14 @@ def test_the_docs_show_the_results(name: str) -> None:
     assert hashlib.sha256(draft.read_bytes()).hexdigest() == result["draft"]["sha256"]
 
 
-def test_the_card_shows_the_results() -> None:
-    card = (ROOT / "draftree/data/smollm2-135m-dflash.md").read_text()
-    assert make_table(_result("acceptance.json")) in card
+@pytest.mark.parametrize("pair", ["smollm2-135m", "qwen2.5-coder-0.5b"])
+def test_the_cards_show_the_results(pair: str) -> None:
+    result = _result("acceptance.json", pair)
+    assert make_table(result) in (ROOT / f"draftree/data/{pair}-dflash.md").read_text()
+    assert make_table(result) in (ROOT / "docs/training.md").read_text()
+    assert all(run["num_equal"] == run["num_prompts"] for run in result["runs"])
+    draft = ROOT / "draftree/data" / result["draft"]["file"]
+    assert hashlib.sha256(draft.read_bytes()).hexdigest() == result["draft"]["sha256"]
 
 
 def test_the_docs_show_how_much_faster_it_is() -> None:

@@ -1,5 +1,6 @@
 """The judge of replies finds what is wrong: other texts, replies without an end, errors."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,11 @@ from draftree.bench.http import Endpoint
 from draftree.chat import Engine
 from tests.serve.conftest import Running
 from tests.tiny import tiny_path
+
+
+@pytest.fixture(autouse=True)
+def _no_rest(monkeypatch):
+    monkeypatch.setattr("benchmarks.chaos._REST_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -23,9 +29,23 @@ def asked():
     running.stop()
 
 
-def run(endpoint, questions, seconds=0.3):
-    chaos = Chaos(endpoint, questions, seconds)
-    for number in range(20):
+class Counted(Chaos):
+    """Streams end after so many replies, however long they take."""
+
+    def run_stream(self, number: int) -> None:
+        self._end_s, self._left = math.inf, 4
+        super().run_stream(number)
+
+    def _note(self, outcome: str, fault: str = "") -> None:
+        super()._note(outcome, fault)
+        self._left -= 1
+        if not self._left:
+            self.end()
+
+
+def run(endpoint, questions):
+    chaos = Counted(endpoint, questions, math.inf)
+    for number in range(4):
         chaos.run_stream(number)
     return chaos
 
