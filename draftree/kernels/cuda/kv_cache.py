@@ -28,8 +28,8 @@ class KvShape:
 
     num_kv_heads: int
     head_dim: int
-    keys: KvFormat = KEY_FORMATS["f16"]
-    values: KvFormat = VALUE_FORMATS["f16"]
+    key_format: KvFormat = KEY_FORMATS["f16"]
+    value_format: KvFormat = VALUE_FORMATS["f16"]
 
     def __post_init__(self) -> None:
         if self.head_dim % 8:
@@ -37,6 +37,14 @@ class KvShape:
         codes = {self.keys.code, self.values.code} - {KvCode.HALF}
         if codes and self.head_dim not in (64, 128, 256):
             raise ValueError(f"heads of {self.head_dim} dimensions can only be kept as f16")
+
+    @property
+    def keys(self) -> KvFormat:
+        return self.key_format.of(self.head_dim)
+
+    @property
+    def values(self) -> KvFormat:
+        return self.value_format.of(self.head_dim)
 
     @property
     def row_bytes(self) -> tuple[int, int]:
