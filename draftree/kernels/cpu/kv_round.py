@@ -191,6 +191,29 @@ def _kv_round_kernel(args, ticket, thread, num_threads):
             _flip(row, end, signs)
 
 
+@kernel
+def _shift_kernel(args, ticket, thread, num_threads):
+    """x = y, x + y or x - y."""
+    num_rows, width, sign = load_i64(args[0]), args[1], splat(np.float32(args[6]))
+    for row in range(thread, num_rows, num_threads):
+        for c in range(0, 4 * width, 64):
+            x, y = args[2] + row * args[3] + c, args[4] + row * args[5] + c
+            store(x, load(y) if args[6] == 0 else load(x) + sign * load(y))
+
+
+def record_shift(
+    program: Program, step: PassArgs, x: np.ndarray, by: np.ndarray, sign: int
+) -> None:
+    """Rows by (or one row for all) added to x, taken from it (sign -1), or copied (0)."""
+    strides = x.strides[0], by.strides[0] if by.ndim == 2 else 0
+    program.add(
+        _shift_kernel,
+        *(row_count(step, NUM_TOKENS), x.shape[1], x, strides[0], by, strides[1], sign),
+        reads=(x, by),
+        writes=(x,),
+    )
+
+
 def record_kv_round(
     program: Program, step: PassArgs, x: np.ndarray, num_heads: int, form: KvFormat
 ) -> None:

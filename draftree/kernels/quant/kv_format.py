@@ -32,11 +32,8 @@ class KvCode(IntEnum):
     FIVE = 5  # a group's largest number is -16 of its scale
 
 
-BITS = {
-    **{KvCode.HALF: 16, KvCode.BYTE: 8, KvCode.FIVE: 5},
-    **{KvCode.NIBBLE: 4, KvCode.LEVELS_4: 4, KvCode.LEVELS_3: 3},
-}
-_NARROW_DIM = 64
+BITS = dict(zip(KvCode, (16, 8, 4, 4, 3, 5), strict=True))
+NARROW_DIM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,15 @@ class KvFormat:
 
     def of(self, head_dim: int) -> "KvFormat":
         """For heads of this size."""
-        return self.narrow if self.narrow and head_dim == _NARROW_DIM else self
+        return self.narrow if self.narrow and head_dim == NARROW_DIM else self
+
+    def is_centred(self, head_dim: int, *, has_bias: bool) -> bool:
+        """Whether a GPU takes from keys what they have in common before it rounds them: it costs a
+        second product for every score, and memory on the chip that heads of 256 do not leave.
+        """
+        form = self.of(head_dim)
+        is_needed = has_bias or form.code is KvCode.FIVE
+        return is_needed and form.code is not KvCode.HALF and head_dim in (64, 128)
 
     def group_of(self, head_dim: int) -> int:
         return min(self.of(head_dim).group_len, head_dim)
