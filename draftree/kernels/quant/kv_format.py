@@ -57,6 +57,11 @@ class KvFormat:
         is_needed = has_bias or form.code is KvCode.FIVE
         return is_needed and form.code is not KvCode.HALF and head_dim in (64, 128)
 
+    def suits_bias(self, head_dim: int) -> bool:
+        """Whether keys with a bias survive it: that is most of such a key."""
+        has_many_bits = self.code in (KvCode.HALF, KvCode.BYTE)
+        return has_many_bits or self.is_centred(head_dim, has_bias=True)
+
     def group_of(self, head_dim: int) -> int:
         return min(self.of(head_dim).group_len, head_dim)
 
