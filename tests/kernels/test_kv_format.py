@@ -17,7 +17,7 @@ COSTS = {
     KvCode.NIBBLE: (4e-3, 1.2e-2),
     KvCode.FIVE: (1e-3, 3e-3),
     KvCode.LEVELS_4: (6e-3, 1.2e-2),
-    KvCode.LEVELS_3: (2.5e-2, 4e-2),
+    KvCode.LEVELS_3: (2e-2, 4e-2),
 }
 
 
@@ -51,6 +51,7 @@ def test_heads_of_64_have_keys_of_five_bits_in_the_bytes_of_four(name: str) -> N
     assert form.of(64).code is KvCode.FIVE and form.of(128) is form and form.of(64).is_rotated
     assert form.row_bytes(64) == KvFormat(KvCode.LEVELS_4, 64).row_bytes(64) == 48
     assert VALUE_FORMATS["q4"].row_bytes(64) == 48 and VALUE_FORMATS["tq3_0"].row_bytes(64) == 32
+    assert VALUE_FORMATS["tq3_0"].group_of(64) == 16 and VALUE_FORMATS["tq3_0"].group_of(256) == 128
 
 
 @pytest.mark.parametrize("code", [c for c in KvCode if c is not KvCode.HALF])

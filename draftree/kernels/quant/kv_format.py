@@ -84,6 +84,7 @@ _F16 = KvFormat(KvCode.HALF)
 # A row of 64 numbers of 4 bits is padded to 48 bytes: so many have 5 bits and a scale for each 16.
 _NARROW_KEYS = KvFormat(KvCode.FIVE, 16, is_rotated=True)
 _NARROW_VALUES = KvFormat(KvCode.FIVE, 16)
+_NARROW_THREES = KvFormat(KvCode.LEVELS_3, 16, is_rotated=True)
 KEY_FORMATS = {
     "f16": _F16,
     "q8_0": KvFormat(KvCode.BYTE, 32, is_rotated=True),
@@ -94,7 +95,7 @@ VALUE_FORMATS = {
     "f16": _F16,
     "q8_0": KvFormat(KvCode.BYTE, 32),
     "q4": KvFormat(KvCode.NIBBLE, 32, narrow=_NARROW_VALUES),
-    "tq3_0": KvFormat(KvCode.LEVELS_3, 128, is_rotated=True),
+    "tq3_0": KvFormat(KvCode.LEVELS_3, 128, is_rotated=True, narrow=_NARROW_THREES),
 }
 KV_ALIASES = {"q8": "q8_0"}
 AUTO_NAMES = ("f16", "q8_0", "q4")  # best first; fewer bits only where they are asked for

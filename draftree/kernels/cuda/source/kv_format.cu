@@ -12,7 +12,7 @@ constexpr u32 LEVELS_3_ALL = 0x44413E38;
 template <int CODE, int HEAD>
 struct Row {
   static constexpr int BITS = CODE == HALF ? 16 : CODE == BYTE ? 8 : CODE == FIVE ? 5 : CODE == LEVELS_3 ? 3 : 4;
-  static constexpr int GROUP = CODE == LEVELS_4 ? 64 : CODE == FIVE ? 16 : CODE != LEVELS_3 ? 32 : HEAD < 128 ? HEAD : 128;
+  static constexpr int GROUP = CODE == LEVELS_4 ? 64 : CODE == FIVE ? 16 : CODE != LEVELS_3 ? 32 : HEAD < 128 ? 16 : 128;
   static constexpr int DATA = HEAD * BITS / 8;
   static constexpr int BYTES = CODE == HALF ? DATA : (DATA + HEAD / GROUP * 2 + 15) / 16 * 16;
 };
