@@ -40,6 +40,7 @@ def _transform(rows: np.ndarray) -> np.ndarray:
 def encode(rows: np.ndarray, form: KvFormat) -> np.ndarray:
     """float32 [..., head_dim] as uint8 [..., row_bytes]; what is to be rotated is rotated."""
     lead, head_dim = rows.shape[:-1], rows.shape[-1]
+    form = form.of(head_dim)
     out = np.zeros((*lead, form.row_bytes(head_dim)), np.uint8)
     if form.code is KvCode.HALF:
         halves = np.clip(rows, -65504, 65504).astype(np.float16)
@@ -56,6 +57,7 @@ def encode(rows: np.ndarray, form: KvFormat) -> np.ndarray:
 
 def decode(raw: np.ndarray, head_dim: int, form: KvFormat) -> np.ndarray:
     """The float32 rows that kernels see: rounded to half floats, still rotated."""
+    form = form.of(head_dim)
     lead, num_bytes = raw.shape[:-1], form.data_bytes(head_dim)
     data = np.ascontiguousarray(raw[..., :num_bytes])
     if form.code is KvCode.HALF:
@@ -72,11 +74,11 @@ def _code_bytes(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(groups * _inverse(scales)[..., None]).astype(np.int8).view(np.uint8), scales
 
 
-def _code_nibbles(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _code_integers(groups: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
     at = np.abs(groups).argmax(axis=-1)[..., None]
-    scales = np.take_along_axis(groups, at, axis=-1)[..., 0] / np.float32(-8)
-    codes = np.floor(groups * _inverse(scales)[..., None] + np.float32(8.5))
-    return np.clip(codes, 0, 15).astype(np.uint8), scales
+    scales = np.take_along_axis(groups, at, axis=-1)[..., 0] / np.float32(-most)
+    codes = np.floor(groups * _inverse(scales)[..., None] + np.float32(most + 0.5))
+    return np.clip(codes, 0, 2 * most - 1).astype(np.uint8), scales
 
 
 def _code_levels(
@@ -98,7 +100,8 @@ def _inverse(scales: np.ndarray) -> np.ndarray:
 
 _CODERS = {
     KvCode.BYTE: _code_bytes,
-    KvCode.NIBBLE: _code_nibbles,
+    KvCode.NIBBLE: lambda groups: _code_integers(groups, 8),
+    KvCode.FIVE: lambda groups: _code_integers(groups, 16),
     KvCode.LEVELS_4: lambda groups: _code_levels(groups, *LEVELS_4),
     KvCode.LEVELS_3: lambda groups: _code_levels(groups, *LEVELS_3),
 }
@@ -108,8 +111,8 @@ def _numbers(codes: np.ndarray, code: KvCode) -> np.ndarray:
     """What a scale is multiplied with."""
     if code is KvCode.BYTE:
         return codes.view(np.int8).astype(np.float32)
-    if code is KvCode.NIBBLE:
-        return codes.astype(np.float32) - 8
+    if code in (KvCode.NIBBLE, KvCode.FIVE):
+        return codes.astype(np.float32) - 2 ** (BITS[code] - 1)
     levels, _ = LEVELS_4 if code is KvCode.LEVELS_4 else LEVELS_3
     table = np.array(levels, np.float32)
     return np.concatenate((table, -table))[codes]
@@ -119,14 +122,16 @@ def _bit_places(code: KvCode, head_dim: int) -> np.ndarray:
     """int64 [head_dim, bits]: where the bits of each dimension's code lie in a row, lowest first.
 
     Eight dimensions share a word: few instructions get at them. The last bit of
-    a level is its sign; the signs of LEVELS_3 follow behind the levels of the row.
+    a level is its sign; the signs of LEVELS_3 follow behind the levels of the row, the fifth bits
+    of FIVE behind the four others.
     """
     dim, bit = np.arange(head_dim)[:, None], np.arange(BITS[code])
     eight, e = dim // 8, dim % 8
     if code is KvCode.BYTE:
         return 8 * dim + bit
-    if code is KvCode.NIBBLE:
-        return 32 * eight + 16 * (e % 2) + 4 * (e // 2) + bit
+    if code in (KvCode.NIBBLE, KvCode.FIVE):
+        fifths = 4 * head_dim + 8 * eight + 4 * (e % 2) + e // 2
+        return np.where(bit < 4, 32 * eight + 16 * (e % 2) + 4 * (e // 2) + bit, fifths)
     if code is KvCode.LEVELS_4:
         signs = 32 * eight + 8 * (e % 4) + np.where(e < 4, 7, 3)
         return np.where(bit < 3, 32 * eight + 4 * e + bit, signs)

@@ -7,7 +7,6 @@ is kept on disk by the hash of model, kernels and text, so that a long run can b
 
 import hashlib
 import json
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import exp
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.kv_reading import CENTRED, FormatError, KvReader, Reading, errors_of, split_pair
+from benchmarks.kv_reading import FormatError, KvReader, Reading, errors_of, split_pair
 from benchmarks.needle import Haystack, hide_needles
 from draftree.bench.median import Report, Samples, summarize
 from draftree.bench.record import Json
@@ -28,11 +27,7 @@ from draftree.models.model_config import read_model_config
 from draftree.text.tokenizer import Tokenizer
 from draftree.weights.file import open_checkpoint
 
-PAIRS: Final = (
-    *("f16", "q8_0", "q4", "tq3_0", "q8_0/q4"),
-    *(f"{name}{CENTRED}" for name in ("q8_0", "q4", "tq3_0")),
-)
-_CALIBRATION_LEN: Final = 2048
+PAIRS: Final = ("f16", "q8_0", "q4", "tq3_0", "q8_0/q4")
 _ROOM: Final = 64  # tokens of a question
 BASE: Final = "f16"
 
@@ -117,8 +112,6 @@ def measure_kv_quality(
     longest = max(len(hay.ids) for members in stacks.values() for hay in members)
     reader = KvReader(path, options.threads, longest + _ROOM)
     try:
-        calibration = Path(typing.__file__).read_text(encoding="utf-8")
-        reader.calibrate(encode(calibration)[: min(_CALIBRATION_LEN, longest)])
         found = {
             str(length): _read_all(reader, sha256, members, pairs, options.cache, report)
             for length, members in stacks.items()

@@ -14,13 +14,10 @@ from benchmarks.kv_coder import decode, encode, rotate, rotate_back
 from benchmarks.needle import Haystack
 from benchmarks.score import Scores, score_logits
 from draftree.core import DraftTree
+from draftree.engine.centre import centre_keys
 from draftree.kernels import ops
-from draftree.kernels.cpu.elementwise import row_count
-from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.kv_cache import KvCache
 from draftree.kernels.cpu.ops import CpuOps
-from draftree.kernels.cpu.pass_args import NUM_TOKENS
-from draftree.kernels.cpu.simd import load_f32, load_i64, store_f32
 from draftree.kernels.cpu.thread_pool import ThreadPool
 from draftree.kernels.cpu.workspace import Workspace
 from draftree.kernels.ops import Columns
@@ -29,12 +26,10 @@ from draftree.models.load import load_model
 from draftree.models.target import Target
 from draftree.weights.file import open_checkpoint
 
-CENTRED: Final = "+centre"  # of a format's name: keys without their mean, layer by layer
 ROWS: Final = 128  # of one pass
 _QUERIES: Final = 64  # the last ones
 _NUM_LAYERS: Final = 4  # evenly among those that attend
 _MOST_KEYS: Final = 2048
-_SINKS: Final = 4  # first positions, whose keys are unlike all others
 
 
 @dataclass(slots=True)
@@ -57,38 +52,16 @@ class FormatError:
 
 def split_pair(pair: str) -> tuple[str, str]:
     """`q8_0/q4` are keys and values; `q4` is both."""
-    key, _, value = pair.removesuffix(CENTRED).partition("/")
+    key, _, value = pair.partition("/")
     return key, value or key
 
 
-@kernel
-def _shift_kernel(args: Any, ticket: Any, thread: Any, num_threads: Any) -> None:
-    """Adds a vector to every row."""
-    for row in range(thread, load_i64(args[0]), num_threads):
-        for c in range(0, 4 * args[1], 4):
-            place = args[2] + row * args[3] + c
-            store_f32(place, load_f32(place) + load_f32(args[4] + c))
-
-
 class TapedOps(CpuOps):
-    """Keeps the queries of the last pass, layer by layer, beside what they are asked of.
+    """Keeps the queries of the last pass, layer by layer, beside what they are asked of."""
 
-    centres: what is taken from the keys of each layer, [kv_heads * head_dim]. It is the same for
-    all keys of a query, so no softmax changes but by rounding.
-    """
-
-    def __init__(self, *args: Any, centres: Sequence[np.ndarray] = (), **options: Any) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.taped: list[tuple[np.ndarray, KvCache]] = []
-        self._centres = iter([-centre for centre in centres])
-
-    def _store_kv(self, k: np.ndarray, v: np.ndarray, cache: KvCache) -> None:
-        centre = next(self._centres, None)
-        if centre is not None:
-            count, width = row_count(self.step, NUM_TOKENS), k.shape[1]
-            args = count, width, k, k.strides[0], centre.astype(np.float32)
-            self._recording.add(_shift_kernel, *args, reads=(k,), writes=(k,))
-        super()._store_kv(k, v, cache)
 
     def attention(
         self, q: np.ndarray, cache: ops.KvState, *, window: int = 0, bidirectional: bool = False
@@ -105,21 +78,12 @@ class KvReader:
     def __init__(self, path: Path, threads: int, max_ctx: int) -> None:
         self._pool, self._workspace, self._max_ctx = ThreadPool(threads), Workspace(), max_ctx
         self._model = load_model(open_checkpoint(path), self._new_ops("f16"))
-        self._centres: list[np.ndarray] = []
 
-    def calibrate(self, ids: Sequence[int]) -> None:
-        """Take the mean keys of this text."""
-        recorded = self._new_ops("f16")
+    def _open(self, pair: str) -> tuple[Target, TapedOps]:
+        recorded = self._new_ops(pair)
         target = Target(self._model, recorded, self._max_ctx)
-        for start in range(0, len(ids), ROWS):
-            chain = DraftTree.chain(tuple(ids[start : start + ROWS]))
-            target.state.begin(chain, is_committed=True)
-            target.forward(())
-            target.state.commit(range(chain.num_nodes))
-        self._centres = [
-            _contents(cache, _SINKS, len(ids))[0].mean(axis=1).reshape(-1)
-            for _, cache in recorded.taped
-        ]
+        centre_keys(target, ROWS, self._max_ctx)
+        return target, recorded
 
     def close(self) -> None:
         self._pool.close()
@@ -135,15 +99,13 @@ class KvReader:
             key_format=KEY_FORMATS[key],
             value_format=VALUE_FORMATS[value],
             workspace=self._workspace,
-            centres=self._centres if pair.endswith(CENTRED) else (),
         )
 
     def read(
         self, pair: str, hay: Haystack, pairs: Sequence[str] = ()
     ) -> tuple[Reading, dict[str, FormatError]]:
         """pairs: whose errors on this model's keys and values are wanted."""
-        recorded = self._new_ops(pair)
-        target = Target(self._model, recorded, self._max_ctx)
+        target, recorded = self._open(pair)
         reading, ids = Reading(), hay.ids
         stops = sorted({*range(0, len(ids), ROWS), *hay.stops, len(ids)})
         for start, end in pairwise(stops):
@@ -171,14 +133,17 @@ class KvReader:
         taped, length = recorded.taped, target.state.committed
         chosen = np.unique(np.linspace(0, len(taped) - 1, _NUM_LAYERS).round().astype(int))
         found: dict[str, list[FormatError]] = {pair: [] for pair in pairs}
+        others = {pair: self._open(pair)[1].taped for pair in pairs}
         for layer in chosen:
             rows, cache = taped[layer]
             queries = rows[:num_rows][-_QUERIES:]
-            keys, values = _contents(cache, max(length - _MOST_KEYS, 0), length)
+            first = max(length - _MOST_KEYS, 0)
+            keys, values = cache.read_keys(length)[:, first:], _values(cache, first, length)
             for pair, errors in found.items():
-                centre = np.zeros(1, np.float32)
-                if pair.endswith(CENTRED):
-                    centre = self._centres[layer].reshape(len(keys), 1, -1)
+                other, centre = others[pair][layer][1], np.zeros(1, np.float32)
+                if other.centre is not None and other.rope is not None:
+                    shared = np.tile(other.centre.reshape(len(keys), 1, -1), (1, length, 1))
+                    centre = turn_rows(shared, other.rope)[:, first:]
                 errors.append(_error_of(queries, keys, values, pair, centre))
         return {pair: _mean(errors) for pair, errors in found.items()}
 
@@ -199,15 +164,22 @@ def _is_found(target: Target, question: Sequence[int], answer: Sequence[int]) ->
     return chosen == list(answer)
 
 
-def _contents(cache: KvCache, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+def _values(cache: KvCache, start: int, end: int) -> np.ndarray:
     """float32 [kv_heads, positions, head_dim]."""
-    tiles, values = cache.copy(0, end)[:2]
-    heads, num_tiles, dim, lanes, _ = tiles.shape
-    keys = tiles.swapaxes(2, 3).reshape(heads, num_tiles * lanes, dim)
-    return (
-        keys[:, start:end].astype(np.float32),
-        values[:, start:end, : cache.head_dim].astype(np.float32),
-    )
+    return cache.copy(0, end)[1][:, start:end, : cache.head_dim].astype(np.float32)
+
+
+def turn_rows(keys: np.ndarray, rope: ops.Rope) -> np.ndarray:
+    """float32 [..., positions, head_dim], turned by the angles of positions 0 ..."""
+    cosines, sines = (rope.table[: keys.shape[-2], i] for i in range(2))
+    half, turned = cosines.shape[1], keys.copy()
+    firsts, seconds = slice(half), slice(half, 2 * half)
+    if rope.interleaved:
+        firsts, seconds = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    a, b = keys[..., firsts], keys[..., seconds]
+    turned[..., firsts] = a * cosines - b * sines
+    turned[..., seconds] = b * cosines + a * sines
+    return turned
 
 
 def round_rows(rows: np.ndarray, form: KvFormat) -> np.ndarray:

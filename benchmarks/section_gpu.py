@@ -85,6 +85,5 @@ def kv_quality(record: Json) -> list[str]:
         lines += [*table(head, rows), "", f"{measures['num_tokens']} tokens were scored.", ""]
     return [
         *lines,
-        f"Text: {record['settings']['text']}. Needles: found of those asked for (as with f16). "
-        "`+centre`: keys less their mean over another text, which changes no softmax.",
+        f"Text: {record['settings']['text']}. Needles: found of those asked for (as with f16).",
     ]

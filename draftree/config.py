@@ -17,7 +17,6 @@ from draftree.kernels.quant.kv_format import (
     KEY_FORMATS,
     KV_ALIASES,
     VALUE_FORMATS,
-    KvCode,
 )
 from draftree.memory import (
     MemoryPlan,
@@ -308,7 +307,7 @@ def _kv_choices(config: EngineConfig, model: ModelConfig) -> list[tuple[str, str
 
 def _suits(model: ModelConfig, name: str) -> bool:
     """Whether a format may be chosen for a user, or named to one."""
-    is_spoilt = model.has_key_bias and KEY_FORMATS[name].code not in (KvCode.HALF, KvCode.BYTE)
+    is_spoilt = model.has_key_bias and not KEY_FORMATS[name].suits_bias(model.head_dim)
     return not is_spoilt and all(
         formats[name].can_hold(model.head_dim) for formats in (KEY_FORMATS, VALUE_FORMATS)
     )

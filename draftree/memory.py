@@ -91,6 +91,8 @@ def plan_gpu_memory(
     kv = kv_bytes(model, kv_k, kv_v) * positions
     expanded = 4 * model.num_kv_heads * model.head_dim * min(max_ctx, MOST_RANGE)
     angles = 4 * (model.rotary_dim or model.head_dim) * (max_ctx + chunk)
+    if KEY_FORMATS[kv_k].is_centred(model.head_dim, has_bias=model.has_key_bias):
+        angles += 2 * model.head_dim * (max_ctx + chunk) + 4 * model.hidden_size * chunk
     stash = 4 * max_nodes * model.stash_width
     # Rows in float32 (residual, one wide projection, what mixes it) and once more in 16 bits.
     rows = chunk * (4 * (4 * model.hidden_size + 2 * model.ffn_size) + 4 * model.ffn_size)

@@ -73,8 +73,8 @@ def test_a_format_that_was_asked_for_is_kept_or_refused() -> None:
     assert half.kv == "q4/q8_0" and half.kv_note.startswith("keys and values in q4/q8_0: q4/f16 ")
 
 
-def test_keys_with_a_bias_are_not_rounded_to_few_bits_by_auto() -> None:
-    """Four bits of such keys ruin a model: benchmarks/kv_quality.py."""
+def test_large_heads_with_a_bias_are_not_rounded_to_few_bits_by_auto() -> None:
+    """Four bits of such keys ruin a model, and their bias is not taken out."""
     biased = replace(LARGE, has_key_bias=True)
     plan = resolve(EngineConfig(max_ctx=100_000), biased, gpu=GPU, draft=DRAFT)
     assert plan.kv == "q8_0"
@@ -82,6 +82,17 @@ def test_keys_with_a_bias_are_not_rounded_to_few_bits_by_auto() -> None:
         resolve(EngineConfig(max_ctx=200_000), biased, gpu=GPU, draft=DRAFT)
     asked = EngineConfig(max_ctx=200_000, kv_k="q4", kv_v="q4")
     assert resolve(asked, biased, gpu=GPU, draft=DRAFT).kv == "q4"
+
+
+def test_other_keys_with_a_bias_may_have_few_bits() -> None:
+    """Their bias is taken out before they are rounded, which costs a table of angles."""
+    plain = replace(LARGE, head_dim=128, num_kv_heads=2 * LARGE.num_kv_heads)
+    biased = replace(plain, has_key_bias=True)
+    plan = resolve(EngineConfig(max_ctx=200_000), biased, gpu=GPU, draft=DRAFT)
+    assert plan.kv == "q4"
+    for name, is_more in (("f16", False), ("q8_0", True), ("q4", True)):
+        sizes = [plan_gpu_memory(m, None, 65536, 256, 24, name, name) for m in (plain, biased)]
+        assert (sizes[1].scratch > sizes[0].scratch) is is_more
 
 
 def test_heads_that_a_format_cannot_hold() -> None:

@@ -15,6 +15,7 @@ from draftree.config import EngineConfig
 from draftree.core import Request, Usage
 from draftree.decode.decoder import Round
 from draftree.decode.device_decoder import DeviceRounds
+from draftree.engine.centre import centre_keys
 from draftree.engine.decoders import Decoders
 from draftree.engine.embedding import MAX_LEN, Embedder
 from draftree.engine.identity import open_folder
@@ -61,6 +62,7 @@ class TokenEngine:
         self._parts.device.finish_loading()
         if config.warm_up:
             warm_up(self._use, self.generate, report)
+        centre_keys(self.target, self.plan.chunk, self.plan.max_ctx)
 
     @classmethod
     def open(

@@ -36,7 +36,11 @@ class LayerStore:
 
 
 class KvState(LayerStore):
-    """Keys and values."""
+    """Keys and values. centre: what is taken from keys before they are turned and rounded,
+    [kv_heads * head_dim]; None: nothing.
+    """
+
+    centre: Array | None = None
 
 
 def narrow(handle: object, kind: type[_T]) -> _T:
@@ -120,7 +124,16 @@ class Ops(Protocol):
     def pack(self, raw: np.ndarray, qtype: QuantType) -> Weight: ...
     def constant(self, values: np.ndarray) -> Array: ...
     def rope_table(self, inv_freq: np.ndarray) -> Array: ...
-    def new_kv(self, num_kv_heads: int, head_dim: int) -> KvState: ...
+    def new_kv(self, num_kv_heads: int, head_dim: int, centre: Array | None = None) -> KvState:
+        """centre: what keys have in common, where it is known. A format may take it, or ask for one
+        by itself, which is zero until `centre_keys`.
+        """
+        ...
+
+    def centre_keys(self, store: KvState, first: int, end: int) -> None:
+        """The centre, if there is one, becomes the mean of the keys at positions first … end-1."""
+        ...
+
     def new_conv(self, channels: int, kernel_len: int) -> LayerStore: ...
     def new_delta(self, key_heads: int, value_heads: int, head_dim: int) -> LayerStore: ...
     def new_rows(self, width: int, num_rows: int = 0) -> Array:

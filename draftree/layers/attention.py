@@ -52,7 +52,8 @@ class Attention:
     bidirectional: bool = False
 
     def new_state(self, ops: Ops) -> KvState:
-        return ops.new_kv(self.num_kv_heads, self.head_dim)
+        centre = None if self.key_norm else self.key.bias
+        return ops.new_kv(self.num_kv_heads, self.head_dim, centre)
 
     def write_keys(self, ops: Ops, x: MatmulInput, cache: KvState) -> None:
         """Keys and values of x's rows, at the rows' positions."""

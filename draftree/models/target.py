@@ -47,6 +47,7 @@ class Target:
             for store in (layer.conv, layer.delta)
         )
         self.state = SequenceState(ops, kv, max_ctx, recurrent)
+        self._centred = [cache for cache in kv if cache.centre is not None]
         self.num_forwards = 0
         width = len(feature_layers) * model.hidden_size
         self._features = ops.new_rows(width) if feature_layers else None
@@ -60,6 +61,15 @@ class Target:
     def step(self) -> PassArgs:
         """What a pass runs over, for those who set it up themselves."""
         return self._ops.step
+
+    @property
+    def has_centred_keys(self) -> bool:
+        return bool(self._centred)
+
+    def centre_keys(self, first: int, end: int) -> None:
+        """What keys at positions first … end-1 have in common is taken from all to come."""
+        for cache in self._centred:
+            self._ops.centre_keys(cache, first, end)
 
     def programs(self) -> TargetPrograms:
         """For devices that run whole rounds by themselves."""

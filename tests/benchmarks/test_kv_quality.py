@@ -32,14 +32,14 @@ def test_formats_that_are_none() -> None:
 
 
 def test_a_tiny_model_is_measured_once(tmp_path, say) -> None:
-    options = KvQualityOptions(1, (128,), 256, ("q4", "f16/q4+centre"), tmp_path)
+    options = KvQualityOptions(1, (128,), 256, ("q4", "f16/q4"), tmp_path)
     path = tiny_path("qwen3")
     first = measure_kv_quality(path, "hash", options, say)
     (item,) = first.lengths.values()
-    assert list(item.formats) == ["f16", "q4", "f16/q4+centre"] and 100 < item.num_tokens < 256
+    assert list(item.formats) == ["f16", "q4", "f16/q4"] and 100 < item.num_tokens < 256
     assert item.formats["f16"].over_f16 == 0.0 and item.formats["f16"].error is None
     assert item.formats["q4"].over_f16 != 0.0 and item.formats["q4"].error is not None
-    assert item.formats["f16/q4+centre"].error is None
+    assert item.formats["f16/q4"].error is None
     assert len(list(tmp_path.iterdir())) == 6
     for kept in tmp_path.iterdir():
         kept.write_text(kept.read_text().replace("[-", "[-9"))  # what is kept is what is read

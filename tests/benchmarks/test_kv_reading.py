@@ -2,10 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 
-from benchmarks.kv_reading import KvReader, _attend, round_rows, split_pair
+from benchmarks.kv_reading import KvReader, _attend, round_rows, split_pair, turn_rows
 from benchmarks.needle import Haystack, Needle
+from draftree.kernels.cpu.rope import rope_table
+from draftree.kernels.ops import Rope
+from draftree.kernels.quant.kv_centre import mean_key
 from draftree.kernels.quant.kv_format import KEY_FORMATS
+from tests.kernels.reference.rope import rope_reference
 from tests.tiny import open_target, run_chain, tiny_path
 
 IDS = np.random.default_rng(0).integers(0, 200, 150).tolist()
@@ -22,7 +27,6 @@ def reader():
 def test_pairs() -> None:
     assert split_pair("q4") == ("q4", "q4")
     assert split_pair("q8_0/q4") == ("q8_0", "q4")
-    assert split_pair("q4+centre") == ("q4", "q4")
 
 
 def test_readings_are_those_of_the_engine(reader) -> None:
@@ -40,21 +44,35 @@ def test_readings_are_those_of_the_engine(reader) -> None:
         assert 0 < sizes[0] < sizes[1] < sizes[2] < 1, (name, sizes)
 
 
-def test_a_centre_changes_nothing_but_by_rounding(reader) -> None:
-    reader.calibrate(IDS[:64])
-    plain, _ = reader.read("f16", HAY)
-    centred, _ = reader.read("f16+centre", HAY)
-    np.testing.assert_allclose(centred.log_probs, plain.log_probs, atol=0.05)
-    assert centred.log_probs != plain.log_probs
-    rounded = [reader.read(pair, HAY)[0].log_probs for pair in ("q4", "q4+centre")]
-    assert rounded[0] != plain.log_probs and rounded[0] != rounded[1]
+def test_small_formats_are_read_without_the_centre_of_keys(reader) -> None:
+    target, recorded = reader._open("q4")
+    assert target.has_centred_keys and target.state.committed == 0 and target.num_forwards == 0
+    assert all(np.abs(cache.centre).max() > 0 for _, cache in recorded.taped)
+    assert not reader._open("q8_0")[0].has_centred_keys
 
 
-def test_a_softmax_does_not_see_what_all_keys_share() -> None:
+def test_rows_are_turned_as_the_model_turns_them() -> None:
+    positions, dim = 5, 64
+    keys = np.random.default_rng(1).standard_normal((2, positions, dim)).astype(np.float32)
+    inv_freq = 1e4 ** (-np.arange(dim // 2) / (dim // 2))
+    for interleaved in (True, False):
+        rope = Rope(rope_table(inv_freq, 8), dim, interleaved)
+        turned = turn_rows(keys, rope)
+        wanted = rope_reference(
+            torch.from_numpy(keys).transpose(0, 1),
+            torch.arange(positions),
+            torch.from_numpy(inv_freq),
+            interleaved,
+        )
+        np.testing.assert_allclose(turned, wanted.transpose(0, 1).numpy(), atol=1e-5)
+        angles = rope.table[:positions, 0], rope.table[:positions, 1]
+        mean = mean_key(turned, *angles, interleaved=interleaved)
+        np.testing.assert_allclose(mean, keys.mean(axis=1).ravel(), atol=1e-5)
+
+
+def test_attention_is_causal() -> None:
     rng = np.random.default_rng(1)
     q, k, v = (rng.standard_normal(shape) for shape in ((2, 3, 4, 64), (2, 20, 64), (2, 20, 64)))
-    shift = 5 * rng.standard_normal((2, 1, 64))
-    np.testing.assert_allclose(_attend(q, k + shift, v), _attend(q, k, v), atol=1e-9)
     first = _attend(q[:, :, -1:], k[:, :17], v[:, :17])
     np.testing.assert_allclose(_attend(q, k[:, :17], v[:, :17])[:, :, -1:], first)
 

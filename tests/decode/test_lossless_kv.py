@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from draftree.engine.centre import centre_keys
 from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS
 from tests.decode.oracle import OracleDrafter, check_lossless, count_kinds, run_plain
 from tests.decode.test_lossless import SAMPLINGS, fixed
@@ -21,6 +22,8 @@ def test_rounded_keys_and_values(name: str, kv: tuple[str, str]) -> None:
     target = open_target(
         tiny_path(name), exact=False, num_threads=1, kv_dtype=np.float16, **formats
     )
+    centre_keys(target, 64, 100)
+    assert target.has_centred_keys == (kv[0] != "q8_0")
     kinds: Counter[str] = Counter()
     for seed, (sampling, budget) in enumerate([("greedy", 22), ("filtered", 15), ("warm", 40)]):
         prompt = np.random.default_rng(seed).integers(0, target.model.vocab_size, 17).tolist()

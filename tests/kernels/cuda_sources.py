@@ -91,6 +91,10 @@ def _row_sources(gpu: Gpu) -> list[KernelSource]:
 def _attention_sources(gpu: Gpu) -> list[KernelSource]:
     names = "f16", "q8_0", "q4", "tq3_0"
     shapes = [KvShape(4, 256, KEY_FORMATS[name], VALUE_FORMATS[name]) for name in names]
+    shapes += [
+        KvShape(2, dim, KEY_FORMATS["q4"], VALUE_FORMATS["q4"], is_centred=True)
+        for dim in (64, 128)
+    ]
     plans = [plan_attention(shape, gpu, col_tiles=n) for shape in shapes for n in (1, 6)]
     sources = [source for plan in plans for source in (plan.source, plan.merge_source)]
     return [COMMIT_SOURCE, *sources, *map(kv_expand_source, shapes), *map(rotary_source, shapes)]

@@ -5,8 +5,10 @@ import pytest
 
 from benchmarks.kv_coder import decode, encode, rotate, rotate_back
 from draftree.kernels.cpu.kv_round import record_kv_round
+from draftree.kernels.cpu.ops import CpuOps
 from draftree.kernels.cpu.pass_args import PassArgs
 from draftree.kernels.cpu.program import Program
+from draftree.kernels.ops import Heads, Rope
 from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, KvFormat
 from tests.kernels.passes import pool, randn, set_rows
 
@@ -56,3 +58,41 @@ def test_a_row_depends_on_itself_alone(form: KvFormat) -> None:
     for row in (0, 17, ROWS - 1):
         alone = run(x[row : row + 1], form, 1, threads=1)
         np.testing.assert_array_equal(alone[0], together[row])
+
+
+def keys_in_cache(k: np.ndarray, centre: np.ndarray | None, name: str, interleaved: bool):
+    """The cache of keys [rows, heads * 64] that were turned and written, and its operations."""
+    ops = CpuOps(
+        pool(2),
+        max_tokens=len(k),
+        max_nodes=1,
+        max_ctx=64,
+        kv_dtype=np.float16,
+        key_format=KEY_FORMATS[name],
+        value_format=VALUE_FORMATS["f16"],
+    )
+    cache, inv_freq = ops.new_kv(HEADS, 64, centre), 1e4 ** (-np.arange(32) / 32)
+    rows, values = ops.new_rows(k.shape[1]), ops.new_rows(k.shape[1])
+    with ops.scope(), ops.capture() as program:
+        rope = Rope(ops.rope_table(inv_freq), 64, interleaved)
+        ops.rope_and_store_kv(None, Heads(rows, None), values, cache, rope)
+    rows[:] = k
+    ops.step.set_chain(np.zeros(len(k), np.int64), 0)
+    program.run()
+    return cache, ops
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_what_keys_share_is_not_rounded(interleaved: bool) -> None:
+    rng = np.random.default_rng(3)
+    centre = 20 * randn(rng, HEADS * 64)
+    k = randn(rng, ROWS, HEADS * 64) + centre
+    exact, _ = keys_in_cache(k, None, "f16", interleaved)
+    assert exact.centre is None
+    want, errors = exact.read_keys(ROWS), []
+    for start in (centre, np.zeros_like(centre)):
+        cache, ops = keys_in_cache(k, start, "q4", interleaved)
+        errors.append(np.abs(cache.read_keys(ROWS) - want).mean())
+        ops.centre_keys(cache, 4, ROWS)
+        np.testing.assert_allclose(cache.centre, k[4:].mean(axis=0), atol=0.5)
+    assert errors[0] < 0.1 * errors[1], errors

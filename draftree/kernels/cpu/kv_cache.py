@@ -39,7 +39,7 @@ from draftree.kernels.cpu.simd import (
     splat,
     store_f32,
 )
-from draftree.kernels.ops import KvState
+from draftree.kernels.ops import KvState, Rope
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -56,7 +56,12 @@ class KvCache(KvState):
     value_dim is head_dim rounded up likewise; what lies between is zero. dtype is float32, float16
     or int8; then key_scales and value_scales, float32 [kv_heads, capacity], follow keys and values
     in memory.
+
+    rope: how keys are turned, once that is recorded.
     """
+
+    centre: np.ndarray | None = None
+    rope: Rope | None = None
 
     def __init__(
         self,
@@ -86,6 +91,14 @@ class KvCache(KvState):
         memory = lazy_zeros(num_bytes + 4 * num_scales)
         scales = memory[num_bytes:].view(np.float32).reshape(self.kv_heads, -1)
         return memory[:num_bytes].view(self.dtype).reshape(shape), scales
+
+    def read_keys(self, end: int) -> np.ndarray:
+        """Of positions 0 … end-1, but of bytes: float32 [kv_heads, end, head_dim]."""
+        assert self.dtype != np.int8, "bytes have scales, and are transformed"
+        tiles = self.copy(0, end)[0]
+        heads, num_tiles, dim, lanes, _ = tiles.shape
+        keys = tiles.swapaxes(2, 3).reshape(heads, num_tiles * lanes, dim)
+        return keys[:, :end].astype(np.float32)
 
     def copy(self, start: int, end: int) -> tuple[np.ndarray, ...]:
         """Positions start … end-1; of the keys whole tiles, so a few more."""

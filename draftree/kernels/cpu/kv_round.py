@@ -39,7 +39,8 @@ from draftree.kernels.quant.kv_format import (
 
 _HALVES = ir.VectorType(ir.HalfType(), LANES)
 _LARGEST = 65504.0
-_BYTE, _NIBBLE, _LEVELS_4 = int(KvCode.BYTE), int(KvCode.NIBBLE), int(KvCode.LEVELS_4)
+_BYTE, _NIBBLE, _FIVE = int(KvCode.BYTE), int(KvCode.NIBBLE), int(KvCode.FIVE)
+_LEVELS_4 = int(KvCode.LEVELS_4)
 
 
 def _everywhere(number):
@@ -112,18 +113,18 @@ def _round_bytes(row, end):
 
 
 @njit
-def _round_nibbles(row, end):
+def _round_integers(row, end, most):
     high, low = load(row), load(row)
     zero = splat(0.0)
     for c in range(row, end, 64):
         high, low = maximum(load(c), high), zero - maximum(zero - load(c), zero - low)
     top, bottom = max_lanes(high), -max_lanes(zero - low)
-    scale = (top if top > -bottom else bottom) / np.float32(-8.0)
+    scale = (top if top > -bottom else bottom) / -most
     factor = splat(_inverse(scale))
     for c in range(row, end, 64):
-        code = _floor(load(c) * factor + splat(8.5))
-        code = zero - maximum(zero - maximum(code, zero), splat(-15.0))
-        store(c, code - splat(8.0))
+        code = _floor(load(c) * factor + splat(most + np.float32(0.5)))
+        code = zero - maximum(zero - maximum(code, zero), splat(np.float32(1.0) - most - most))
+        store(c, code - splat(most))
     _store_scaled(row, end, scale)
 
 
@@ -180,12 +181,37 @@ def _kv_round_kernel(args, ticket, thread, num_threads):
             if code == _BYTE:
                 _round_bytes(first, first + 4 * group_len)
             elif code == _NIBBLE:
-                _round_nibbles(first, first + 4 * group_len)
+                _round_integers(first, first + 4 * group_len, np.float32(8.0))
+            elif code == _FIVE:
+                _round_integers(first, first + 4 * group_len, np.float32(16.0))
             else:
                 _round_levels(first, first + 4 * group_len, code)
         if is_rotated != 0:
             _transform(row, end)
             _flip(row, end, signs)
+
+
+@kernel
+def _shift_kernel(args, ticket, thread, num_threads):
+    """x = y, x + y or x - y."""
+    num_rows, width, sign = load_i64(args[0]), args[1], splat(np.float32(args[6]))
+    for row in range(thread, num_rows, num_threads):
+        for c in range(0, 4 * width, 64):
+            x, y = args[2] + row * args[3] + c, args[4] + row * args[5] + c
+            store(x, load(y) if args[6] == 0 else load(x) + sign * load(y))
+
+
+def record_shift(
+    program: Program, step: PassArgs, x: np.ndarray, by: np.ndarray, sign: int
+) -> None:
+    """Rows by (or one row for all) added to x, taken from it (sign -1), or copied (0)."""
+    strides = x.strides[0], by.strides[0] if by.ndim == 2 else 0
+    program.add(
+        _shift_kernel,
+        *(row_count(step, NUM_TOKENS), x.shape[1], x, strides[0], by, strides[1], sign),
+        reads=(x, by),
+        writes=(x,),
+    )
 
 
 def record_kv_round(
@@ -195,6 +221,7 @@ def record_kv_round(
     if form.code is KvCode.HALF:
         return  # what writes them rounds
     head_dim = x.shape[-1] if x.ndim == 3 else x.shape[1] // num_heads
+    form = form.of(head_dim)
     assert form.can_hold(head_dim), f"{form} cannot hold heads of {head_dim}"
     program.add(
         _kv_round_kernel,

@@ -16,7 +16,7 @@ from draftree.kernels.cpu.conv import ConvState
 from draftree.kernels.cpu.embed import record_embed
 from draftree.kernels.cpu.gated_delta import DeltaState
 from draftree.kernels.cpu.kv_cache import KvCache
-from draftree.kernels.cpu.kv_round import record_kv_round
+from draftree.kernels.cpu.kv_round import record_kv_round, record_shift
 from draftree.kernels.cpu.linear import record_linear
 from draftree.kernels.cpu.pack import Weight, pack
 from draftree.kernels.cpu.pass_args import NUM_ROWS, NUM_TOKENS, PassArgs
@@ -27,6 +27,7 @@ from draftree.kernels.cpu.thread_pool import ThreadPool
 from draftree.kernels.cpu.workspace import Workspace, new_floats
 from draftree.kernels.ops import Columns, Heads, LayerStore, MatmulInput, Rope, narrow
 from draftree.kernels.quant.formats import QuantType
+from draftree.kernels.quant.kv_centre import mean_key
 from draftree.kernels.quant.kv_format import KvFormat
 
 
@@ -93,9 +94,21 @@ class CpuOps:
     def rope_table(self, inv_freq: np.ndarray) -> np.ndarray:
         return self._workspace.rope_table(inv_freq, self.max_ctx + self.step.max_tokens)
 
-    def new_kv(self, num_kv_heads: int, head_dim: int) -> KvCache:
+    def new_kv(self, num_kv_heads: int, head_dim: int, centre: np.ndarray | None = None) -> KvCache:
         capacity = self.max_ctx + self.step.max_tokens
-        return KvCache(num_kv_heads, head_dim, capacity, self._kv_dtype, self.ring_len)
+        cache = KvCache(num_kv_heads, head_dim, capacity, self._kv_dtype, self.ring_len)
+        form = self._kv_formats[0]
+        if form is not None and form.is_centred(head_dim, has_bias=centre is not None):
+            zeros = np.zeros(num_kv_heads * head_dim, np.float32)
+            cache.centre = zeros if centre is None else centre.copy()
+        return cache
+
+    def centre_keys(self, store: ops.KvState, first: int, end: int) -> None:
+        cache = narrow(store, KvCache)
+        assert cache.centre is not None and cache.rope is not None, "keys are not centred"
+        cosines, sines = (cache.rope.table[first:end, i] for i in range(2))
+        keys = cache.read_keys(end)[:, first:]
+        cache.centre[:] = mean_key(keys, cosines, sines, interleaved=cache.rope.interleaved)
 
     def new_conv(self, channels: int, kernel_len: int) -> ConvState:
         return ConvState(channels, kernel_len, self.step.max_nodes)
@@ -170,19 +183,31 @@ class CpuOps:
     def rope_and_store_kv(
         self, q: Heads | None, k: Heads, v: np.ndarray, cache: ops.KvState, rope: Rope
     ) -> None:
+        def turn(x: np.ndarray, num_heads: int) -> None:
+            dims = rope.head_dim, 2 * rope.table.shape[2]
+            recorded = self._recording, self.step, x, num_heads
+            record_rope(*recorded, *dims, rope.table, rope.interleaved)
+
+        own, recorded = narrow(cache, KvCache), (self._recording, self.step)
+        own.rope = rope
         for heads in (k,) if q is None else (q, k):
             args = self._recording, self.step, heads.x, heads.x.shape[1] // rope.head_dim
             if heads.norm is not None:
                 norm.record_head_norm(*args, rope.head_dim, *heads.norm)
-            rotary_dim = 2 * rope.table.shape[2]
-            record_rope(*args, rope.head_dim, rotary_dim, rope.table, rope.interleaved)
-        self._store_kv(k.x, v, narrow(cache, KvCache))
-
-    def _store_kv(self, k: np.ndarray, v: np.ndarray, cache: KvCache) -> None:
-        for x, form in zip((k, v), self._kv_formats, strict=True):
-            if form is not None:
-                record_kv_round(self._recording, self.step, x, cache.kv_heads, form)
-        attend.record_kv_write(self._recording, self.step, k, v, cache)
+            turn(heads.x, args[-1])
+        for x, form in zip((k.x, v), self._kv_formats, strict=True):
+            if form is None:
+                continue
+            centre = None
+            if own.centre is not None and x is k.x:
+                centre = self._take(x.shape[1])
+                record_shift(*recorded, centre, own.centre, 0)
+                turn(centre, own.kv_heads)
+                record_shift(*recorded, x, centre, -1)
+            record_kv_round(*recorded, x, own.kv_heads, form)
+            if centre is not None:
+                record_shift(*recorded, x, centre, 1)
+        attend.record_kv_write(*recorded, k.x, v, own)
 
     def attention(
         self, q: np.ndarray, cache: ops.KvState, *, window: int = 0, bidirectional: bool = False

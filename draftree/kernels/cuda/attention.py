@@ -41,13 +41,17 @@ class AttentionPlan:
 
     @property
     def stage_bytes(self) -> int:
-        """Of a half tile as it lies in the cache; half floats are padded to `dim`."""
+        """Of a half tile as it lies in the cache, and the angles of its positions; half floats are
+        padded to `dim`.
+        """
         formats = self.shape.keys, self.shape.values
-        return _TILE * max(form.row_bytes(self.dim) for form in formats)
+        angles = 2 * self.dim if self.shape.is_centred else 0
+        return _TILE * (max(form.row_bytes(self.dim) for form in formats) + angles)
 
     @property
     def shared_bytes(self) -> int:
-        columns = 8 * self.col_tiles * (self.dim + _TILE) * 2
+        query_dims = self.dim * (1 + self.shape.is_centred)
+        columns = 8 * self.col_tiles * (query_dims + _TILE) * 2
         is_coded = {self.shape.keys.code, self.shape.values.code} != {KvCode.HALF}
         decoded = _TILE * self.dim * 2 if is_coded else 0
         return self.num_stages * self.stage_bytes + columns + decoded
@@ -195,6 +199,7 @@ def attention(
             *(step.control, positions, step.ancestors[min(first, step.max_nodes) :], q[first:]),
             *(pool, pages, *partial, scale),
             *(step.ancestors.stride(0), *q_strides, page_bytes, *cache.shape.row_bytes, *rows),
+            *cache.score_args(first),
             shared_bytes=plan.shared_bytes,
             is_chained=True,
         )

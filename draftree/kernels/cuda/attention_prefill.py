@@ -38,6 +38,7 @@ def expand_kv(cache: CudaKv, first: int, end: int, gpu: Gpu) -> _Pair:
         (-(-count // _WARPS), heads),
         32 * _WARPS,
         *(*cache.args, heads, *cache.shape.row_bytes, first, count, keys, values),
+        *cache.expand_args,
     )
     return keys, values
 

@@ -7,6 +7,7 @@ them in node order. Rows are bytes here: a `KvFormat` says what they mean.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ CACHE_FILES = ("bits", "kv_format")
 COMMIT_SOURCE = KernelSource("kv_commit_kernel", (*CACHE_FILES, "attention_cache"))
 _THREADS = 256
 _MOST_LAYERS = 512
+_Arguments = tuple[torch.Tensor | int | None, ...]
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,9 @@ class KvShape:
 
     num_kv_heads: int
     head_dim: int
-    keys: KvFormat = KEY_FORMATS["f16"]
-    values: KvFormat = VALUE_FORMATS["f16"]
+    key_format: KvFormat = KEY_FORMATS["f16"]
+    value_format: KvFormat = VALUE_FORMATS["f16"]
+    is_centred: bool = False
 
     def __post_init__(self) -> None:
         if self.head_dim % 8:
@@ -37,6 +40,14 @@ class KvShape:
         codes = {self.keys.code, self.values.code} - {KvCode.HALF}
         if codes and self.head_dim not in (64, 128, 256):
             raise ValueError(f"heads of {self.head_dim} dimensions can only be kept as f16")
+
+    @property
+    def keys(self) -> KvFormat:
+        return self.key_format.of(self.head_dim)
+
+    @property
+    def values(self) -> KvFormat:
+        return self.value_format.of(self.head_dim)
 
     @property
     def row_bytes(self) -> tuple[int, int]:
@@ -52,7 +63,8 @@ class KvShape:
         keys, values = self.keys, self.values
         codes = ("KEY_CODE", int(keys.code)), ("VALUE_CODE", int(values.code))
         rotations = int(keys.is_rotated), int(values.is_rotated)
-        return *codes, ("KEYS_ROTATED", rotations[0]), ("VALUES_ROTATED", rotations[1])
+        rotated = ("KEYS_ROTATED", rotations[0]), ("VALUES_ROTATED", rotations[1])
+        return *codes, *rotated, ("CENTRED", int(self.is_centred))
 
 
 class PageTable:
@@ -68,15 +80,43 @@ class PageTable:
         self.pages = torch.from_numpy(pages).to(gpu.place)
 
 
+class KeyAngles(NamedTuple):
+    """How all layers' centres turn: what a query makes of a turned centre is its product with the
+    cosines and sines of the key's position.
+    """
+
+    table: torch.Tensor  # float16 [positions, head_dim]: cosines, sines, zeros
+    num_pairs: int
+    interleaved: bool
+    folded: torch.Tensor  # float32 [rows, heads * head_dim]: of the queries of the pass at hand
+
+
+def key_angles(
+    table: torch.Tensor, interleaved: bool, head_dim: int, num_rows: int, num_heads: int
+) -> KeyAngles:
+    """table: float32 [positions, pairs, 2], cosines and sines."""
+    num_positions, pairs, _ = table.shape
+    angles = table.new_zeros((-(-num_positions // PAGE) * PAGE, head_dim), dtype=torch.float16)
+    angles[:num_positions, : 2 * pairs] = table.transpose(1, 2).flatten(1)
+    folded = table.new_zeros((num_rows, num_heads * head_dim))
+    return KeyAngles(angles, pairs, interleaved, folded)
+
+
 class CudaKv(KvState):
     """One layer: bytes [pages, page_bytes], each page [keys, values][kv_heads][PAGE] rows. All
     zeros at first: every row is finite.
+
+    centre: where keys are centred, what is taken from each before it turns, float32
+    [kv_heads * head_dim]. Rounding errors follow what is left. Attention adds its part of the
+    scores again, with `angles`, which its first recording brings.
     """
 
     def __init__(self, shape: KvShape, table: PageTable, gpu: Gpu) -> None:
         self.shape, self.table = shape, table
         size = (table.num_pages, shape.page_bytes)
         self.pool = torch.zeros(size, dtype=torch.uint8, device=gpu.place)
+        self.centre: torch.Tensor | None = None
+        self.angles: KeyAngles | None = None
 
     @property
     def num_kv_heads(self) -> int:
@@ -104,6 +144,26 @@ class CudaKv(KvState):
     def args(self) -> tuple[torch.Tensor | int, ...]:
         """What kernels take, in this order: pool, table, page_bytes."""
         return self.pool, self.table.pages, self.shape.page_bytes
+
+    @property
+    def fold_args(self) -> _Arguments:
+        """For the kernel that writes keys."""
+        if self.angles is None:
+            return None, None, 0
+        return self.centre, self.angles.folded, self.angles.folded.stride(0)
+
+    def score_args(self, first: int) -> _Arguments:
+        """For attention of the pass's rows from the first on."""
+        if self.angles is None:
+            return None, None, 0
+        return self.angles.table, self.angles.folded[first:], self.angles.folded.stride(0)
+
+    @property
+    def expand_args(self) -> _Arguments:
+        if self.angles is None:
+            return None, None, 0, 0
+        table, num_pairs, interleaved, _ = self.angles
+        return self.centre, table, num_pairs, int(interleaved)
 
     def rows(self, start: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of slots start … end-1: uint8 [kv_heads, end - start, row_bytes]."""
@@ -156,9 +216,12 @@ class KvArena:
         """Of 16 bytes, at most: one position in all heads' keys and values of a layer."""
         return max(cache.shape.page_bytes // PAGE // 16 for cache in self.caches)
 
-    def new(self, num_kv_heads: int, head_dim: int) -> CudaKv:
-        cache = CudaKv(KvShape(num_kv_heads, head_dim, *self._formats), self.table, self._gpu)
-        shape, (key_bytes, value_bytes) = cache.shape, cache.shape.row_bytes
+    def new(self, num_kv_heads: int, head_dim: int, centre: torch.Tensor | None = None) -> CudaKv:
+        """centre: of its keys, for now; None: they have none."""
+        shape = KvShape(num_kv_heads, head_dim, *self._formats, centre is not None)
+        cache = CudaKv(shape, self.table, self._gpu)
+        cache.centre = None if centre is None else centre.clone()
+        key_bytes, value_bytes = shape.row_bytes
         words = shape.page_bytes | num_kv_heads << 32, key_bytes | value_bytes << 32
         row = torch.tensor([cache.pool.data_ptr(), *words], dtype=torch.int64)
         self.entries[len(self.caches)] = row

@@ -19,7 +19,8 @@ from draftree.kernels.cuda.conv import ConvArena, Convolution, CudaConv, conv, c
 from draftree.kernels.cuda.embed import embed
 from draftree.kernels.cuda.gated_delta import CudaDelta, DeltaArena, delta_commit, gated_delta
 from draftree.kernels.cuda.gated_delta_prefill import gated_delta_prefill
-from draftree.kernels.cuda.kv_cache import CudaKv, KvArena, kv_commit
+from draftree.kernels.cuda.kv_cache import CudaKv, KeyAngles, KvArena, key_angles, kv_commit
+from draftree.kernels.cuda.kv_centre import measure_centre
 from draftree.kernels.cuda.layout import PackedMatrix, stacked_format
 from draftree.kernels.cuda.linear import can_own_row, linear, linear_row
 from draftree.kernels.cuda.pass_args import NUM_ROWS, NUM_TOKENS, CudaPassArgs
@@ -59,11 +60,12 @@ class CudaOps:
         self._weights = store
         self._scratch = Scratch(max_tokens, store.gpu)
         self._program: Program | None = None
-        formats = key_format, value_format
-        self._kv = KvArena(max_ctx + max_nodes, store.gpu, *formats, ring_len)
+        self._key_format = key_format
+        self._kv = KvArena(max_ctx + max_nodes, store.gpu, key_format, value_format, ring_len)
         self._conv = ConvArena(max_nodes, store.gpu)
         self._delta = DeltaArena(max_nodes, store.gpu)
         self._attention: attend.AttentionWorkspace | None = None
+        self._angles: KeyAngles | None = None
 
     @contextmanager
     def capture(self) -> Iterator[Program]:
@@ -89,8 +91,16 @@ class CudaOps:
     def rope_table(self, inv_freq: np.ndarray) -> torch.Tensor:
         return rope_table(inv_freq, self.max_ctx + self.step.max_tokens, self.gpu)
 
-    def new_kv(self, num_kv_heads: int, head_dim: int) -> CudaKv:
-        return self._kv.new(num_kv_heads, head_dim)
+    def new_kv(
+        self, num_kv_heads: int, head_dim: int, centre: torch.Tensor | None = None
+    ) -> CudaKv:
+        if not self._key_format.is_centred(head_dim, has_bias=centre is not None):
+            return self._kv.new(num_kv_heads, head_dim)
+        zeros = self.constant(np.zeros(num_kv_heads * head_dim))
+        return self._kv.new(num_kv_heads, head_dim, zeros if centre is None else centre)
+
+    def centre_keys(self, store: ops.KvState, first: int, end: int) -> None:
+        measure_centre(narrow(store, CudaKv), first, end, self.gpu)
 
     def new_conv(self, channels: int, kernel_len: int) -> CudaConv:
         return self._conv.new(channels, kernel_len)
@@ -174,12 +184,21 @@ class CudaOps:
     ) -> None:
         queries = None if q is None else _rope_args(q, rope)
         keys, own = _rope_args(k, rope), narrow(cache, CudaKv)
+        if q is not None and own.shape.is_centred:
+            own.angles = self._key_angles(rope, q.x.shape[1] // rope.head_dim)
 
         def launch(n: int) -> None:
             first = None if queries is None else queries.first(n)
             rope_and_store_kv(first, keys.first(n), v[:n], own, self.step, self.gpu)
 
         self._recording.add(launch)
+
+    def _key_angles(self, rope: Rope, num_heads: int) -> KeyAngles:
+        """One for all layers."""
+        if self._angles is None:
+            args = rope.interleaved, rope.head_dim, self.step.max_tokens, num_heads
+            self._angles = key_angles(rope.table, *args)
+        return self._angles
 
     def attention(
         self, q: torch.Tensor, cache: ops.KvState, *, window: int = 0, bidirectional: bool = False

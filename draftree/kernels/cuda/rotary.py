@@ -57,7 +57,7 @@ def rope_and_store_kv(
     """Each head / sqrt(mean of squares + eps) * norm, then turned by the angles of the row's
     position. Keys and values of a committed pass go to their positions, those of a tree's node i to
     slot committed + i; the rows of k stay as they are. Queries are rotated like the keys, where the
-    cache's format rotates them.
+    cache's format rotates them. A cache's centre is taken from keys before they are turned.
     """
     q = q or k._replace(x=k.x[:, :0])  # no heads
     head_dim, half = cache.head_dim, 0 if k.table is None else k.table.shape[1]
@@ -81,6 +81,7 @@ def rope_and_store_kv(
         *(q.x, q.norm, float(q.eps), q_heads, q.x.stride(0)),
         *(k.x, k.norm, float(k.eps), k.x.stride(0), v, v.stride(0)),
         *(*cache.args, kv_heads, *cache.shape.row_bytes, k.table, half, int(k.interleaved)),
+        *cache.fold_args,
         shared_bytes=4 * _WARPS * head_dim,
         is_chained=True,
     )

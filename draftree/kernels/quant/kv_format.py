@@ -29,9 +29,11 @@ class KvCode(IntEnum):
     NIBBLE = 2  # a group's largest number is -8 of its scale
     LEVELS_4 = 3  # a sign and one of eight levels
     LEVELS_3 = 4  # a sign and one of four levels
+    FIVE = 5  # a group's largest number is -16 of its scale
 
 
-BITS = {KvCode.HALF: 16, KvCode.BYTE: 8, KvCode.NIBBLE: 4, KvCode.LEVELS_4: 4, KvCode.LEVELS_3: 3}
+BITS = dict(zip(KvCode, (16, 8, 4, 4, 3, 5), strict=True))
+NARROW_DIM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +43,30 @@ class KvFormat:
     code: KvCode
     group_len: int = 0  # numbers that share a scale, at most a head
     is_rotated: bool = False
+    narrow: "KvFormat | None" = None  # what heads of 64 dimensions take instead
+
+    def of(self, head_dim: int) -> "KvFormat":
+        """For heads of this size."""
+        return self.narrow if self.narrow and head_dim == NARROW_DIM else self
+
+    def is_centred(self, head_dim: int, *, has_bias: bool) -> bool:
+        """Whether a GPU takes from keys what they have in common before it rounds them: it costs a
+        second product for every score, and memory on the chip that heads of 256 do not leave.
+        """
+        form = self.of(head_dim)
+        is_needed = has_bias or form.code is KvCode.FIVE
+        return is_needed and form.code is not KvCode.HALF and head_dim in (64, 128)
+
+    def suits_bias(self, head_dim: int) -> bool:
+        """Whether keys with a bias survive it: that is most of such a key."""
+        has_many_bits = self.code in (KvCode.HALF, KvCode.BYTE)
+        return has_many_bits or self.is_centred(head_dim, has_bias=True)
 
     def group_of(self, head_dim: int) -> int:
-        return min(self.group_len, head_dim)
+        return min(self.of(head_dim).group_len, head_dim)
 
     def data_bytes(self, head_dim: int) -> int:
-        return head_dim * BITS[self.code] // 8
+        return head_dim * BITS[self.of(head_dim).code] // 8
 
     def row_bytes(self, head_dim: int) -> int:
         """Of one key or value of one head."""
@@ -61,17 +81,21 @@ class KvFormat:
 
 
 _F16 = KvFormat(KvCode.HALF)
+# A row of 64 numbers of 4 bits is padded to 48 bytes: so many have 5 bits and a scale for each 16.
+_NARROW_KEYS = KvFormat(KvCode.FIVE, 16, is_rotated=True)
+_NARROW_VALUES = KvFormat(KvCode.FIVE, 16)
+_NARROW_THREES = KvFormat(KvCode.LEVELS_3, 16, is_rotated=True)
 KEY_FORMATS = {
     "f16": _F16,
     "q8_0": KvFormat(KvCode.BYTE, 32, is_rotated=True),
-    "q4": KvFormat(KvCode.LEVELS_4, 64, is_rotated=True),
-    "tq3_0": KvFormat(KvCode.LEVELS_3, 128, is_rotated=True),
+    "q4": KvFormat(KvCode.LEVELS_4, 64, is_rotated=True, narrow=_NARROW_KEYS),
+    "tq3_0": KvFormat(KvCode.LEVELS_3, 128, is_rotated=True, narrow=_NARROW_KEYS),
 }
 VALUE_FORMATS = {
     "f16": _F16,
     "q8_0": KvFormat(KvCode.BYTE, 32),
-    "q4": KvFormat(KvCode.NIBBLE, 32),
-    "tq3_0": KvFormat(KvCode.LEVELS_3, 128, is_rotated=True),
+    "q4": KvFormat(KvCode.NIBBLE, 32, narrow=_NARROW_VALUES),
+    "tq3_0": KvFormat(KvCode.LEVELS_3, 128, is_rotated=True, narrow=_NARROW_THREES),
 }
 KV_ALIASES = {"q8": "q8_0"}
 AUTO_NAMES = ("f16", "q8_0", "q4")  # best first; fewer bits only where they are asked for

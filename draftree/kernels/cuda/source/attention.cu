@@ -27,23 +27,33 @@ DEV int weight_place(int col, int chunk) { return (col * 8 + (chunk ^ (col & 7))
 DEV u32 pack_halves(float even, float odd) { return to_half(even) | static_cast<u32>(to_half(odd)) << 16; }
 DEV float clamp_half(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); }
 
-// Scaled queries of an item's columns as halves, and what is known of the columns.
-DEV void load_queries(const Pass& pass, const Plan& plan, const Shape& shape, const Item& item, u8* queries, Board& board) {
+// Eight scaled dimensions of a query as halves, or zeros.
+DEV void load_query(const float* source, bool is_there, float scale, u8* to) {
+  float v[8] = {};
+  if (is_there) {
+    const float4 a = reinterpret_cast<const float4*>(source)[0], b = reinterpret_cast<const float4*>(source)[1];
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) v[i] = clamp_half(__fmul_rn(v[i], scale));
+  *reinterpret_cast<uint4*>(to) =
+      make_uint4(pack_halves(v[0], v[1]), pack_halves(v[2], v[3]), pack_halves(v[4], v[5]), pack_halves(v[6], v[7]));
+}
+
+// Queries of an item's columns, what they make of angles, and what is known of the columns.
+DEV void load_queries(const Pass& pass, const Plan& plan, const Shape& shape, const Item& item, u8* queries, u8* folded,
+                      Board& board) {
   const int heads = shape.kv_heads * shape.group;
   for (int at = threadIdx.x; at < item.num_cols * CHUNKS; at += THREADS) {
     const int col = at / CHUNKS, chunk = at % CHUNKS, column = item.first_col + col;
     const int row = divide(column, item.width), part = column - row * item.width, head = item.kv_head * shape.group + part;
     const bool is_live = row < plan.live && part < shape.group;
-    float v[8] = {};
-    if (is_live && chunk * 8 < shape.head_dim) {
-      const float* source = pass.q + static_cast<u64>(row) * pass.q_row + head * pass.q_head + chunk * 8;
-      const float4 a = reinterpret_cast<const float4*>(source)[0], b = reinterpret_cast<const float4*>(source)[1];
-      v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) v[i] = clamp_half(__fmul_rn(v[i], pass.scale));
-    *reinterpret_cast<uint4*>(queries + swizzled(col, chunk)) =
-        make_uint4(pack_halves(v[0], v[1]), pack_halves(v[2], v[3]), pack_halves(v[4], v[5]), pack_halves(v[6], v[7]));
+    const bool is_there = is_live && chunk * 8 < shape.head_dim;
+    load_query(pass.q + static_cast<u64>(row) * pass.q_row + head * pass.q_head + chunk * 8, is_there, pass.scale,
+               queries + swizzled(col, chunk));
+    if constexpr (CENTRED)
+      load_query(pass.folded + static_cast<u64>(row) * pass.folded_row + head * DIM + chunk * 8, is_there, pass.scale,
+                 folded + swizzled(col, chunk));
     if (chunk == 0) {
       board.entry[col] = is_live ? (item.slot * plan.live + row) * heads + head : -1;
       board.low[col] = is_live && shape.window ? max(plan.first, pass.positions[row] - shape.window + 1) : plan.first;
@@ -192,7 +202,7 @@ struct Worker {
   const Plan& plan;
   const Shape& shape;
   Feeder& feeder;
-  u8 *ring, *queries, *weights, *halves;
+  u8 *ring, *queries, *folded, *weights, *halves;
   Board& board;
   int stage;
   Running now;
@@ -224,8 +234,18 @@ struct Worker {
   DEV_MEMBER void attend(int base, int limit, u32 mask) {
     const int lane = threadIdx.x & 31, strip = threadIdx.x / 32 % 4, first = threadIdx.x / 128 * SCORE_COLS;
     float s[SCORE_COLS][4];
+    const u8* angles = ring + stage * STAGE_BYTES + ANGLES_AT;
     const u8* keys = next_stage<KEY_CODE>(false);
     if (has_cols(first)) score(keys, queries, strip, first, s);
+    if constexpr (CENTRED)
+      if (has_cols(first)) {
+        float more[SCORE_COLS][4];
+        score(angles, folded, strip, first, more);
+#pragma unroll
+        for (int n = 0; n < SCORE_COLS; n++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) s[n][i] = __fadd_rn(s[n][i], more[n][i]);
+      }
     if ((shape.window || plan.first > base || base + TILE > limit || mask != ALL) && has_cols(first))
 #pragma unroll
       for (int n = 0; n < SCORE_COLS; n++)
@@ -305,7 +325,8 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
     attention_kernel(const int* control, const int* positions, const int* ancestors, const float* q, u8* pool,
                      const int* pages, float* partial, float2* stats, float scale, int ancestor_stride, int q_row,
                      int q_head, int page_bytes, int key_bytes, int value_bytes, int first_row, int num_rows,
-                     int kv_heads, int group, int head_dim, int window, int is_bidirectional) {
+                     int kv_heads, int group, int head_dim, int window, int is_bidirectional, const u8* angles,
+                     const float* folded_queries, int folded_row) {
   DYNAMIC_SHARED(shared);
   __shared__ Board board;
   __shared__ Plan plan;
@@ -314,11 +335,13 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
   wait_for_earlier_grids();
   const Shape shape = {kv_heads, group, head_dim, window, is_bidirectional};
   const Cache cache = {pool, pages, page_bytes, kv_heads, key_bytes, value_bytes};
-  const Pass pass = {control, positions, ancestors, ancestor_stride, q, q_row, q_head, scale, cache, partial, stats};
+  const Pass pass = {control, positions, ancestors, ancestor_stride, q,          q_row,  q_head,
+                     scale,   cache,     partial,   stats,           angles, folded_queries, folded_row};
   if (threadIdx.x == 0) plan = make_plan(control, first_row, num_rows, shape, gridDim.x);
   __syncthreads();
   if (blockIdx.x >= plan.num_items) return;
-  u8 *queries = shared + STAGES * STAGE_BYTES, *weights = queries + COLS * DIM * 2, *halves = weights + COLS * TILE * 2;
+  u8 *queries = shared + STAGES * STAGE_BYTES, *folded = queries + COLS * DIM * 2;
+  u8 *weights = folded + (CENTRED ? COLS * DIM * 2 : 0), *halves = weights + COLS * TILE * 2;
   Feeder feeder = {pass, plan, shape, shared, static_cast<int>(blockIdx.x)};
   feeder.begin();
   if (threadIdx.x == 0) item = feeder.item;
@@ -326,14 +349,14 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
   feeder.find_page();
 #pragma unroll 1
   for (int i = 0; i < STAGES - 1; i++) feeder.feed(i & 1);
-  Worker worker = {plan, shape, feeder, shared, queries, weights, halves, board, 0};
+  Worker worker = {plan, shape, feeder, shared, queries, folded, weights, halves, board, 0};
 #pragma unroll 1
   for (int index = blockIdx.x; index < plan.num_items; index += gridDim.x) {
     __syncthreads();  // the item before is done with what is overwritten now
     if (threadIdx.x == 0 && index != blockIdx.x) item = item_at(plan, shape, index);
     __syncthreads();
     const u32 mask = (1u << item.num_cols / 8) - 1;
-    load_queries(pass, plan, shape, item, queries, board);
+    load_queries(pass, plan, shape, item, queries, folded, board);
     clear(worker.state);
 #pragma unroll 1
     for (int segment = item.segment; segment < item.segment + item.num_segments; segment++) {

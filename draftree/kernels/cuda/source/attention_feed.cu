@@ -3,7 +3,8 @@
 constexpr int WARPS = 8, THREADS = WARPS * 32;
 constexpr int CHUNKS = DIM / 8;                      // of 16 bytes, in a row of DIM halves
 constexpr int KEY_BYTES = Row<KEY_CODE, DIM>::BYTES, VALUE_BYTES = Row<VALUE_CODE, DIM>::BYTES;
-constexpr int STAGE_BYTES = TILE * (KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES);
+constexpr int ANGLES_AT = TILE * (KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES);  // in a stage of keys
+constexpr int STAGE_BYTES = ANGLES_AT + (CENTRED ? TILE * DIM * 2 : 0);
 
 struct Pass {
   const int *control, *positions, *ancestors;  // of this launch's rows
@@ -14,6 +15,9 @@ struct Pass {
   Cache cache;
   float* partial;  // [slot][row][head][DIM]
   float2* stats;   // maximum and sum of the weights
+  const u8* angles;     // where CENTRED: cosines and sines of all positions, [DIM] halves each
+  const float* folded;  // and what queries make of them, [row][head][DIM]
+  int folded_row;
 };
 
 DEV int swizzled(int row, int chunk) { return (row * CHUNKS + (chunk ^ (row & 7))) * 16; }
@@ -64,10 +68,17 @@ struct Feeder {
         copy_tile<KEY_CODE>(is_value);
       else
         copy_tile<VALUE_CODE>(is_value);
+      if (CENTRED && !is_value) copy_angles();
       if (is_value) run.begin += TILE, seek(), find_page();
     }
     commit_copies();
     stage = stage + 1 == STAGES ? 0 : stage + 1;
+  }
+
+  DEV_MEMBER void copy_angles() {
+    const u8* from = pass.angles + static_cast<u64>(run.begin) * DIM * 2;
+    u8* to = ring + stage * STAGE_BYTES + ANGLES_AT;
+    for (int at = threadIdx.x; at < TILE * CHUNKS; at += THREADS) copy16_async(to + swizzled(at / CHUNKS, at % CHUNKS), from + at * 16);
   }
 
   template <int CODE>

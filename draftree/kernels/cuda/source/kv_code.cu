@@ -62,13 +62,14 @@ DEV float sum_squares(const float* x) {
   return sum;
 }
 
-// The number of the largest magnitude in a group of 32; the lower dimension of two alike.
+// The number of the largest magnitude in a group; the lower dimension of two alike.
+template <int GROUP>
 DEV float farthest(const float* x) {
   float top = x[0];
 #pragma unroll
   for (int i = 1; i < 8; i++) top = fabsf(x[i]) > fabsf(top) ? x[i] : top;
 #pragma unroll
-  for (int d = 1; d < 4; d *= 2) {
+  for (int d = 1; d < GROUP / 8; d *= 2) {
     const float other = __shfl_xor_sync(~0u, top, d);
     const bool is_later = threadIdx.x & d;
     top = fabsf(other) > fabsf(top) || (is_later && fabsf(other) == fabsf(top)) ? other : top;
@@ -135,22 +136,24 @@ DEV void store_row(const float* x, u8* row) {
   const int lane = threadIdx.x & 31;
   const bool is_inside = lane * 8 < HEAD;
   float scale;
-  u32 signs = 0, word = 0;
+  u32 signs = 0, word = 0, fifths = 0;
   uint2 bytes = make_uint2(0, 0);
   if constexpr (CODE == BYTE) {
-    scale = __fdiv_rn(fabsf(farthest(x)), 127.0f);
+    scale = __fdiv_rn(fabsf(farthest<Form::GROUP>(x)), 127.0f);
     const float by = inverse(scale);
     u32 v[2] = {0, 0};
 #pragma unroll
     for (int i = 0; i < 8; i++) v[i / 4] |= (__float2int_rn(__fmul_rn(x[i], by)) & 255) << i % 4 * 8;
     bytes = make_uint2(v[0], v[1]);
-  } else if constexpr (CODE == NIBBLE) {
-    scale = __fdiv_rn(farthest(x), -8.0f);
+  } else if constexpr (CODE == NIBBLE || CODE == FIVE) {
+    constexpr int MOST = CODE == FIVE ? 16 : 8;
+    scale = __fdiv_rn(farthest<Form::GROUP>(x), static_cast<float>(-MOST));
     const float by = inverse(scale);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-      const int n = max(0, min(15, __float2int_rd(__fadd_rn(__fmul_rn(x[i], by), 8.5f))));
-      word |= n << (i % 2 * 16 + i / 2 * 4);
+      const int n = max(0, min(2 * MOST - 1, __float2int_rd(__fadd_rn(__fmul_rn(x[i], by), MOST + 0.5f))));
+      word |= (n & 15) << (i % 2 * 16 + i / 2 * 4);
+      fifths |= n >> 4 << (i % 2 * 4 + i / 2);
     }
   } else {
     int index[8];
@@ -163,5 +166,6 @@ DEV void store_row(const float* x, u8* row) {
     reinterpret_cast<u16*>(row)[lane] = word;
     if (lane % 4 == 0) reinterpret_cast<u32*>(row + HEAD / 4)[lane / 4] = signs;
   } else reinterpret_cast<u32*>(row)[lane] = word;
+  if constexpr (CODE == FIVE) row[HEAD / 2 + lane] = fifths;
   if (lane * 8 % Form::GROUP == 0) reinterpret_cast<u16*>(row + Form::DATA)[lane * 8 / Form::GROUP] = to_half(clamp_half(scale));
 }

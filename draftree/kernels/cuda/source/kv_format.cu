@@ -4,15 +4,15 @@
 // Positions lie in pages of PAGE, a table names the page of each. A page is [keys, values][kv_heads][PAGE] rows of
 // some bytes; slot = position for committed tokens, a tree's nodes take the slots after them in node order.
 constexpr int PAGE = 256;
-constexpr int HALF = 0, BYTE = 1, NIBBLE = 2, LEVELS_4 = 3, LEVELS_3 = 4;  // codes
+constexpr int HALF = 0, BYTE = 1, NIBBLE = 2, LEVELS_4 = 3, LEVELS_3 = 4, FIVE = 5;  // codes
 constexpr int ROTATED = 128;                                               // dimensions that are rotated together
 constexpr u32 LEVELS_4_LOW = 0x3E3C3933, LEVELS_4_HIGH = 0x44424140;       // upper bytes of half floats
 constexpr u32 LEVELS_3_ALL = 0x44413E38;
 
 template <int CODE, int HEAD>
 struct Row {
-  static constexpr int BITS = CODE == HALF ? 16 : CODE == BYTE ? 8 : CODE == LEVELS_3 ? 3 : 4;
-  static constexpr int GROUP = CODE == LEVELS_4 ? 64 : CODE != LEVELS_3 ? 32 : HEAD < 128 ? HEAD : 128;
+  static constexpr int BITS = CODE == HALF ? 16 : CODE == BYTE ? 8 : CODE == FIVE ? 5 : CODE == LEVELS_3 ? 3 : 4;
+  static constexpr int GROUP = CODE == LEVELS_4 ? 64 : CODE == FIVE ? 16 : CODE != LEVELS_3 ? 32 : HEAD < 128 ? 16 : 128;
   static constexpr int DATA = HEAD * BITS / 8;
   static constexpr int BYTES = CODE == HALF ? DATA : (DATA + HEAD / GROUP * 2 + 15) / 16 * 16;
 };
@@ -51,6 +51,11 @@ DEV uint4 decode_eight(const u8* row, int chunk) {
     const u32 raw = reinterpret_cast<const u32*>(row)[chunk];
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] = hsub2((raw >> 4 * i & 0x000F000F) | 0x64006400, 0x64086408);
+  } else if constexpr (CODE == FIVE) {
+    const u32 raw = reinterpret_cast<const u32*>(row)[chunk], byte = row[HEAD / 2 + chunk], fifths = byte | byte << 12;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      v[i] = hsub2((raw >> 4 * i & 0x000F000F) | (fifths << (4 - i) & 0x00100010) | 0x64006400, 0x64106410);
   } else {
     u32 a, b;  // upper bytes of dimensions 0 … 3, and 4 … 7
     if constexpr (CODE == LEVELS_4) {

@@ -1,6 +1,7 @@
 // Queries in place, keys and values into a cache: the norm of every query and key, then the turn of its first 2 * half
 // values by the row's position; values go as they are. Keys are rotated where KEYS_ROTATED, and queries with them,
-// values where VALUES_ROTATED.
+// values where VALUES_ROTATED. Where CENTRED, a centre is taken from keys before they turn, and queries leave what turns
+// it back into scores (kv_cache.py).
 // A warp a head of HEAD_DIM numbers: the queries come first, then the planes of the cache.
 constexpr int WARPS = 8;
 constexpr int NUMBERS = (HEAD_DIM + 31) / 32;  // of a lane
@@ -29,7 +30,8 @@ KERNEL void LAUNCH_BOUNDS(WARPS * 32)
     rotary_kernel(const int* control, const int* positions, float* q, const float* q_norm, float q_eps, int q_heads,
                   int q_stride, const float* k, const float* k_norm, float k_eps, int k_stride, const float* v,
                   int v_stride, u8* pool, const int* pages, int page_bytes, int kv_heads, int key_bytes,
-                  int value_bytes, const float2* table, int half, int is_interleaved) {
+                  int value_bytes, const float2* table, int half, int is_interleaved, const float* centre, float* folded,
+                  int folded_stride) {
   DYNAMIC_SHARED(shared);  // [WARPS][HEAD_DIM]
   const int row = blockIdx.x, lane = threadIdx.x & 31;
   const int head = blockIdx.y * WARPS + (threadIdx.x >> 5), plane = head - q_heads;
@@ -57,6 +59,8 @@ KERNEL void LAUNCH_BOUNDS(WARPS * 32)
 #pragma unroll
   for (int j = 0; j < NUMBERS; j++) {
     if (norm) x[j] = __fmul_rn(__fmul_rn(x[j], factor), w[j]);
+    if (CENTRED && plane >= 0 && !is_value && lane + j * 32 < HEAD_DIM)
+      x[j] = __fsub_rn(x[j], centre[plane * HEAD_DIM + lane + j * 32]);
     if (lane + j * 32 < HEAD_DIM) turned[lane + j * 32] = x[j];
   }
   __syncwarp();
@@ -69,6 +73,15 @@ KERNEL void LAUNCH_BOUNDS(WARPS * 32)
   }
   __syncwarp();
   const Cache cache = {pool, pages, page_bytes, kv_heads, key_bytes, value_bytes};
+  if (CENTRED && is_query) {
+    const float* c = centre + head / (q_heads / kv_heads) * HEAD_DIM;
+    float* to = folded + static_cast<u64>(row) * folded_stride + head * HEAD_DIM;
+    for (int i = lane; i < half; i += 32) {
+      const int at = is_interleaved ? 2 * i : i, beside = is_interleaved ? at + 1 : at + half;
+      to[i] = __fmaf_rn(turned[at], c[at], __fmul_rn(turned[beside], c[beside]));
+      to[half + i] = __fmaf_rn(turned[beside], c[at], -__fmul_rn(turned[at], c[beside]));
+    }
+  }
   if (is_query) {
     float4* to = reinterpret_cast<float4*>(q + static_cast<u64>(row) * q_stride + head * HEAD_DIM);
     if constexpr (KEYS_ROTATED) {
