@@ -77,7 +77,7 @@ def _compression(folder: Path) -> list[str]:
 
 
 def _server(folder: Path) -> list[str]:
-    """What came of made-up requests."""
+    """What came of generated requests."""
     path = folder / "serve" / "checks" / "fuzz.json"
     if not path.exists():
         return []

@@ -305,7 +305,7 @@ def _growth_mb(measures: Json) -> float:
 FUZZ_KIND: Final = "serve-fuzz"
 SERVER_TARGETS: Final = (
     Target(
-        "made-up requests to all endpoints",
+        "generated requests to all endpoints",
         *(FUZZ_KIND, SERVER, lambda m: float(m["num_cases"]), True, 10_000, 10_000, ""),
     ),
     Target("of these, 5xx or hung", FUZZ_KIND, SERVER, _num_broken, False, 0, 0, ""),

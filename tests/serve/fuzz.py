@@ -107,7 +107,7 @@ def operations(server, mode):
 
 
 def fuzz(server, mode, num_each, number, found):
-    """Send so many made-up requests to each endpoint, and check every reply."""
+    """Send so many generated requests to each endpoint, and check every reply."""
     with requests.Session() as session:
 
         def send(case):
