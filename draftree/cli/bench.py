@@ -25,8 +25,7 @@ from draftree.errors import require_packages
 RESULTS: Final = Path("results")
 
 Model = Annotated[
-    str,
-    typer.Argument(metavar="MODEL", help="A name (see `draftree models`) or a GGUF file."),
+    str, typer.Argument(metavar="MODEL", help="A name (see `draftree models`) or a GGUF file.")
 ]
 Threads = Annotated[
     int, typer.Option(min=0, help="CPU threads; 0 is one for each core.", show_default=False)
@@ -200,8 +199,7 @@ def http(
 def agent(
     url: Annotated[str, typer.Argument(help="Base URL of the server.")],
     model: Annotated[
-        str,
-        typer.Option("--model", "-m", help="The model's name there.", show_default=False),
+        str, typer.Option("--model", "-m", help="The model's name there.", show_default=False)
     ] = "",
     turns: Annotated[int, typer.Option(min=2, max=24, help="Turns of the session.")] = 24,
     n_gen: NGen = 48,

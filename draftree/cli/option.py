@@ -92,8 +92,7 @@ class Settings:
         str | None, _engine("Most nodes of a draft tree besides its root: a number or `auto`.")
     ] = None
     ngram: Annotated[
-        Literal["auto", "on", "off"] | None,
-        _engine("Also look drafts up in the text so far."),
+        Literal["auto", "on", "off"] | None, _engine("Also look drafts up in the text so far.")
     ] = None
     block: Annotated[int | None, _engine("Tokens that the draft fills in one pass.")] = None
     max_ctx: Annotated[int | None, _engine("Longest sequence, prompt and reply together.")] = None

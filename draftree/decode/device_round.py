@@ -86,11 +86,7 @@ class GpuRounds:
         self.sizes = tuple(n for n in BUCKETS if 1 < n < largest and is_auto) + (largest,)
         self._graphs: dict[Hashable, LaunchGraph] = {}
         self._under_way: deque[Timestamp] = deque()
-        self._request, self._way, self._tree = (
-            Request((), 0),
-            Choosing(),
-            DraftTree((), (), ()),
-        )
+        self._request, self._way, self._tree = (Request((), 0), Choosing(), DraftTree((), (), ()))
         self._number, self._has_ended, self._has_trees = 0, True, False
         self._has_filters = False
         self._last = self._proposed = self._verified = Timestamp(self._gpu)
@@ -339,12 +335,7 @@ class GpuRounds:
         self._target.head.launch(size)
 
     def _choose(
-        self,
-        size: int,
-        chosen: "torch.Tensor",
-        *,
-        use_bias: bool,
-        masks: TreeMasks | None = None,
+        self, size: int, chosen: "torch.Tensor", *, use_bias: bool, masks: TreeMasks | None = None
     ) -> None:
         """The token after each node. use_bias: with penalties, too."""
         gpu, params, step = self._gpu, self._params, self._target.ops.step

@@ -67,10 +67,6 @@ def open_parts(
     target = Target(model, ops, plan.max_ctx, size.feature_layers)
     draft_ops = device.new_draft_ops(config.block or size.block_len, size.context_len)
     drafter = kind.load(
-        draft,
-        model,
-        draft_ops,
-        block_len=config.block,
-        use_draft_vocab=plan.gpu is None,
+        draft, model, draft_ops, block_len=config.block, use_draft_vocab=plan.gpu is None
     )
     return EngineParts(model_config, plan, device, target, ops, drafter, draft_ops)

@@ -298,7 +298,7 @@ class CompletionRequest(SamplingFields):
     """POST /v1/completions"""
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
-        description="Text or token ids, or a list of either: each runs as a request of its own.",
+        description="Text or token ids, or a list of either: each runs as a request of its own."
     )
     max_tokens: TokenLimit | None = optional(
         "Most tokens of a reply; 16 if not given, the rest of the context if -1."

@@ -68,9 +68,7 @@ def find_entry(name: str, catalogue: Sequence[ModelEntry] = CATALOGUE) -> ModelE
 
 
 def resolve(
-    name_or_path: str | Path,
-    catalogue: Sequence[ModelEntry] = CATALOGUE,
-    root: Path | None = None,
+    name_or_path: str | Path, catalogue: Sequence[ModelEntry] = CATALOGUE, root: Path | None = None
 ) -> Path:
     """The path of a model that is on this machine; a FetchError says how to get one that is not."""
     text = str(name_or_path)
@@ -92,9 +90,7 @@ def usual_draft(name: str, catalogue: Sequence[ModelEntry] = CATALOGUE) -> str |
 
 
 def draft_for(
-    name_or_path: str | Path,
-    catalogue: Sequence[ModelEntry] = CATALOGUE,
-    root: Path | None = None,
+    name_or_path: str | Path, catalogue: Sequence[ModelEntry] = CATALOGUE, root: Path | None = None
 ) -> Path | None:
     """The first downloaded draft that the catalogue pairs with a target (a name or a file), or the
     one that comes with the package.
