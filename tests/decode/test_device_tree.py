@@ -171,7 +171,7 @@ REPLIES = {
 
 
 @pytest.mark.parametrize("sampling", mark_long(("hot", "filtered"), but=("hot",)))
-@pytest.mark.parametrize("reply", REPLIES)
+@pytest.mark.parametrize("reply", mark_long(REPLIES, but=tuple(REPLIES)[1:]))
 def test_grammars_of_text(open_engine, any_gpu: Gpu, reply: str, sampling: str) -> None:
     engine, count = open_engine(22), 60 if any_gpu.is_real else 20
     grammar = ReplyGrammar(TOKENIZER, **REPLIES[reply])
