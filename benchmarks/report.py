@@ -84,7 +84,7 @@ def _compression(folder: Path) -> list[str]:
 
 
 def _server(folder: Path) -> list[str]:
-    """What came of made-up requests, and what a browser saw of the page."""
+    """What came of generated requests, and what a browser saw of the page."""
     found = _read_all(folder.glob("serve/checks/*.json"))
     records = [{**record, "model": {"sha256": SERVER}} for record in found]
     return _judge("Server", records, SERVER_TARGETS)

@@ -132,7 +132,7 @@ def all_kinds(
         "decode": partial(session.decode, 2 * rounds),
         "prefill": partial(session.prefill, few),
         **alone,
-        "suite": partial(session.suite, (), None, 4, 96, "auto"),
+        "suite": partial(session.texts, "suite", (), None, 4, 96, "auto", "auto"),
         "context": partial(session.context, (128, 512, 2048, 4096), 1, 32, "auto"),
         "budget": partial(session.budget, (), (), None, 3, 2, 40, "auto"),
         "overhead": partial(session.overhead, 3, few, 64),

@@ -283,7 +283,7 @@ GROWTH_KIND: Final = "serve-growth"
 PAGE_KIND: Final = "serve-page"
 SERVER_TARGETS: Final = (
     Target(
-        "made-up requests to all endpoints",
+        "generated requests to all endpoints",
         *(FUZZ_KIND, SERVER, lambda m: float(m["num_cases"]), True, 10_000, 10_000, ""),
     ),
     Target("of these, 5xx or hung", FUZZ_KIND, SERVER, _num_broken, False, 0, 0, ""),

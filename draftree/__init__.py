@@ -7,14 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from draftree.chat import (
-        Delta,
-        DeltaKind,
-        Engine,
-        FormatKind,
-        Generation,
-        ResponseFormat,
-    )
+    from draftree.chat import Delta, DeltaKind, Engine, FormatKind, Generation, ResponseFormat
     from draftree.core import FinishReason, SamplingParams, TokenSource, Usage
     from draftree.errors import DraftreeError
 

@@ -4,13 +4,7 @@ import os
 from dataclasses import dataclass
 
 from draftree.core import DraftSize, ModelConfig
-from draftree.kernels.quant.kv_format import (
-    BYTE_NAME,
-    KEY_FORMATS,
-    MOST_RANGE,
-    PAGE,
-    VALUE_FORMATS,
-)
+from draftree.kernels.quant.kv_format import BYTE_NAME, KEY_FORMATS, MOST_RANGE, PAGE, VALUE_FORMATS
 
 _SPARE_LEN = 1024  # positions of a reply that a draft can go back behind
 _GPU_RESERVE = 1400 * 2**20  # graphs, loaded kernels, what the allocator cannot use

@@ -1,4 +1,9 @@
-"""How many random examples a test tries: a third of them in `make test`, all in `make test-all`."""
+"""How much a test tries in `make test`: a third of its random examples, some of its cases.
+`make test-all` tries them all.
+"""
+
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -18,3 +23,8 @@ def examples(count: int) -> settings:
     """Decorator: so many examples, each of any duration."""
     has_all = settings.get_current_profile_name() == _ALL
     return settings(max_examples=count if has_all else count // _SHARE, deadline=None)
+
+
+def mark_long(cases: Iterable[Any], *, but: tuple[Any, ...]) -> list[Any]:
+    """Values for `parametrize`, of which only some are tried in `make test`."""
+    return [case if case in but else pytest.param(case, marks=pytest.mark.long) for case in cases]

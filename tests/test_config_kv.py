@@ -138,7 +138,7 @@ def test_a_cpu_rounds_in_sixteen_bits(kv_k: str, kv_v: str, kv: str) -> None:
     assert (plan.memory.kv == usual.memory.kv) == (kv != "q8_0")
 
 
-def test_contexts_that_fit_a_card_of_24_gib_with_a_four_bit_draft() -> None:
+def test_contexts_that_fit_a_gpu_of_24_gib_with_a_four_bit_draft() -> None:
     draft = replace(DRAFT, weight_bytes=1_000_000_000)
     for kv, max_ctx in (("f16", 65_536), ("q8_0", 131_072), ("q4", 262_144), ("tq3_0", 262_144)):
         plan = resolve(EngineConfig(max_ctx=max_ctx, kv_k=kv, kv_v=kv), LARGE, gpu=GPU, draft=draft)

@@ -56,4 +56,20 @@ def test_every_guarantee_names_tests_that_are_there():
     rows = [line for line in section.splitlines() if line.startswith(("| CPU", "| GPU"))]
     assert len(named) >= len(rows) >= 8 and all("::" in row for row in rows)
     for path, name in named:
-        assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), (path, name)
+        code = (ROOT / path).read_text(encoding="utf-8")
+        assert f"def {name}(" in code, (path, name)
+        marks = code.partition(f"def {name}(")[0].rpartition("\n\n\n")[2]
+        assert "@pytest.mark.long" not in marks, f"make test leaves {name} out"
+
+
+def test_files_that_the_docs_name_are_there():
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    named = {
+        (page.name, path)
+        for page in pages
+        for path in re.findall(
+            r"`((?:tests|draftree|benchmarks)/[\w/.]+)[`:]", page.read_text(encoding="utf-8")
+        )
+    }
+    assert len(named) > 50
+    assert not [where for where in named if not (ROOT / where[1]).exists()]

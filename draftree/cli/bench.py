@@ -25,8 +25,7 @@ from draftree.errors import require_packages
 RESULTS: Final = Path("results")
 
 Model = Annotated[
-    str,
-    typer.Argument(metavar="MODEL", help="A name (see `draftree models`) or a GGUF file."),
+    str, typer.Argument(metavar="MODEL", help="A name (see `draftree models`) or a GGUF file.")
 ]
 Threads = Annotated[
     int, typer.Option(min=0, help="CPU threads; 0 is one for each core.", show_default=False)
@@ -68,38 +67,27 @@ Requests = Annotated[int, typer.Option(min=1, help="Requests of each client.")]
 app = typer.Typer(help="Measure the speed of a model, of a GPU or of a server; write results.")
 
 
-@app.command()
-def suite(
-    model: Model = DEFAULT_MODEL,
-    data: Data = None,
-    prompts: PromptFile = None,
-    limit: Limit = 10,
-    n_gen: NGen = 128,
-    draft: Draft = "auto",
-    device: Device = "auto",
-    threads: Threads = 0,
-    results: Results = RESULTS,
-) -> None:
-    """Plain against speculative decoding: equal texts, speed-up, AL."""
-    with open_measurement(Measurement, model, threads, results, say_skipped) as bench:
-        finish(bench.suite(data or (), prompts, limit, n_gen, draft, device))
+def _measure_texts(kind: Literal["suite", "draft"], words: str) -> None:
+    @app.command(kind, help=words)
+    def measure(
+        model: Model = DEFAULT_MODEL,
+        data: Data = None,
+        prompts: PromptFile = None,
+        limit: Limit = 10,
+        n_gen: NGen = 128,
+        draft: Draft = "auto",
+        device: Device = "auto",
+        threads: Threads = 0,
+        results: Results = RESULTS,
+    ) -> None:
+        with open_measurement(Measurement, model, threads, results, say_skipped) as bench:
+            finish(bench.texts(kind, data or (), prompts, limit, n_gen, draft, device))
 
 
-@app.command("draft")
-def measure_draft(
-    model: Model = DEFAULT_MODEL,
-    data: Data = None,
-    prompts: PromptFile = None,
-    limit: Limit = 10,
-    n_gen: NGen = 128,
-    draft: Draft = "auto",
-    device: Device = "auto",
-    threads: Threads = 0,
-    results: Results = RESULTS,
-) -> None:
-    """A draft: AL by data, depth and temperature, chains against trees, cost of a round."""
-    with open_measurement(Measurement, model, threads, results, say_skipped) as bench:
-        finish(bench.draft(data or (), prompts, limit, n_gen, draft, device))
+_measure_texts("suite", "Plain against speculative decoding: equal texts, speed-up, AL.")
+_measure_texts(
+    "draft", "A draft: AL by data, depth and temperature, chains against trees, cost of a round."
+)
 
 
 @app.command()
@@ -211,8 +199,7 @@ def http(
 def agent(
     url: Annotated[str, typer.Argument(help="Base URL of the server.")],
     model: Annotated[
-        str,
-        typer.Option("--model", "-m", help="The model's name there.", show_default=False),
+        str, typer.Option("--model", "-m", help="The model's name there.", show_default=False)
     ] = "",
     turns: Annotated[int, typer.Option(min=2, max=24, help="Turns of the session.")] = 24,
     n_gen: NGen = 48,

@@ -14,24 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from draftree import __version__, env
+from draftree import env
 from draftree.cli.option import Model, Settings, with_settings
-from draftree.cli.server_option import (
-    Aliases,
-    AllowedHosts,
-    ApiKeys,
-    Host,
-    Origins,
-    Parallel,
-    Proxies,
-    QueueLen,
-    QueuePerClient,
-    Temperature,
-    check_keys,
-    describe_server,
-    name_of,
-    server_option,
-)
+from draftree.cli.server_option import ServerSettings, describe_server, server_option
 from draftree.errors import ServeError, require_packages
 
 if TYPE_CHECKING:
@@ -58,6 +43,7 @@ Address = Annotated[
 @functools.partial(with_settings, is_engine_only=True)
 def cluster(
     settings: Settings,
+    server: ServerSettings,
     model: Model = None,
     replicas: Annotated[
         str, _cluster("Number of replicas, or `auto`: as many as the load needs and there is room.")
@@ -67,50 +53,29 @@ def cluster(
     print_config: Annotated[
         bool, _cluster("Print the file for `serve deploy`, and end.", "--print-config")
     ] = False,
-    host: Host = "127.0.0.1",
     port: Annotated[int, server_option("Port to listen on.", min=1, max=65535)] = 8000,
-    api_key: ApiKeys = None,
-    allowed_host: AllowedHosts = None,
-    alias: Aliases = None,
-    cors: Origins = None,
-    trust_proxy: Proxies = None,
-    temperature: Temperature = 1.0,
-    parallel: Parallel = 0,
-    queue: QueueLen = 256,
-    queue_per_client: QueuePerClient = 64,
 ) -> None:
     """Serve replicas of a model over HTTP, by Ray Serve."""
     require_packages("draftree cluster", "cluster", "ray")
     name = settings.choose_model(model)
     name = str(Path(name).resolve()) if Path(name).is_file() else name
-    server: dict[str, Any] = {
-        "model_id": name_of(name),
-        "version": __version__,
-        "aliases": alias or [],
-        "api_keys": list(check_keys(tuple(api_key or ()) or env.api_keys())),
-        "allowed_hosts": [host, *(allowed_host or [])],
-        "cors_origins": cors or [],
-        "trusted_proxies": trust_proxy or [],
-        "temperature": temperature,
-        "max_queue": queue,
-        "max_per_client": queue_per_client,
-    }
+    host, shared = server.host, server.serve_fields(name)
     env.disable_ray_reports()
     from draftree.cluster import deploy
     from draftree.cluster.scale import choose_scale
 
     here = {"CPU": float(os.cpu_count() or 1), "GPU": float(_NVIDIA.exists())}
     scale = choose_scale(replicas, settings.threads, gpus, here)
-    engine = _engine_fields(settings, parallel)
+    engine = _engine_fields(settings, server.parallel)
     if print_config:
-        options = _options(name, engine, server, scale)
+        options = _options(name, engine, shared, scale)
         return _print_yaml(deploy.describe(options, scale, host, port))
     has = deploy.connect(address, max(here["CPU"], scale.num_min * scale.num_threads))
     scale = choose_scale(replicas, settings.threads, gpus, has)
     with contextlib.ExitStack() as stack:
         if address is None:
             stack.callback(deploy.stop)
-        _start(_options(name, engine, server, scale), scale, host, port)
+        _start(_options(name, engine, shared, scale), scale, host, port)
         if address is None:
             _wait()
 

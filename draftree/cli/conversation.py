@@ -36,10 +36,7 @@ class Conversation:
     usage: Usage | None = None  # of the last reply
 
     def say(
-        self,
-        text: str,
-        write: "Callable[[Delta], None]",
-        consume: "Callable[..., bool]",
+        self, text: str, write: "Callable[[Delta], None]", consume: "Callable[..., bool]"
     ) -> bool:
         """Answer one message; True when the reply was cut short. A failed reply leaves no trace."""
         question = {"role": "user", "content": text}

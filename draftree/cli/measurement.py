@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from draftree.errors import BenchError
 
@@ -55,44 +55,31 @@ class Measurement:
 
         return self.alone("prefill", rounds, measure_prefill)
 
-    def suite(
+    def texts(
         self,
+        kind: Literal["suite", "draft"],
         data: Sequence[str],
         file: Path | None,
         limit: int,
         n_gen: int,
         draft: str,
-        device: str = "auto",
+        device: str,
     ) -> Line:
+        """Texts of data sets: against plain decoding, or what a draft has to do with them."""
+        from draftree.bench.draft import measure_draft
         from draftree.bench.suite import SuiteOptions, measure_suite
         from draftree.bench.writing import Drafting
-
-        sets = self.load_sets(data, file, limit)
-        max_ctx = min(MAX_CTX, self.context_length)
-        options = SuiteOptions(self.threads, n_gen, Drafting(draft, device=device), max_ctx)
-        settings = {"threads": self.threads, "num_tokens": n_gen, "limit": limit, "draft": draft}
-        return self.record(
-            "suite", settings, lambda: measure_suite(self.path, sets, options, self.say)
-        )
-
-    def draft(
-        self,
-        data: Sequence[str],
-        file: Path | None,
-        limit: int,
-        n_gen: int,
-        draft: str,
-        device: str = "auto",
-    ) -> Line:
-        from draftree.bench.draft import measure_draft
         from draftree.config import EngineConfig
 
         sets, max_ctx = self.load_sets(data, file, limit), min(MAX_CTX, self.context_length)
+        options = SuiteOptions(self.threads, n_gen, Drafting(draft, device=device), max_ctx)
         config = EngineConfig(device, draft, threads=self.threads, max_ctx=max_ctx)
         settings = {"threads": self.threads, "num_tokens": n_gen, "limit": limit, "draft": draft}
-        return self.record(
-            "draft", settings, lambda: measure_draft(self.path, sets, n_gen, config, self.say)
-        )
+        measures = {
+            "suite": lambda: measure_suite(self.path, sets, options, self.say),
+            "draft": lambda: measure_draft(self.path, sets, n_gen, config, self.say),
+        }
+        return self.record(kind, settings, measures[kind])
 
     @cached_property
     def context_length(self) -> int:

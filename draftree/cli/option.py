@@ -8,7 +8,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_type_hints
 
 import typer
@@ -92,8 +92,7 @@ class Settings:
         str | None, _engine("Most nodes of a draft tree besides its root: a number or `auto`.")
     ] = None
     ngram: Annotated[
-        Literal["auto", "on", "off"] | None,
-        _engine("Also look drafts up in the text so far."),
+        Literal["auto", "on", "off"] | None, _engine("Also look drafts up in the text so far.")
     ] = None
     block: Annotated[int | None, _engine("Tokens that the draft fills in one pass.")] = None
     max_ctx: Annotated[int | None, _engine("Longest sequence, prompt and reply together.")] = None
@@ -219,33 +218,44 @@ def _show_progress(number: int, total: int) -> None:
 def with_settings(
     command: Callable[..., None], *, is_engine_only: bool = False
 ) -> Callable[..., None]:
-    """Give a command, which takes `settings`, an option for every field of Settings, or for those
-    alone that a model is opened with.
+    """Give a command an option for every field of the dataclasses that it takes; of Settings, for
+    all or for those alone that a model is opened with.
     """
-    hints = get_type_hints(Settings, include_extras=True)
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    shared = [
-        inspect.Parameter(field.name, keyword, default=field.default, annotation=hints[field.name])
-        for field in fields(Settings)
-        if not is_engine_only or field.name == "model_option" or _is_engine(hints[field.name])
-    ]
-    own = [
-        parameter.replace(kind=keyword)
-        for parameter in inspect.signature(command).parameters.values()
-        if parameter.name != "settings"
-    ]
+    keyword, own = inspect.Parameter.KEYWORD_ONLY, []
+    groups: dict[str, tuple[Any, list[inspect.Parameter]]] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        kind = parameter.annotation
+        if not is_dataclass(kind):
+            own.append(parameter.replace(kind=keyword))
+            continue
+        hints = get_type_hints(kind, include_extras=True)
+        groups[parameter.name] = (
+            kind,
+            [
+                inspect.Parameter(
+                    each.name, keyword, default=each.default, annotation=hints[each.name]
+                )
+                for each in fields(kind)
+                if kind is not Settings
+                or not is_engine_only
+                or each.name == "model_option"
+                or _is_engine(hints[each.name])
+            ],
+        )
 
     @functools.wraps(command)
     def wrapper(**values: Any) -> None:
-        settings = Settings(**{parameter.name: values.pop(parameter.name) for parameter in shared})
-        command(settings=settings, **values)
+        made = {
+            name: kind(**{option.name: values.pop(option.name) for option in options})
+            for name, (kind, options) in groups.items()
+        }
+        command(**made, **values)
 
+    every = [*own, *(option for _, options in groups.values() for option in options)]
     # typer reads the signature and the annotations, and both must show the added options.
     del wrapper.__wrapped__
-    wrapper.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {
-        parameter.name: parameter.annotation for parameter in (*own, *shared)
-    }
+    wrapper.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {option.name: option.annotation for option in every}
     return wrapper
 
 

@@ -22,8 +22,7 @@ def run(
     settings: Settings,
     model: Model = None,
     prompt: Annotated[
-        str | None,
-        typer.Option("--prompt", "-p", help="What to continue; stdin if not given."),
+        str | None, typer.Option("--prompt", "-p", help="What to continue; stdin if not given.")
     ] = None,
     use_chat: Annotated[
         bool | None,

@@ -11,25 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from draftree import __version__, env
 from draftree.cli.option import Model, Settings, with_settings
-from draftree.cli.server_option import (
-    Aliases,
-    AllowedHosts,
-    AnyModel,
-    ApiKeys,
-    Host,
-    Origins,
-    Parallel,
-    Proxies,
-    QueueLen,
-    QueuePerClient,
-    Temperature,
-    check_keys,
-    describe_server,
-    name_of,
-    server_option,
-)
+from draftree.cli.server_option import ServerSettings, describe_server, server_option
 
 if TYPE_CHECKING:
     import socket
@@ -41,6 +24,9 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 _ANY: Final = ("0.0.0.0", "::")
 
 
+AnyModel = Annotated[
+    bool, server_option("Answer requests for any other model, too; otherwise they are a 404.")
+]
 TlsCert = Annotated[
     str | None, server_option("Certificate in PEM form, for https.", show_default=False)
 ]
@@ -61,58 +47,40 @@ Daemon = Annotated[
 @functools.partial(with_settings, is_engine_only=True)
 def serve(
     settings: Settings,
+    server: ServerSettings,
     model: Model = None,
-    host: Host = "127.0.0.1",
     port: Annotated[int, server_option("0 takes a free one.", min=0, max=65535)] = 8000,
-    api_key: ApiKeys = None,
-    allowed_host: AllowedHosts = None,
-    alias: Aliases = None,
     any_model: AnyModel = True,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
-    temperature: Temperature = 1.0,
-    cors: Origins = None,
-    parallel: Parallel = 0,
-    queue: QueueLen = 256,
-    queue_per_client: QueuePerClient = 64,
     max_body: Annotated[int, server_option("Longest request, in MiB.", min=1)] = 32,
     grace: Grace = 10.0,
     read_ahead: Annotated[
         bool, server_option("When idle, read replies as they will come back.")
     ] = True,
     log_prompts: LogPrompts = False,
-    trust_proxy: Proxies = None,
     daemon: Daemon = False,
 ) -> None:
     """Serve a model over HTTP."""
     name = settings.choose_model(model)
     settings.read_config()
-    api_keys = check_keys(tuple(api_key or ()) or env.api_keys())
+    shared = server.serve_fields(name)
     _check_tls(tls_cert, tls_key)
     from draftree.serve.server import bind
     from draftree.serve.service import ServeOptions
 
     options = ServeOptions(
-        model_id=name_of(name),
-        version=__version__,
-        aliases=tuple(alias or ()),
-        api_keys=api_keys,
-        allowed_hosts=(host, *(allowed_host or ())),
-        cors_origins=tuple(cors or ()),
-        temperature=temperature,
-        max_queue=queue,
-        max_per_client=queue_per_client,
+        **shared,
         max_body_bytes=max_body * 2**20,
         grace_s=grace,
         log_prompts=log_prompts,
         read_ahead=read_ahead,
-        trusted_proxies=tuple(trust_proxy or ()),
         any_model=any_model,
         tls_cert=tls_cert,
         tls_key=tls_key,
     )
-    listener = bind(host, port)
-    open_engine = functools.partial(settings.open_engine, name, parallel=parallel)
+    listener = bind(server.host, port)
+    open_engine = functools.partial(settings.open_engine, name, parallel=server.parallel)
     if daemon:
         _serve_in_background(open_engine, options, listener)
     else:

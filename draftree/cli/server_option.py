@@ -3,10 +3,13 @@
 In: what the user typed. Out: checked values, and sentences. Knows no server.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from draftree import __version__, env
 
 
 def server_option(help_text: str, *names: str, **details: Any) -> Any:
@@ -17,38 +20,52 @@ def _several(help_text: str) -> Any:
     return server_option(f"{help_text}; may be given several times.", show_default=False)
 
 
-Host = Annotated[str, server_option("Address to listen on; 0.0.0.0 for all.")]
-ApiKeys = Annotated[list[str] | None, _several("Key that clients must send, or DRAFTREE_API_KEY")]
-AllowedHosts = Annotated[
-    list[str] | None, _several("Name that clients may call the server by, or *")
-]
-Aliases = Annotated[list[str] | None, _several("Another name for the model")]
-AnyModel = Annotated[
-    bool, server_option("Answer requests for any other model, too; otherwise they are a 404.")
-]
-Origins = Annotated[list[str] | None, _several("Origin whose pages may connect, or *")]
-Proxies = Annotated[
-    list[str] | None, _several("Address of a proxy whose X-Forwarded-For names the client, or *")
-]
-Temperature = Annotated[float, server_option("For requests that give none.", min=0.0, max=2.0)]
-QueueLen = Annotated[int, server_option("Most requests at a time, waiting or running.", min=1)]
-QueuePerClient = Annotated[int, server_option("Of those, most of one client.", min=1)]
-Parallel = Annotated[
-    int, server_option("Requests that take turns; 0 is 4, or what memory allows.", min=0, max=256)
-]
+Several = list[str] | None
 
 
-def check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
-    if not all(key.strip() for key in keys):
-        raise typer.BadParameter(
-            "the API key is empty; leave --api-key out if there is to be none."
-        )
-    return keys
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    host: Annotated[str, server_option("Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1"
+    api_key: Annotated[Several, _several("Key that clients must send, or DRAFTREE_API_KEY")] = None
+    allowed_host: Annotated[Several, _several("Name that clients may call the server by, or *")] = (
+        None
+    )
+    alias: Annotated[Several, _several("Another name for the model")] = None
+    cors: Annotated[Several, _several("Origin whose pages may connect, or *")] = None
+    trust_proxy: Annotated[
+        Several, _several("Address of a proxy whose X-Forwarded-For names the client, or *")
+    ] = None
+    temperature: Annotated[
+        float, server_option("For requests that give none.", min=0.0, max=2.0)
+    ] = 1.0
+    parallel: Annotated[
+        int,
+        server_option("Requests that take turns; 0 is 4, or what memory allows.", min=0, max=256),
+    ] = 0
+    queue: Annotated[int, server_option("Most requests at a time, waiting or running.", min=1)] = (
+        256
+    )
+    queue_per_client: Annotated[int, server_option("Of those, most of one client.", min=1)] = 64
 
-
-def name_of(model: str) -> str:
-    """What clients call a model by."""
-    return Path(model).stem if model.endswith(".gguf") else model
+    def serve_fields(self, model: str) -> dict[str, Any]:
+        """Fields of ServeOptions, for a model of that name or path."""
+        keys = tuple(self.api_key or env.api_keys())
+        if not all(key.strip() for key in keys):
+            raise typer.BadParameter(
+                "the API key is empty; leave --api-key out if there is to be none."
+            )
+        return {
+            "model_id": Path(model).stem if model.endswith(".gguf") else model,
+            "version": __version__,
+            "aliases": tuple(self.alias or ()),
+            "api_keys": keys,
+            "allowed_hosts": (self.host, *(self.allowed_host or ())),
+            "cors_origins": tuple(self.cors or ()),
+            "trusted_proxies": tuple(self.trust_proxy or ()),
+            "temperature": self.temperature,
+            "max_queue": self.queue,
+            "max_per_client": self.queue_per_client,
+        }
 
 
 def describe_server(url: str, model: str, has_keys: bool) -> str:

@@ -10,8 +10,7 @@ from draftree.errors import ServeError
 
 def stop(
     port: Annotated[
-        int | None,
-        typer.Option(help="The server's port, where several run.", show_default=False),
+        int | None, typer.Option(help="The server's port, where several run.", show_default=False)
     ] = None,
     use_all: Annotated[bool, typer.Option("--all", help="Stop every server.")] = False,
 ) -> None:

@@ -167,7 +167,9 @@ def connect(address: str | None, num_cpus: float) -> dict[str, float]:
     """Join a Ray cluster, or start one on this machine; what it has."""
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    here = {"num_cpus": num_cpus, "object_store_memory": _STORE_BYTES, "include_dashboard": False}
+    here: dict[str, Any] = {"num_cpus": num_cpus, "object_store_memory": _STORE_BYTES}
+    here["include_dashboard"] = False
+    here["_system_config"] = {"worker_niceness": 0}  # or any busy process would starve replicas
     options = here if address is None else {"address": address}
     ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     found: dict[str, float] = ray.cluster_resources()

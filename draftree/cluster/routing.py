@@ -83,10 +83,7 @@ class Places:
 
 
 def rank_replicas(
-    queue_lens: Mapping[str, int],
-    prefers: str,
-    avoids: Sequence[str],
-    max_lead: int = _MAX_LEAD,
+    queue_lens: Mapping[str, int], prefers: str, avoids: Sequence[str], max_lead: int = _MAX_LEAD
 ) -> list[list[str]]:
     """Groups of replicas, best first; of a group, the least busy one is to be taken. A replica that
     is much busier than others is no longer preferred: reading again is faster than waiting.

@@ -25,6 +25,16 @@ class Round:
     path_log_probs: tuple[float, ...] = ()  # the draft's, of every node but the root, if known
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceRecord:
+    """What one round did, and how long it took."""
+
+    round: Round
+    is_last: bool
+    ms: float
+    scores: tuple[TokenScores, ...] = ()  # of every token of the round, bonus last, if wanted
+
+
 class Decoder(Protocol):
     """start once with the last prompt token as the anchor; then each step commits one or more
     tokens.

@@ -8,119 +8,16 @@ drafting does not pay.
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from draftree.core import DraftTree, Request, RoundStats, TokenScores, TokenSource
+from draftree.core import Request, RoundStats, TokenSource
 from draftree.decode.controller import SpeculationController
 from draftree.decode.decoder import Emitted, Round
-from draftree.drafts.drafter import Drafter, Proposal
+from draftree.drafts.drafter import Drafter
 from draftree.models.target import Target
 
 if TYPE_CHECKING:
-    import numpy as np
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRecord:
-    """What one round did, and how long it took."""
-
-    round: Round
-    is_last: bool
-    ms: float
-    scores: tuple[TokenScores, ...] = ()  # of every token of the round, bonus last, if wanted
-
-
-class DeviceRounds(Protocol):
-    """Rounds of one sequence on a device. A request is decoded in stretches, mostly a single one:
-    free, with whole rounds in a row, or one in which the host builds the trees, and checks or masks
-    the choices.
-    """
-
-    @staticmethod
-    def can_serve(request: Request) -> bool:
-        """Whether the device can make all of the request's choices."""
-        ...
-
-    def begin(
-        self,
-        request: Request,
-        anchor: int,
-        drafted: int,
-        text: Sequence[int] = (),
-        written: Sequence[int] = (),
-    ) -> None:
-        """drafted: how many positions the draft has read. text: the tokens up to the anchor, if the
-        trees of free stretches are to have what is looked up in them. written: what there is of the
-        reply, for penalties.
-        """
-        ...
-
-    def begin_stretch(
-        self,
-        max_tokens: int,
-        committed: int,
-        *,
-        end_ids: Collection[int] = (),
-        has_trees: bool = False,
-    ) -> None:
-        """Go on for at most so many tokens, to a stop token or one of end_ids. Nothing is under
-        way. committed: how many positions the target has read.
-        """
-        ...
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Rows that a round with a tree may verify, in ascending order."""
-        ...
-
-    def launch(self, size: int) -> None:
-        """Queue a round of a free stretch behind those under way: of one of the sizes, or 1, which
-        drafts nothing.
-        """
-        ...
-
-    def propose(self) -> None:
-        """Queue the draft of a round whose tree the host builds."""
-        ...
-
-    def read_proposal(self) -> Proposal:
-        """Wait for that draft. It is overwritten by the next one."""
-        ...
-
-    def verify(self, tree: DraftTree, committed: int) -> None:
-        """Queue the target's pass over it."""
-        ...
-
-    @property
-    def needs_masks(self) -> bool:
-        """Whether the host must say what may follow each node; else it checks the choices."""
-        ...
-
-    @property
-    def masks(self) -> "np.ndarray":
-        """Rows to fill, one for each node: a bit for each token that may follow it, and a last word
-        that is 1 if the reply is complete with the node. uint32 [nodes, words + 1].
-        """
-        ...
-
-    def read_choices(self) -> "tuple[np.ndarray, np.ndarray]":
-        """Wait for the pass: the token after each node, as if there were no grammar, and for each
-        node whether the path must not go on to it. The host changes both.
-        """
-        ...
-
-    def choose_again(self, node: int) -> int:
-        """What the node's row of the masks allows; the choices of the other nodes are lost."""
-        ...
-
-    def accept(self) -> None:
-        """Queue the rest of the round, by the masks or choices as they are now."""
-        ...
-
-    def read(self) -> DeviceRecord | None:
-        """Wait for the oldest round under way; None if it was launched after the end."""
-        ...
+    from draftree.decode.device_round import GpuRounds
 
 
 class DeviceDecoder:
@@ -128,7 +25,7 @@ class DeviceDecoder:
         self,
         target: Target,
         drafter: Drafter | None,
-        rounds: DeviceRounds,
+        rounds: "GpuRounds",
         request: Request,
         *,
         use_draft: bool,

@@ -3,7 +3,7 @@ their records tell them.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from draftree.core import DraftTree, TokenSource
 from draftree.drafts.drafter import Drafter
@@ -15,6 +15,15 @@ from draftree.models.target import Target
 
 if TYPE_CHECKING:
     import torch
+
+
+class Choosing(NamedTuple):
+    """How a request chooses, as far as it takes other kernels."""
+
+    use_threshold: bool = False
+    is_processed: bool = False  # there is a bias or a penalty
+    has_scores: bool = False
+    use_lookup: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from draftree.core import DraftTree, Request, TokenScores
-from draftree.decode.decoder import Round
-from draftree.decode.device_decoder import DeviceRecord
-from draftree.decode.device_parts import DraftParts, draft_parts, read_tree, target_parts
+from draftree.decode.decoder import DeviceRecord, Round
+from draftree.decode.device_parts import Choosing, DraftParts, draft_parts, read_tree, target_parts
 from draftree.drafts.drafter import Drafter, Proposal
 from draftree.kernels.cpu.sampling import SamplingArgs
 from draftree.kernels.cuda.accept import RoundRing, accept
@@ -34,13 +33,7 @@ from draftree.kernels.cuda.sampling import (
     rank,
 )
 from draftree.kernels.cuda.scores import ScoreRing, score
-from draftree.kernels.cuda.tree import (
-    advance,
-    build_tree,
-    plan_block,
-    plan_context,
-    plan_plain,
-)
+from draftree.kernels.cuda.tree import advance, build_tree, plan_block, plan_context, plan_plain
 from draftree.kernels.ops import Ops
 from draftree.models.target import Target
 
@@ -52,17 +45,11 @@ _NUM_RECORDS, _NUM_SCORED = 64, 4  # more than are ever under way
 _MAX_CANDIDATES = 16  # of a position
 
 
-class _Way(NamedTuple):
-    """How a request chooses, as far as it takes other kernels."""
-
-    use_threshold: bool = False
-    is_processed: bool = False  # there is a bias or a penalty
-    has_scores: bool = False
-    use_lookup: bool = False
-
-
 class GpuRounds:
-    """Rounds of one sequence. Those under way follow each other on the stream."""
+    """Rounds of one sequence, which follow each other on the stream. A request is decoded in
+    stretches, mostly a single one: free, with whole rounds in a row, or one in which the host
+    builds the trees, and checks or masks the choices.
+    """
 
     def __init__(
         self,
@@ -79,10 +66,8 @@ class GpuRounds:
         self._draft = draft_parts(drafter, draft_ops) if drafter is not None else None
         self._gpu, (max_rows, vocab_size) = self._target.ops.gpu, self._target.logits.shape
         self._params = RequestParams(self._gpu, vocab_size)
-        self._ring, self._scores = (
-            RoundRing(_NUM_RECORDS, self._gpu),
-            ScoreRing(_NUM_SCORED, self._gpu),
-        )
+        self._ring = RoundRing(_NUM_RECORDS, self._gpu)
+        self._scores = ScoreRing(_NUM_SCORED, self._gpu)
         self._workspace = new_sampling_workspace(max_rows, vocab_size, self._gpu)
         self._chosen = new_choices(max_rows, self._gpu)
         if self._draft is not None:
@@ -101,7 +86,7 @@ class GpuRounds:
         self.sizes = tuple(n for n in BUCKETS if 1 < n < largest and is_auto) + (largest,)
         self._graphs: dict[Hashable, LaunchGraph] = {}
         self._under_way: deque[Timestamp] = deque()
-        self._request, self._way, self._tree = Request((), 0), _Way(), DraftTree((), (), ())
+        self._request, self._way, self._tree = (Request((), 0), Choosing(), DraftTree((), (), ()))
         self._number, self._has_ended, self._has_trees = 0, True, False
         self._has_filters = False
         self._last = self._proposed = self._verified = Timestamp(self._gpu)
@@ -123,7 +108,10 @@ class GpuRounds:
         text: Sequence[int] = (),
         written: Sequence[int] = (),
     ) -> None:
-        """What is launched from now on is this request's, as soon as a stretch of it begins."""
+        """What is launched from now on is this request's, as soon as a stretch of it begins.
+        drafted: how many positions the draft has read. text: the tokens up to the anchor, if trees
+        of free stretches are to have what is looked up in them. written: of the reply so far.
+        """
         assert not self._under_way, "rounds of the last request are still under way"
         sampling, vocab_size = request.sampling, self._target.logits.shape[1]
         filters = SamplingArgs(
@@ -135,7 +123,7 @@ class GpuRounds:
         self._ring.clear()
         self._request, self._number = request, 0
         self._has_filters = filters.temperature > 0 and filters[1:4] != (0, 1.0, 0.0)
-        self._way = _Way(
+        self._way = Choosing(
             needs_threshold(filters, vocab_size),
             bool(request.logit_bias) or filters.has_penalties,
             request.logprobs is not None,
@@ -164,7 +152,9 @@ class GpuRounds:
         end_ids: Collection[int] = (),
         has_trees: bool = False,
     ) -> None:
-        """Go on, no further than to a stop token or one of end_ids. Nothing is under way."""
+        """Go on for at most so many tokens, to a stop token or one of end_ids. Nothing is under
+        way. committed: how many positions the target has read.
+        """
         assert not self._under_way, "rounds of the last stretch are still under way"
         self._has_trees = has_trees
         self._params.stop()
@@ -186,19 +176,23 @@ class GpuRounds:
         self._has_ended, self._last = False, Timestamp(self._gpu)
 
     def launch(self, size: int) -> None:
+        """Queue a round of a free stretch: of one of the sizes, or 1, which drafts nothing."""
         self._graphs[size, self._way].run()
         self._under_way.append(Timestamp(self._gpu))
 
     def propose(self) -> None:
+        """Queue the draft of a round whose tree the host builds."""
         self._graphs["propose", self._way.is_processed].run()
         self._proposed = Timestamp(self._gpu)
 
     def read_proposal(self) -> Proposal:
+        """Wait for that draft. It is overwritten by the next one."""
         self._proposed.wait_since(self._last)
         ids, log_probs = self._read_candidates
         return Proposal(ids.numpy(), log_probs.numpy())
 
     def verify(self, tree: DraftTree, committed: int) -> None:
+        """Queue the target's pass over it."""
         step, self._tree = self._target.ops.step, tree
         step.set_tree(tree.tokens, tree.parents, tree.depths, committed)
         step.set_rows(range(tree.num_nodes))
@@ -208,19 +202,27 @@ class GpuRounds:
 
     @property
     def needs_masks(self) -> bool:
+        """Whether the host must say what may follow each node; else it checks the choices."""
         has_grammar = self._request.grammar is not None
         return has_grammar and (self._way.has_scores or self._has_filters)
 
     @property
     def masks(self) -> "np.ndarray":
+        """Rows to fill, one for each node: a bit for each token that may follow it, and a last word
+        that is 1 if the reply is complete with the node. uint32 [nodes, words + 1].
+        """
         assert self._masks is not None, "the host builds the trees"
         return self._masks.rows
 
     def read_choices(self) -> "tuple[np.ndarray, np.ndarray]":
+        """Wait for the pass: the token after each node, as if there were no grammar, and for each
+        node whether the path must not go on to it. The host changes both.
+        """
         self._verified.wait_since(self._last)
         return self._checked.numpy(), self._ends.numpy()
 
     def choose_again(self, node: int) -> int:
+        """What the node's row of the masks allows; the choices of the other nodes are lost."""
         assert self._masks is not None, "the host builds the trees"
         self._masks.upload(self._tree.num_nodes)
         self._run_part("choose")
@@ -228,13 +230,14 @@ class GpuRounds:
         return int(self._checked[node])
 
     def accept(self) -> None:
+        """Queue the rest of the round, by the masks or choices as they are now."""
         if self.needs_masks and self._masks is not None:
             self._masks.upload(self._tree.num_nodes)
         self._run_part("accept")
         self._under_way.append(Timestamp(self._gpu))
 
     def read(self) -> DeviceRecord | None:
-        """The oldest round under way; None if the request had ended."""
+        """Wait for the oldest round under way; None if it was launched after the end."""
         end = self._under_way.popleft()
         ms = end.wait_since(self._last)
         self._last = end
@@ -332,12 +335,7 @@ class GpuRounds:
         self._target.head.launch(size)
 
     def _choose(
-        self,
-        size: int,
-        chosen: "torch.Tensor",
-        *,
-        use_bias: bool,
-        masks: TreeMasks | None = None,
+        self, size: int, chosen: "torch.Tensor", *, use_bias: bool, masks: TreeMasks | None = None
     ) -> None:
         """The token after each node. use_bias: with penalties, too."""
         gpu, params, step = self._gpu, self._params, self._target.ops.step

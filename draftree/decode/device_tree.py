@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from draftree.core import DraftTree, Request, TokenMatcher
 from draftree.decode.controller import SpeculationController
 from draftree.decode.decoder import Emitted, Round
-from draftree.decode.device_decoder import DeviceDecoder, DeviceRounds
+from draftree.decode.device_decoder import DeviceDecoder
 from draftree.decode.tree import build_tree
 from draftree.drafts.drafter import Drafter, Proposal
 from draftree.drafts.lookup import LookupIndex
@@ -21,13 +21,15 @@ from draftree.models.target import Target
 if TYPE_CHECKING:
     import numpy as np
 
+    from draftree.decode.device_round import GpuRounds
+
 
 class DeviceTreeDecoder(DeviceDecoder):
     def __init__(
         self,
         target: Target,
         drafter: Drafter | None,
-        rounds: DeviceRounds,
+        rounds: "GpuRounds",
         request: Request,
         *,
         budget: int,
@@ -166,7 +168,7 @@ class DeviceTreeDecoder(DeviceDecoder):
 
 def fill_masks(tree: DraftTree, matcher: TokenMatcher, rows: "np.ndarray") -> None:
     """rows[i] = what may follow node i, for every node that can be reached; see
-    `DeviceRounds.masks`. The matcher stays at the root.
+    `GpuRounds.masks`. The matcher stays at the root.
     """
     children: list[list[int]] = [[] for _ in tree.tokens]
     for node in range(1, tree.num_nodes):
@@ -188,7 +190,7 @@ def fill_masks(tree: DraftTree, matcher: TokenMatcher, rows: "np.ndarray") -> No
             places.append((child, place))
 
 
-def check_choices(tree: DraftTree, matcher: TokenMatcher, rounds: DeviceRounds) -> None:
+def check_choices(tree: DraftTree, matcher: TokenMatcher, rounds: "GpuRounds") -> None:
     """The accept walk over the device's free choices. The largest of all tokens is the largest of
     the allowed ones too, if it is allowed; where it is not, and several are, the walk ends with
     what the device chooses among those. The matcher stays at the root.

@@ -1,5 +1,5 @@
 """An engine whose format of keys is small measures before its first request what the keys of each
-layer have in common (kernels/quant/kv_centre.py), on a prompt of made-up tokens.
+layer have in common (kernels/quant/kv_centre.py), on a prompt of random tokens.
 
 The mean over 128 of them is near that of any text, and the same whenever the model is opened.
 """

@@ -1,17 +1,21 @@
 """Which decoder a request gets: whole rounds on the device, rounds of the host, or plain steps."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from draftree.config import EngineConfig
 from draftree.core import Request
 from draftree.decode.controller import DEVICE_SCHEDULE, HOST_SCHEDULE, ControllerPair
 from draftree.decode.decoder import Decoder, Round
-from draftree.decode.device_decoder import DeviceDecoder, DeviceRounds
+from draftree.decode.device_decoder import DeviceDecoder
 from draftree.decode.device_tree import DeviceTreeDecoder
 from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
 from draftree.decode.plain import PlainDecoder
 from draftree.decode.sampler import Sampler
 from draftree.engine.parts import EngineParts
+
+if TYPE_CHECKING:
+    from draftree.decode.device_round import GpuRounds
 
 
 class Decoders:
@@ -55,7 +59,7 @@ class Decoders:
         return "the budget is 0" if self._budget == 0 else "there is no draft for this model"
 
     def _new_device_decoder(
-        self, rounds: DeviceRounds, request: Request, watch: Callable[[Round], None] | None
+        self, rounds: "GpuRounds", request: Request, watch: Callable[[Round], None] | None
     ) -> DeviceDecoder:
         parts, is_sampled = self._parts, not request.sampling.is_greedy
         use_draft = parts.drafter is not None and self._budget > 0

@@ -1,18 +1,20 @@
 """The device that a plan names, as a source of operations: CPU threads or one GPU."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from draftree.config import Plan
-from draftree.decode.device_decoder import DeviceRounds
 from draftree.drafts.drafter import Drafter
 from draftree.errors import DeviceError
 from draftree.kernels.ops import Ops
 from draftree.kernels.quant.kv_format import BYTE_NAME, KEY_FORMATS, VALUE_FORMATS, KvFormat
 from draftree.memory import GPU_DRAFT_CHUNK, count_ring
 from draftree.models.target import Target
+
+if TYPE_CHECKING:
+    from draftree.decode.device_round import GpuRounds
 
 _CPU_KV: dict[str, type[np.number]] = {"f32": np.float32, "f16": np.float16, BYTE_NAME: np.int8}
 _DRAFT_CHUNK = 64  # rows of features that a draft reads together
@@ -40,7 +42,7 @@ class Device(Protocol):
         budget: int,
         *,
         is_auto: bool,
-    ) -> DeviceRounds | None:
+    ) -> "GpuRounds | None":
         """Whole rounds on the device, where it can run them."""
         return None
 
@@ -177,7 +179,7 @@ class CudaDevice(Device):
         budget: int,
         *,
         is_auto: bool,
-    ) -> DeviceRounds:
+    ) -> "GpuRounds":
         from draftree.decode.device_round import GpuRounds
 
         return GpuRounds(target, ops, drafter, draft_ops, budget, is_auto=is_auto)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from draftree.config import EngineConfig
 from draftree.core import Request, Usage
 from draftree.decode.decoder import Round
-from draftree.decode.device_decoder import DeviceRounds
 from draftree.engine.centre import centre_keys
 from draftree.engine.decoders import Decoders
 from draftree.engine.embedding import MAX_LEN, Embedder
@@ -30,6 +30,9 @@ from draftree.engine.warm import Report, warm_up
 from draftree.errors import CapacityError
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
+
+if TYPE_CHECKING:
+    from draftree.decode.device_round import GpuRounds
 
 _WORTH_READING = 16  # tokens; fewer are read with those that follow
 
@@ -73,7 +76,7 @@ class TokenEngine:
         draft_checkpoint = open_checkpoint(draft) if draft is not None else None
         return cls(checkpoint, config or EngineConfig(), draft_checkpoint)
 
-    def rounds_of(self, budget: int) -> DeviceRounds | None:
+    def rounds_of(self, budget: int) -> "GpuRounds | None":
         """Rounds of at most so many nodes besides the root, where the device runs them itself;
         0: without the draft.
         """

@@ -1,10 +1,10 @@
 """What an engine is made of, opened as the plan says: device, target, and the draft bound to it."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from draftree.config import EngineConfig, Plan, resolve
 from draftree.core import ModelConfig
-from draftree.decode.device_decoder import DeviceRounds
 from draftree.drafts.drafter import Drafter
 from draftree.drafts.registry import find_kind, read_draft_size
 from draftree.engine.device import Device, open_device
@@ -14,6 +14,9 @@ from draftree.models.load import load_model
 from draftree.models.model_config import read_model_config
 from draftree.models.target import Target
 from draftree.weights.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from draftree.decode.device_round import GpuRounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class EngineParts:
             return None
         return "a GPU cannot run whole rounds with this kind of draft"
 
-    def new_rounds(self, budget: int, *, is_auto: bool = False) -> DeviceRounds | None:
+    def new_rounds(self, budget: int, *, is_auto: bool = False) -> "GpuRounds | None":
         """Rounds of at most so many nodes, where the device runs them itself; 0: without the
         draft. is_auto: or of fewer.
         """
@@ -64,10 +67,6 @@ def open_parts(
     target = Target(model, ops, plan.max_ctx, size.feature_layers)
     draft_ops = device.new_draft_ops(config.block or size.block_len, size.context_len)
     drafter = kind.load(
-        draft,
-        model,
-        draft_ops,
-        block_len=config.block,
-        use_draft_vocab=plan.gpu is None,
+        draft, model, draft_ops, block_len=config.block, use_draft_vocab=plan.gpu is None
     )
     return EngineParts(model_config, plan, device, target, ops, drafter, draft_ops)

@@ -77,12 +77,7 @@ def make_routes(service: Service) -> APIRouter:
         call = make_call(body, service.options.temperature, request.state.identity.seed)
         wire = MessageWire(_reply_options(request, body), call)
         return await answer(
-            request,
-            service,
-            [call],
-            wire,
-            is_stream=bool(body.stream),
-            prompt_field="messages",
+            request, service, [call], wire, is_stream=bool(body.stream), prompt_field="messages"
         )
 
     @router.post("/v1/messages/count_tokens", openapi_extra=describe_body(CountRequest))

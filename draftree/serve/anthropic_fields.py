@@ -7,13 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from draftree.serve.openai_fields import (
-    MODEL_WORDS,
-    ChatExtras,
-    ModelName,
-    StopText,
-    ToolName,
-)
+from draftree.serve.openai_fields import MODEL_WORDS, ChatExtras, ModelName, ToolName
+from draftree.serve.sampler_fields import StopText
 from draftree.serve.wire import Nothing, WireModel, ignored, optional, refused, returned
 
 _HINT = "A hint; there is one cache, which finds by content."

@@ -57,9 +57,7 @@ async def _read(request: Request, service: Service) -> bytes:
     """
     limit = service.options.max_body_bytes
     too_long = ApiError(
-        413,
-        f"The body is longer than {limit / _MIB:.6g} MiB.",
-        code="request_too_large",
+        413, f"The body is longer than {limit / _MIB:.6g} MiB.", code="request_too_large"
     )
     length = request.headers.get("content-length", "")
     problem = too_long if length.isdecimal() and int(length) > limit else None

@@ -7,39 +7,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from draftree.serve.openai_fields import MODEL_WORDS, ModelName, One, StopText, Tool, Zero
+from draftree.serve.openai_fields import MODEL_WORDS, ModelName, Tool
+from draftree.serve.sampler_fields import SamplerFields, Zero
 from draftree.serve.wire import Nothing, WireModel, ignored, optional, refused, returned
 
 _LOADED = "The model was loaded when the server started."
 _STAYS = "The model stays loaded."
-Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class Options(WireModel):
-    """Fields of its own by the name of what they ask."""
+class Options(SamplerFields):
+    """And fields of its own."""
 
     num_predict: int | None = optional("Most tokens of a reply; 0 or less: the context's rest.")
-    temperature: float | None = optional("0 is greedy.", ge=0, le=2)
-    top_k: int | None = optional("Keep the k likeliest tokens; 0 is off.", ge=-1, lt=2**31)
-    top_p: float | None = optional("Nucleus sampling; 1 is off.", ge=0, le=1)
-    min_p: float | None = optional("Drop tokens below this share of the likeliest.", ge=0, lt=1)
-    seed: int | None = optional("The same seed gives the same text.", ge=-(2**63), lt=2**63)
-    stop: StopText | Annotated[list[StopText], Field(max_length=64)] | None = optional(
-        "End before any of these texts."
-    )
-    repeat_penalty: float | None = optional(
-        "Weaken every token seen so far by this factor; 1 is off.", gt=0, le=10
-    )
-    repeat_last_n: int | None = optional(
-        "-1: all tokens count; 0: repeat_penalty is off; others only if it is.", ge=-1, lt=2**31
-    )
-    presence_penalty: Penalty | None = optional("Subtracted from the logit of a token seen.")
-    frequency_penalty: Penalty | None = optional("Subtracted for each time it was seen.")
-    typical_p: One | None = refused("Locally typical sampling; only 1, which is off.")
-    tfs_z: One | None = refused("Tail-free sampling; only 1, which is off.")
-    mirostat: Zero | None = refused("Only 0, which is off.")
-    mirostat_tau: Any = ignored("Belongs to a sampler that is off.")
-    mirostat_eta: Any = ignored("Belongs to a sampler that is off.")
     penalize_newline: Any = ignored("Penalties count all tokens.")
     num_ctx: Any = ignored("The context is as long as `--max-ctx` says.")
     num_keep: Any = ignored("Nothing of a prompt is dropped.")

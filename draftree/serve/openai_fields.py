@@ -7,23 +7,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
 
+from draftree.serve.sampler_fields import UNUSED, SamplerFields, Zero
 from draftree.serve.wire import Nothing, WireModel, ignored, optional, refused, returned
 from draftree.text.grammar import FormatKind, ResponseFormat
 
 ModelName = Annotated[str | None, Field(max_length=1000)]
 TokenLimit = Annotated[int, Field(ge=-1, le=2**31)]
-StopText = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenKey = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
-Zero = Annotated[float, Field(ge=0, le=0)]
-One = Annotated[float, Field(ge=1, le=1)]
 MODEL_WORDS = (
     "As /v1/models lists it; others as --any-model says. There is one, so it may be left out."
 )
 _CACHED = "Prompts are cached without being asked."
-_UNUSED = "Belongs to a sampler that is off."
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -70,37 +67,26 @@ class ChatStreamExtras(StreamExtras, ChatExtras):
     """Both."""
 
 
-class PeerFields(WireModel):
+class PeerFields(SamplerFields):
     """What llama.cpp's server takes beside OpenAI's fields: honoured, or only where it is off, or
     without effect on the text.
     """
 
     n_predict: TokenLimit | None = optional("llama.cpp's name of max_tokens.")
-    repeat_penalty: float | None = optional("Another name of repetition_penalty.", gt=0, le=10)
-    repeat_last_n: int | None = optional(
-        "-1: penalties count all tokens seen; 0: repeat_penalty is off; others only if it is.",
-        ge=-1,
-        lt=2**31,
-    )
     grammar: str | None = optional("A GBNF grammar that the text then follows.", max_length=2**16)
     json_schema: dict[str, Any] | None = optional("A JSON schema that the text then follows.")
-    typical_p: One | None = refused("Locally typical sampling; only 1, which is off.")
-    tfs_z: One | None = refused("Tail-free sampling; only 1, which is off.")
-    mirostat: Zero | None = refused("Only 0, which is off.")
     dynatemp_range: Zero | None = refused("Only 0, which is off.")
     xtc_probability: Zero | None = refused("Only 0, which is off.")
     dry_multiplier: Zero | None = refused("Only 0, which is off.")
     top_n_sigma: Annotated[float, Field(le=0)] | None = refused("Only -1 or 0, which is off.")
     n_probs: Zero | None = refused("Use logprobs.")
     ignore_eos: Literal[False] | None = refused("Replies end where the model ends them.")
-    mirostat_tau: Any = ignored(_UNUSED)
-    mirostat_eta: Any = ignored(_UNUSED)
-    dynatemp_exponent: Any = ignored(_UNUSED)
-    xtc_threshold: Any = ignored(_UNUSED)
-    dry_base: Any = ignored(_UNUSED)
-    dry_allowed_length: Any = ignored(_UNUSED)
-    dry_penalty_last_n: Any = ignored(_UNUSED)
-    dry_sequence_breakers: Any = ignored(_UNUSED)
+    dynatemp_exponent: Any = ignored(UNUSED)
+    xtc_threshold: Any = ignored(UNUSED)
+    dry_base: Any = ignored(UNUSED)
+    dry_allowed_length: Any = ignored(UNUSED)
+    dry_penalty_last_n: Any = ignored(UNUSED)
+    dry_sequence_breakers: Any = ignored(UNUSED)
     cache_prompt: Any = ignored(_CACHED)
     cache_control: Any = ignored(_CACHED)
     n_keep: Any = ignored("Nothing of a prompt is dropped.")
@@ -120,31 +106,9 @@ class SamplingFields(PeerFields):
     stream: bool | None = optional("Send events as the text comes.")
     stream_options: StreamOptions | None = optional("Only with stream.")
     n: int | None = optional("Replies; each runs as a request of its own.", ge=1, le=64)
-    temperature: float | None = optional(
-        "0 is greedy; if not given, what the server was started with.", ge=0, le=2
-    )
-    top_p: float | None = optional("Nucleus sampling; 1 is off.", ge=0, le=1)
-    top_k: int | None = optional("Keep the k likeliest tokens; 0 and -1 are off.", ge=-1, lt=2**31)
-    min_p: float | None = optional(
-        "Drop tokens below this share of the likeliest; 0 is off.", ge=0, lt=1
-    )
-    repetition_penalty: float | None = optional(
-        "Weaken every token seen so far by this factor; 1 is off.", gt=0, le=10
-    )
-    presence_penalty: float | None = optional(
-        "Subtracted once from the logit of a token seen.", ge=-2, le=2
-    )
-    frequency_penalty: float | None = optional(
-        "Subtracted for each time that a token was seen.", ge=-2, le=2
-    )
+    repetition_penalty: float | None = optional("Another name of repeat_penalty.", gt=0, le=10)
     logit_bias: dict[TokenKey, Bias] | None = optional(
         "Token ids to what is added to their logits; at most 1,024.", max_length=1024
-    )
-    seed: int | None = optional(
-        "The same seed gives the same text; random if not given.", ge=-(2**63), lt=2**63
-    )
-    stop: StopText | Annotated[list[StopText], Field(max_length=64)] | None = optional(
-        "End before any of these texts."
     )
     user: str | None = optional("Written to the log.", max_length=1000)
     draftree: StreamExtras | None = optional("What only this server has.")
@@ -341,7 +305,7 @@ class CompletionRequest(SamplingFields):
     """POST /v1/completions"""
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]] = Field(
-        description="Text or token ids, or a list of either: each runs as a request of its own.",
+        description="Text or token ids, or a list of either: each runs as a request of its own."
     )
     max_tokens: TokenLimit | None = optional(
         "Most tokens of a reply; 16 if not given, the rest of the context if -1."

@@ -19,13 +19,7 @@ from draftree.text.segments import Segments
 from draftree.text.template import ChatTemplate, plain_content
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.tools.choice import choose_dialect, lists_tools, spell_out
-from draftree.text.tools.dialect import (
-    Message,
-    Tool,
-    ToolDialect,
-    derive_call_ids,
-    read_tools,
-)
+from draftree.text.tools.dialect import Message, Tool, ToolDialect, derive_call_ids, read_tools
 from draftree.text.tools.schema import close_objects
 
 OPENING, CLOSING = "<think>", "</think>"

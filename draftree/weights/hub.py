@@ -69,9 +69,7 @@ def find_entry(name: str, catalogue: Sequence[ModelEntry] = CATALOGUE) -> ModelE
 
 
 def resolve(
-    name_or_path: str | Path,
-    catalogue: Sequence[ModelEntry] = CATALOGUE,
-    root: Path | None = None,
+    name_or_path: str | Path, catalogue: Sequence[ModelEntry] = CATALOGUE, root: Path | None = None
 ) -> Path:
     """The path of a model that is on this machine; a FetchError says how to get one that is not."""
     text = str(name_or_path)

@@ -11,7 +11,7 @@ from draftree.config import EngineConfig
 
 @pytest.fixture(scope="module")
 def subject(tiny_path):
-    subject = Subject(tiny_path, EngineConfig(**PLAIN | {"budget": 15}, threads=2, max_ctx=512))
+    subject = Subject(tiny_path, EngineConfig(**PLAIN | {"budget": 15}, threads=1, max_ctx=512))
     yield subject
     subject.close()
 
@@ -39,14 +39,14 @@ def test_every_step_is_timed(subject):
 def test_worker_does_the_same(tiny_path, subject):
     (ids,) = subject.windows(1, 20)
     with Child("draftree.bench.subject", "draftree") as child:
-        assert child.ask("load", path=str(tiny_path), threads=2, max_ctx=256, **PLAIN) > 0.0
+        assert child.ask("load", path=str(tiny_path), threads=1, max_ctx=256, **PLAIN) > 0.0
         assert child.ask("windows", num_windows=1, window_len=20) == [ids]
         assert child.ask("decode", ids=ids, num_tokens=4) > 0.0
         assert child.ask("prefill", ids=ids) > 0.0
 
 
 def test_decode_measures(tiny_path, say):
-    measures = measure_decode(tiny_path, 2, 1, say, depths=(16,))
+    measures = measure_decode(tiny_path, 1, 1, say, depths=(16,))
     assert list(measures.forward_ms) == ["1", "2", "4", "8", "16", "24", "32", "64"]
     assert list(measures.by_depth) == ["16"]
     ratio = measures.forward_ms["8"].median / measures.forward_ms["1"].median
@@ -55,5 +55,5 @@ def test_decode_measures(tiny_path, say):
 
 
 def test_prefill_measures(tiny_path, say):
-    measures = measure_prefill(tiny_path, 2, 1, say, lens=(16, 48))
+    measures = measure_prefill(tiny_path, 1, 1, say, lens=(16, 48))
     assert list(measures.by_len) == list(measures.headline()["tokens_per_second"]) == ["16", "48"]

@@ -46,7 +46,7 @@ def test_no_prompts_are_refused():
 
 def test_texts_are_equal_on_a_tiny_model(tiny_path, say):
     sets = {"a": [Prompt("one two one two one two one two", False), Prompt("x = 1", False)]}
-    options = SuiteOptions(2, 12, Drafting(device="cpu"), max_ctx=256)
+    options = SuiteOptions(1, 12, Drafting(device="cpu"), max_ctx=256)
     measures = measure_suite(tiny_path, sets, options, say)
     assert measures.drafting == "lookup in the text so far"
     assert measures.sets["a"].num_equal == 2

@@ -32,7 +32,7 @@ def test_budgets_are_compared_pass_by_pass():
 
 
 def test_budgets_on_a_tiny_model(tiny_path, say):
-    options = BudgetOptions(2, 2, 10, Drafting(device="cpu"), ("2", "0", "auto"), max_ctx=128)
+    options = BudgetOptions(1, 2, 10, Drafting(device="cpu"), ("2", "0", "auto"), max_ctx=128)
     measures = measure_budget(tiny_path, PROMPTS, options, say)
     assert list(measures.budgets) == ["0", "2", "auto"]
     assert measures.refused == {} and measures.num_prompts == 2
@@ -53,7 +53,7 @@ def test_what_the_engine_refuses_is_said(tiny_path, say, monkeypatch):
         return real(path, threads, max_ctx, drafting)
 
     monkeypatch.setattr(budget, "open_writer", refuse)
-    options = BudgetOptions(2, 1, 4, Drafting(device="cpu"), ("2", "auto"), max_ctx=128)
+    options = BudgetOptions(1, 1, 4, Drafting(device="cpu"), ("2", "auto"), max_ctx=128)
     measures = measure_budget(tiny_path, PROMPTS[:1], options, say)
     assert measures.refused == {"2": "on a GPU the budget is at most 1"}
     assert list(measures.budgets) == ["0", "auto"]
@@ -61,4 +61,4 @@ def test_what_the_engine_refuses_is_said(tiny_path, say, monkeypatch):
 
 def test_no_prompts_are_refused(tiny_path, say):
     with pytest.raises(BenchError, match="no prompts"):
-        measure_budget(tiny_path, [], BudgetOptions(2, 1, 4, Drafting()), say)
+        measure_budget(tiny_path, [], BudgetOptions(1, 1, 4, Drafting()), say)

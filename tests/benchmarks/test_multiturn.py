@@ -7,7 +7,7 @@ from benchmarks.multiturn import MultiturnMeasures, measure_multiturn
 
 @pytest.fixture(scope="module")
 def measures(tiny_path) -> MultiturnMeasures:
-    return measure_multiturn(tiny_path, 2, 2, lambda text: None, context=128)
+    return measure_multiturn(tiny_path, 1, 2, lambda text: None, context=128)
 
 
 def test_a_follow_up_reads_only_what_is_new(measures):

@@ -12,7 +12,7 @@ from draftree.config import EngineConfig
 
 @pytest.fixture(scope="module")
 def subject(tiny_path):
-    subject = Scorer(tiny_path, EngineConfig(**WIDE, threads=2, max_ctx=512))
+    subject = Scorer(tiny_path, EngineConfig(**WIDE, threads=1, max_ctx=512))
     yield subject
     subject.close()
 
@@ -42,13 +42,13 @@ def test_worker_says_the_same(tiny_path, subject):
     (ids,) = subject.windows(1, 20)
     with Child("benchmarks.scorer", "draftree") as child:
         assert child.ask("resident")["now"] > 2**20  # before anything is loaded
-        child.ask("load", path=str(tiny_path), threads=2, max_ctx=256, **WIDE)
+        child.ask("load", path=str(tiny_path), threads=1, max_ctx=256, **WIDE)
         assert child.ask("greedy", ids=ids, num_tokens=4) == subject.greedy(ids, 4)
         assert child.ask("score", ids=ids) == subject.score(ids)
 
 
 def test_operations_are_all_of_a_pass(tiny_path, say):
-    measures = measure_operations(tiny_path, 2, 1, say)
+    measures = measure_operations(tiny_path, 1, 1, say)
     assert list(measures.shares)[:2] == ["1", "8"] and len(measures.shares) == 3
     for item in measures.shares.values():
         assert sum(item.groups.values()) == pytest.approx(1.0, abs=1e-3)
@@ -57,7 +57,7 @@ def test_operations_are_all_of_a_pass(tiny_path, say):
 
 
 def test_memory_measures(tiny_path, say):
-    measures = measure_memory(tiny_path, 2, 1, say, context=128)
+    measures = measure_memory(tiny_path, 1, 1, say, context=128)
     size = tiny_path.stat().st_size / 2**20
     assert measures.ratio.median == pytest.approx(measures.filled_mib.median / size, rel=0.01)
     assert measures.files_mib == pytest.approx(size, abs=0.1)  # it has no draft

@@ -28,7 +28,7 @@ def test_small_imports_are_put_together():
 
 
 def test_first_token_comes_before_the_end(tiny_path, say):
-    measures = start.measure_start(tiny_path, 2, 1, say)
+    measures = start.measure_start(tiny_path, 1, 1, say)
     assert measures.interpreter_s.median > 0.0
     assert measures.open_s.median > 0.0
     assert measures.first_token_s.median <= measures.exit_s.median

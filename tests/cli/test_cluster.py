@@ -57,8 +57,8 @@ def test_options(draftree, deployed):
     engine = {"draft": "none", "max_ctx": 77, "parallel": 3, "threads": 4}
     assert (options.model, options.engine) == ("models/some.gguf", engine)
     server = options.server
-    assert (server["model_id"], server["aliases"], server["api_keys"]) == ("some", ["x"], ["a"])
-    assert (server["temperature"], server["trusted_proxies"]) == (0.5, ["10.0.0.1"])
+    assert (server["model_id"], server["aliases"], server["api_keys"]) == ("some", ("x",), ("a",))
+    assert (server["temperature"], server["trusted_proxies"]) == (0.5, ("10.0.0.1",))
     assert (server["max_queue"], server["max_per_client"]) == (9, 5)
     assert (deployed.scale.num_min, deployed.scale.num_max) == (2, 2)
     assert deployed.listen == ("127.0.0.1", 9000) and deployed.address is None

@@ -52,6 +52,7 @@ def leave():
     raise Left
 
 
+@pytest.mark.long
 @needs_package("ray")
 def test_a_reply_outlives_its_replica():
     """A client that leaves frees its replica. Both replicas write what one engine writes; so does
@@ -66,6 +67,9 @@ def test_a_reply_outlives_its_replica():
             for replica in busy[:1]:
                 os.kill(replica["pid"], signal.SIGKILL)
 
+        replicas = [replica["pid"] for replica in read_health(endpoint)["replicas"]]
+        niceness = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (os.getpid(), *replicas)]
+        assert len(set(niceness)) == 1 and len(replicas) == 2
         assert read_texts(endpoint, int) == expected
         while not read_metrics(endpoint)["draftree_cancelled_total"]:  # it may have been too late
             with suppress(Left):

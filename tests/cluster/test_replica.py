@@ -137,15 +137,18 @@ def test_only_the_first_process_goes_ahead_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     code = (
-        "import sys; from draftree.cluster.replica import after_the_first\n"
-        "print('came', flush=True)\n"
+        "import fcntl, sys; from draftree.cluster.replica import after_the_first\n"
+        "def flock(lock, how, flock=fcntl.flock):\n"
+        "    if how == fcntl.LOCK_SH: print('was not first', flush=True)\n"
+        "    flock(lock, how)\n"
+        "fcntl.flock = flock\n"
         "with after_the_first('model'): print('in', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with after_the_first("model"):
         others = [subprocess.Popen(command, **pipes) for _ in range(2)]
-        assert [other.stdout.readline() for other in others] == ["came\n"] * 2
+        assert [other.stdout.readline() for other in others] == ["was not first\n"] * 2
         assert all(other.poll() is None for other in others)
     assert [other.stdout.readline() for other in others] == ["in\n"] * 2  # both hold it
     for other in others:

@@ -14,8 +14,17 @@ from speculators.models.mtp.model_definitions import Qwen35MTPLayer
 from transformers import Qwen3_5TextConfig
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextRotaryEmbedding
 
+from draftree.weights.dflash import rename_tensor
+
 HERE = Path(__file__).parent
-BLOCK = "blk.4"
+BLOCK = 4
+OWN_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "hidden_layernorm": "nextn.hnorm",
+    "token_layernorm": "nextn.enorm",
+    "input_proj": "nextn.eh_proj",
+    "final_layernorm": "nextn.shared_head_norm",
+}
 NUM_STEPS = 5
 
 
@@ -60,27 +69,12 @@ def build_layer(
     )
     config._attn_implementation = "eager"
     layer = Qwen35MTPLayer(config).float().eval()
-    names = {
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "post_attention_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output",
-        "self_attn.q_norm": "attn_q_norm",
-        "self_attn.k_norm": "attn_k_norm",
-        "mlp.gate_proj": "ffn_gate",
-        "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-        "hidden_layernorm": "nextn.hnorm",
-        "token_layernorm": "nextn.enorm",
-        "input_proj": "nextn.eh_proj",
-        "final_layernorm": "nextn.shared_head_norm",
-    }
     state = {}
     for name in layer.state_dict():
-        values = weights[f"{BLOCK}.{names[name.removesuffix('.weight')]}.weight"]
-        state[name] = values - 1 if "norm" in name else values  # files hold 1 + weight
+        own = OWN_NAMES.get(name.removesuffix(".weight"))
+        stored = f"blk.{BLOCK}.{own}.weight" if own else rename_tensor(f"layers.{BLOCK}.{name}")
+        # Files hold 1 + weight.
+        state[name] = weights[stored] - 1 if "norm" in name else weights[stored]
     layer.load_state_dict(state)
     return layer, Qwen3_5TextRotaryEmbedding(config)
 

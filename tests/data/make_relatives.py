@@ -21,6 +21,7 @@ from torch import nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 
+from draftree.weights.dflash import rename_tensor
 from tests.made import make_draft
 
 HERE = Path(__file__).parent
@@ -28,22 +29,6 @@ LAYERS = (0, 1, 2)
 LENGTHS = (1, 30)  # of the context; the second is longer than the window
 BLOCK, WINDOW, MASK = 8, 24, 511
 TARGET = HERE / "qwen35/tiny-qwen35-C-mtp-F16.gguf"
-NAMES = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "attention_conv.kernel_projection": "attn_conv_proj",
-    "mlp_conv.kernel_projection": "ffn_conv_proj",
-}
-BASES = {"attention_conv.base_kernel": "attn_conv_base", "mlp_conv.base_kernel": "ffn_conv_base"}
 Weights = dict[str, torch.Tensor]
 
 
@@ -80,11 +65,8 @@ def new_config() -> Qwen3Config:
 
 
 def load_layer(layer: nn.Module, weights: Weights, index: int) -> nn.Module:
-    state = {}
-    for name in layer.state_dict():
-        stored = BASES.get(name) or NAMES[name.removesuffix(".weight")] + ".weight"
-        state[name] = weights[f"blk.{index}.{stored}"]
-    layer.load_state_dict(state)
+    names = {name: rename_tensor(f"layers.{index}.{name}") for name in layer.state_dict()}
+    layer.load_state_dict({name: weights[stored] for name, stored in names.items()})
     return layer.float().eval()
 
 
@@ -160,16 +142,7 @@ def load_jetspec(checkout: Path, weights: Weights) -> nn.Module:
     from jetspec.models.draft_head import DFlashDraftModel
 
     model = DFlashDraftModel(new_config()).float().eval()
-    whole = {"fc": "fc", "hidden_norm": "enc.output_norm", "norm": "output_norm"}
-    state = {}
-    for name in model.state_dict():
-        stem = name.removesuffix(".weight")
-        if stem in whole:
-            state[name] = weights[f"{whole[stem]}.weight"]
-        else:
-            _, index, rest = stem.split(".", 2)
-            state[name] = weights[f"blk.{index}.{NAMES[rest]}.weight"]
-    model.load_state_dict(state)
+    model.load_state_dict({name: weights[rename_tensor(name)] for name in model.state_dict()})
     return model
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from draftree.core import DraftTree, Request, SamplingParams, TokenSource
 from draftree.decode.controller import DEVICE_SCHEDULE, SpeculationController
-from draftree.decode.decoder import Round
-from draftree.decode.device_decoder import DeviceDecoder, DeviceRecord
+from draftree.decode.decoder import DeviceRecord, Round
+from draftree.decode.device_decoder import DeviceDecoder
 
 PLAIN_MS = 5.0
 REQUEST = Request(prompt_ids=(1,), max_tokens=1, sampling=SamplingParams())

@@ -21,6 +21,7 @@ from draftree.text.constraint import CallTrigger, ReplyGrammar
 from draftree.text.grammar import FormatKind, ResponseFormat
 from tests.decode.device_oracle import FEW_NODES, HOT, PROMPT, check_kind, decode_on_host
 from tests.decode.rule import RuleGrammar, TriggerGrammar
+from tests.examples import mark_long
 from tests.text.test_constraint import CALL, COMPILER, STOP, TOKENIZER, reasoning
 
 VOCAB = 512  # of the model; its text knows fewer tokens
@@ -33,7 +34,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", mark_long(KINDS, but=("greedy", "all")))
 def test_the_text_of_the_host(open_engine, any_gpu: Gpu, kind: str) -> None:
     engine, count = open_engine(22), 100 if any_gpu.is_real else 12
     vocab_size = engine.model_config.vocab_size
@@ -47,7 +48,7 @@ def test_kinds_take_turns_on_one_engine(open_engine) -> None:
     """What one request leaves on the device is nothing to the next."""
     engine, texts = open_engine(8), {}
     grammar = RuleGrammar(engine.model_config.vocab_size, seed=1)
-    for name in (*KINDS, *KINDS):
+    for name in ("all", "greedy", "hot", "all", "greedy"):
         asked = Request(PROMPT, 4, grammar=grammar, **KINDS[name])
         found = [(event.token, event.scores) for event in engine.generate(asked)]
         if name not in texts:
@@ -56,7 +57,7 @@ def test_kinds_take_turns_on_one_engine(open_engine) -> None:
         assert texts.setdefault(name, found) == found
 
 
-@pytest.mark.parametrize("length", [1, 2, 5, 9])
+@pytest.mark.parametrize("length", mark_long((1, 2, 5, 9), but=(2, 5)))
 def test_a_complete_grammar_ends_the_reply(open_engine, length: int) -> None:
     """Inside a path that was drafted right, or behind the tree."""
     engine = open_engine(8)
@@ -69,7 +70,9 @@ def test_a_complete_grammar_ends_the_reply(open_engine, length: int) -> None:
     assert engine.target.state.tokens == [*PROMPT, *tokens[:-1]]
 
 
-@pytest.mark.parametrize(("length", "span"), [(1, None), (4, 3)])
+@pytest.mark.parametrize(
+    ("length", "span"), [pytest.param(1, None, marks=pytest.mark.long), (4, 3)]
+)
 def test_triggers_begin_constrained_stretches(
     open_engine, any_gpu: Gpu, length: int, span: int | None
 ) -> None:
@@ -121,10 +124,16 @@ LOOKUPS = {
     "scores": {"sampling": replace(LOOPING, temperature=0.5, top_p=0.9), "logprobs": 2},
     "grammar": {"sampling": LOOPING, "grammar": RuleGrammar(VOCAB, seed=4, share=0.97)},
 }
+LONG_LOOKUPS = (("plain", True), ("scores", False), ("grammar", False))
 
 
-@pytest.mark.parametrize("has_draft", [False, True])
-@pytest.mark.parametrize("kind", LOOKUPS)
+@pytest.mark.parametrize(
+    ("kind", "has_draft"),
+    [
+        *(("plain", False), ("scores", True), ("grammar", True)),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in LONG_LOOKUPS),
+    ],
+)
 def test_text_that_is_looked_up(open_engine, kind: str, has_draft: bool) -> None:
     """By the device where a draft's tree takes it in, else by the host."""
     engine = open_engine(8, ngram="on")
@@ -161,8 +170,8 @@ REPLIES = {
 }
 
 
-@pytest.mark.parametrize("sampling", ["hot", "filtered"])
-@pytest.mark.parametrize("reply", REPLIES)
+@pytest.mark.parametrize("sampling", mark_long(("hot", "filtered"), but=("hot",)))
+@pytest.mark.parametrize("reply", mark_long(REPLIES, but=tuple(REPLIES)[1:]))
 def test_grammars_of_text(open_engine, any_gpu: Gpu, reply: str, sampling: str) -> None:
     engine, count = open_engine(22), 60 if any_gpu.is_real else 20
     grammar = ReplyGrammar(TOKENIZER, **REPLIES[reply])

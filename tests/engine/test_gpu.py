@@ -1,4 +1,4 @@
-"""What is said where a GPU cannot be used; the driver is a made-up one."""
+"""What is said where a GPU cannot be used; the driver is a fake."""
 
 from collections.abc import Callable
 from importlib import metadata

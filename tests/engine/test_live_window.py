@@ -15,6 +15,7 @@ from draftree.engine.engine import TokenEngine
 from draftree.engine.stream import PAUSE
 from draftree.models.target import Target
 from tests.decode.oracle import OracleDrafter, check_lossless, count_kinds, run_plain
+from tests.examples import mark_long
 from tests.made import make_draft
 from tests.tiny import same_state, tiny_path
 
@@ -72,8 +73,8 @@ def check_oracle(
         assert kinds["partial"] > 0 or kinds["whole"] > 0, kinds
 
 
-@pytest.mark.parametrize("kv", ["f32", "f16", "q8_0"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen35"])
+@pytest.mark.parametrize("kv", mark_long(("f32", "f16", "q8_0"), but=("f16", "q8_0")))
+@pytest.mark.parametrize("name", mark_long(("llama", "qwen3", "qwen35"), but=("llama", "qwen35")))
 def test_an_oracle_changes_nothing(name: str, kv: str) -> None:
     engine = open_on_cpu(name, budget=40, kv_k=kv, kv_v=kv)
     check_oracle(engine.target, 48, (8, 22, 40))

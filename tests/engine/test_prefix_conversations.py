@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.engine.conversations import Setting, Walk
+from tests.examples import mark_long
 from tests.made import make_draft
 from tests.tiny import tiny_path
 
@@ -17,7 +18,7 @@ KINDS = {
     "hybrid": ("qwen35-mtp", None, "auto"),
     "hybrid, drafted": ("qwen35-mtp", (0, 1, 3), "auto"),
 }
-LONG_STEPS = 10_000
+LONG_STEPS = 4_000
 WINDOW, STRETCH = 90, 3  # a ring of 256 positions, and texts of up to 864
 
 
@@ -37,8 +38,12 @@ def _walk(setting: Setting, seed: int, num_steps: int) -> int:
     return walk.num_lost
 
 
+SIZES = (SMALL, 7, 80), (SMALL, 512, 80), (LARGE, 512, 150)
+
+
 @pytest.mark.parametrize(
-    "prefix_bytes, span_len, num_steps", [(SMALL, 7, 80), (SMALL, 512, 80), (LARGE, 512, 150)]
+    "prefix_bytes, span_len, num_steps",
+    [SIZES[0], pytest.param(*SIZES[1], marks=pytest.mark.long), SIZES[2]],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_conversations(kind: str, prefix_bytes: int, span_len: int, num_steps: int) -> None:
@@ -47,7 +52,10 @@ def test_conversations(kind: str, prefix_bytes: int, span_len: int, num_steps: i
 
 
 @pytest.mark.parametrize("prefix_bytes, span_len", [(SMALL, 40), (LARGE, 512)])
-@pytest.mark.parametrize("kind", [kind for kind, (_, layers, _) in KINDS.items() if layers])
+@pytest.mark.parametrize(
+    "kind",
+    mark_long([kind for kind, (_, layers, _) in KINDS.items() if layers], but=("hybrid, drafted",)),
+)
 def test_conversations_longer_than_the_context_of_a_draft(
     kind: str, prefix_bytes: int, span_len: int
 ) -> None:

@@ -14,6 +14,7 @@ from draftree.drafts.dflash import BlockDrafter
 from draftree.engine import device
 from draftree.engine.engine import TokenEngine
 from draftree.kernels.cpu.kv_cache import KvCache
+from tests.examples import mark_long
 from tests.made import make_draft
 from tests.tiny import tiny_path
 
@@ -76,7 +77,7 @@ def _check_fresh(engine: TokenEngine, reply: Reply, prompt: Tokens, count: int) 
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), HOT], ids=["greedy", "hot"])
-@pytest.mark.parametrize("length", [60, 400, 700])
+@pytest.mark.parametrize("length", mark_long((60, 400, 700), but=(60, 700)))
 def test_a_text_longer_than_the_ring(
     kind: str, length: int, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from draftree.errors import EngineError
 from tests.tiny import tiny_path
 
 PROMPT = tuple(range(1, 30))
-PATIENCE_S = 60.0  # after which something hangs
+PATIENCE_S = 600.0  # after which something hangs
 
 
 def _open(num_threads: int = 2) -> TokenEngine:

@@ -132,7 +132,7 @@ alignas(1024) static char dynamic_shared[SHARED_BYTES + MARGIN];
 static void (*run_thread)();
 
 // Takes the next lane of the warp that can go on; none: false.
-static bool take_lane(u32 warp_index) {
+static inline bool take_lane(u32 warp_index) {
   Warp& warp = warps[warp_index];
   if (!warp.ready || has_failed) return false;
   const u32 lane = is_reversed ? 31 - __builtin_clz(warp.ready) : __builtin_ctz(warp.ready);
@@ -226,14 +226,17 @@ static void finish_operation(u32 warp_index, u32 mask) {
   }
   if (!operation) return;
   operation(lanes, warp_fibers);
-  for (u32 rest = lanes; rest; rest &= rest - 1) wake(warp_index * 32 + __builtin_ctz(rest));
+  for (u32 rest = lanes; rest; rest &= rest - 1) warp_fibers[__builtin_ctz(rest)].state = READY;
+  warp.waiting &= ~lanes;
+  warp.ready |= current / 32 == warp_index ? lanes & ~(1u << current % 32) : lanes;
 }
 
 // All live lanes of the mask come together; the last one computes the results of all.
-static const u32* operate(u32 mask, Operation operation, const void* in, u32 bytes) {
+template <class T>
+const u32* operate(u32 mask, Operation operation, const T* in) {
   Fiber& f = fibers[current];
   if (!(mask >> current % 32 & 1)) fail("lane %u is not in its own mask %08x", current % 32, mask);
-  memcpy(f.in, in, bytes);
+  memcpy(f.in, in, sizeof *in);
   f.mask = mask, f.operation = operation, f.state = IN_WARP;
   warps[current / 32].waiting |= 1u << current % 32;
   finish_operation(current / 32, mask);

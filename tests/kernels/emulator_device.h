@@ -40,7 +40,7 @@ T shuffle(u32 mask, T value, u32 source) {
   static_assert(sizeof(T) <= 8);
   Shuffled in = {0, source};
   memcpy(&in.value, &value, sizeof value);
-  memcpy(&value, operate(mask, shuffle_lanes, &in, sizeof in), sizeof value);
+  memcpy(&value, operate(mask, shuffle_lanes, &in), sizeof value);
   return value;
 }
 
@@ -52,7 +52,7 @@ static void vote_lanes(u32 lanes, Fiber* warp) {
 
 static const u32* vote(u32 mask, bool value) {
   const u32 in = value;
-  return operate(mask, vote_lanes, &in, 4);
+  return operate(mask, vote_lanes, &in);
 }
 
 static void match_lanes(u32 lanes, Fiber* warp) {
@@ -85,7 +85,7 @@ void reduce_lanes(u32 lanes, Fiber* warp) {
 template <class F, class T>
 T reduce(u32 mask, T value) {
   static_assert(sizeof(T) == 4);
-  return bit_cast<T>(operate(mask, reduce_lanes<T, F>, &value, 4)[0]);
+  return bit_cast<T>(operate(mask, reduce_lanes<T, F>, &value)[0]);
 }
 
 template <class F, class T>
@@ -117,7 +117,7 @@ static inline void __syncthreads() { emulator::meet(0, 0, emulator::SYNC, false)
 static inline int __syncthreads_and(int v) { return emulator::meet(0, 0, emulator::AND, v); }
 static inline int __syncthreads_or(int v) { return emulator::meet(0, 0, emulator::OR, v); }
 static inline int __syncthreads_count(int v) { return emulator::meet(0, 0, emulator::COUNT, v); }
-static inline void __syncwarp(unsigned mask = ~0u) { emulator::operate(mask, emulator::meet_lanes, &mask, 4); }
+static inline void __syncwarp(unsigned mask = ~0u) { emulator::operate(mask, emulator::meet_lanes, &mask); }
 static inline void __threadfence() {}
 static inline void __threadfence_block() {}
 static inline void __threadfence_system() {}
@@ -157,7 +157,7 @@ template <class T>
 unsigned __match_any_sync(unsigned mask, T v) {
   unsigned long long word = 0;
   memcpy(&word, &v, sizeof v);
-  return emulator::operate(mask, emulator::match_lanes, &word, 8)[0];
+  return emulator::operate(mask, emulator::match_lanes, &word)[0];
 }
 template <class T> T __reduce_add_sync(unsigned mask, T v) { return emulator::reduce<emulator::Add>(mask, v); }
 template <class T> T __reduce_min_sync(unsigned mask, T v) { return emulator::reduce<emulator::Min>(mask, v); }

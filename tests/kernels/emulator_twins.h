@@ -31,37 +31,55 @@ u32 on_halves(u32 a, u32 b, F f) {
   return low | round_to_half(f(double(widen(a >> 16)), double(widen(b >> 16)))) << 16;
 }
 
+// Eight halves as floats, each in a word of its own; an exponent that is all ones stays so.
+typedef u32 Words __attribute__((vector_size(32)));
+typedef float Row __attribute__((vector_size(32)));
+static inline Row widen_row(const u32* halves) {
+  Words h;
+  memcpy(&h, halves, sizeof h);
+  const Words scaled = (Words)((Row)((h & 0x7FFF) << 13) * 0x1p112f);
+  return (Row)(scaled | (h & 0x8000) << 16 | ((Words)((h & 0x7C00) == 0x7C00) & 0x7F800000));
+}
+
 // in: a (K / 4 words), b (K / 8 words), c (4 floats). Sums run along k, in float32; products are exact.
 template <int K>
 void multiply_tiles(u32 lanes, Fiber* warp) {
   if (lanes != ~0u) fail("a matrix instruction needs all 32 lanes, not %08x", lanes);
-  typedef float Row __attribute__((vector_size(32)));
-  float a[16][K];
-  Row b[K], c[16];
+  u32 a_halves[16][K], b_halves[K][8];
+  float c[16][8];
   for (int lane = 0; lane < 32; lane++) {
     const u32* in = warp[lane].in;
     const int g = lane / 4, t = lane % 4;
     for (int i = 0; i < K / 4; i++)
-      for (int side = 0; side < 2; side++)
-        a[g + i % 2 * 8][i / 2 * 8 + t * 2 + side] = widen(in[i] >> side * 16 & 0xFFFF);
+      for (int side = 0; side < 2; side++) a_halves[g + i % 2 * 8][i / 2 * 8 + t * 2 + side] = in[i] >> side * 16 & 0xFFFF;
     for (int i = 0; i < K / 8; i++)
-      for (int side = 0; side < 2; side++) b[i * 8 + t * 2 + side][g] = widen(in[K / 4 + i] >> side * 16 & 0xFFFF);
-    for (int i = 0; i < 4; i++) c[g + i / 2 * 8][t * 2 + i % 2] = bit_cast<float>(in[K / 4 + K / 8 + i]);
+      for (int side = 0; side < 2; side++) b_halves[i * 8 + t * 2 + side][g] = in[K / 4 + i] >> side * 16 & 0xFFFF;
+    memcpy(&c[g][t * 2], in + K / 4 + K / 8, 8), memcpy(&c[g + 8][t * 2], in + K / 4 + K / 8 + 2, 8);
   }
-  for (int row = 0; row < 16; row++)
-    for (int k = 0; k < K; k++) c[row] += a[row][k] * b[k];
-  for (int lane = 0; lane < 32; lane++)
-    for (int i = 0; i < 4; i++) {
-      const float value = c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
-      warp[lane].out[i] = bit_cast<u32>(value);
+  Row b[K];
+  for (int k = 0; k < K; k++) b[k] = widen_row(b_halves[k]);
+  for (int row = 0; row < 16; row++) {
+    float a[K];
+    for (int k = 0; k < K; k += 8) {
+      const Row eight = widen_row(a_halves[row] + k);
+      memcpy(a + k, &eight, sizeof eight);
     }
+    Row sum;
+    memcpy(&sum, c[row], sizeof sum);
+    for (int k = 0; k < K; k++) sum += a[k] * b[k];
+    memcpy(c[row], &sum, sizeof sum);
+  }
+  for (int lane = 0; lane < 32; lane++) {
+    const int g = lane / 4, t = lane % 4;
+    memcpy(warp[lane].out, &c[g][t * 2], 8), memcpy(warp[lane].out + 2, &c[g + 8][t * 2], 8);
+  }
 }
 
 template <int K>
 void multiply(float* c, const u32* a, const u32* b, const float* from) {
   u32 in[K / 4 + K / 8 + 4];
   memcpy(in, a, K), memcpy(in + K / 4, b, K / 2), memcpy(in + K / 4 + K / 8, from, 16);
-  memcpy(c, operate(~0u, multiply_tiles<K>, in, sizeof in), 16);
+  memcpy(c, operate(~0u, multiply_tiles<K>, &in), 16);
 }
 
 // Matrices of 8 rows of 16 bytes; lane 8 i + r names row r of matrix i.
@@ -87,7 +105,7 @@ void load_matrices(u32 lanes, Fiber* warp) {
 
 template <int COUNT, bool IS_TRANSPOSED>
 void load(u32* r, const void* row) {
-  memcpy(r, operate(~0u, load_matrices<COUNT, IS_TRANSPOSED>, &row, sizeof row), COUNT * 4);
+  memcpy(r, operate(~0u, load_matrices<COUNT, IS_TRANSPOSED>, &row), COUNT * 4);
 }
 
 static inline void copy_later(void* to, const void* from, u32 bytes) {
@@ -202,5 +220,5 @@ static void multiply_tf32(u32 lanes, Fiber* warp) {
 static inline void mma_tf32(float* c, const unsigned* a, unsigned b0, unsigned b1) {
   unsigned in[10] = {a[0], a[1], a[2], a[3], b0, b1};
   memcpy(in + 6, c, 16);
-  memcpy(c, emulator::operate(~0u, emulator::multiply_tf32, in, sizeof in), 16);
+  memcpy(c, emulator::operate(~0u, emulator::multiply_tf32, &in), 16);
 }

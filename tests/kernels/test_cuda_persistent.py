@@ -54,7 +54,7 @@ def test_a_pass_has_the_bits_of_its_kernels(any_gpu: Gpu, launched: list[Persist
 
 @pytest.mark.long
 @pytest.mark.parametrize("arch", [86, 89, 90])
-def test_cards_with_little_shared_memory(arch: int) -> None:
+def test_gpus_with_little_shared_memory(arch: int) -> None:
     """As much as a 3090 or a 4090 has: smaller rings, blocks of 256 threads."""
     gpu = replace(emulated_gpu(arch), shared_per_sm=102400, shared_per_block=101376)
     assert all_equal(*(run(open_target(gpu, is_persistent=flag)) for flag in (True, False)))

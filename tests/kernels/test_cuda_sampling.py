@@ -171,7 +171,7 @@ def test_filters_keep_what_they_should(any_gpu: Gpu, way: SamplingParams, is_tie
         assert len(kept ^ set(wanted)) <= (params.top_p < 1.0)
 
 
-def test_a_border_in_a_bin_too_full_to_list(any_gpu: Gpu) -> None:
+def test_a_threshold_in_a_bin_too_full_to_list(any_gpu: Gpu) -> None:
     logits = np.round(made_logits(1, 12_000, seed=3, scale=0.4))
     params = SamplingParams(temperature=1.0, top_p=0.6)
     (kept,) = kept_on(any_gpu, logits, params)
@@ -181,7 +181,7 @@ def test_a_border_in_a_bin_too_full_to_list(any_gpu: Gpu) -> None:
     assert kept <= set(wanted) or set(wanted) <= kept
 
 
-def test_one_border_graph_serves_every_request(any_gpu: Gpu) -> None:
+def test_one_threshold_graph_serves_every_request(any_gpu: Gpu) -> None:
     logits = made_logits(3, 9000, seed=4)
     workspace = new_sampling_workspace(3, 9000, any_gpu)
     for way in WAYS:

@@ -10,7 +10,7 @@ from tests.golden import golden
 from tests.tiny import tiny_path, tiny_target
 
 
-def test_facts_are_those_of_the_config_it_was_converted_from() -> None:
+def test_fields_are_those_of_the_config_it_was_converted_from() -> None:
     config = json.loads(golden("qwen35/hf_config.json").read_text())
     model_config = read_model_config(open_checkpoint(tiny_path("qwen35")))
     assert model_config.vocab_size == config["vocab_size"]

@@ -18,7 +18,7 @@ from tests.needs import has_browser
 from tests.serve import fake
 from tests.tiny import tiny_path
 
-PATIENCE_S = 120.0  # after which something hangs: a busy machine may well take seconds
+PATIENCE_S = 600.0  # after which something hangs: a busy machine may take minutes
 # Of every call that names no other; the library's own default is five seconds.
 vars(httpx2.get.__kwdefaults__["timeout"]).update(
     dict.fromkeys(("connect", "read", "write", "pool"), PATIENCE_S)

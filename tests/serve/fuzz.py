@@ -32,7 +32,7 @@ from tests.serve.conftest import run_brief_server
 from tests.serve.result import write_result
 
 RIGHT, WRONG = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
-PATIENCE_S = 20
+PATIENCE_S = 100
 BATCH = 25
 AT_A_TIME = 8
 HI = [{"role": "user", "content": "hi"}]
@@ -119,7 +119,7 @@ def operations(server, mode):
 
 
 def fuzz(server, mode, num_each, number, found):
-    """Send so many made-up requests to each endpoint, and check every reply."""
+    """Send so many generated requests to each endpoint, and check every reply."""
     with requests.Session() as session:
 
         def send(case):

@@ -1,4 +1,4 @@
-"""`python -m tests.serve.growth`: whether memory grows under made-up requests, and what of it is
+"""`python -m tests.serve.growth`: whether memory grows under generated requests, and what of it is
 the prefix cache.
 
 The same requests to a server that keeps no conversations and to one with the default bound. Writes

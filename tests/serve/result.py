@@ -1,4 +1,4 @@
-"""Result files of the load and the made-up requests, and the table of docs/clients.md from them.
+"""Result files of the load and the generated requests, and the table of docs/clients.md from them.
 
 `python -m tests.serve.result` writes the table anew; a test fails when it is stale.
 """
@@ -71,8 +71,8 @@ def render(load, fuzz):
         ("their wait for the first word", f"{wait['median']:.0f} s"),
         ("longest of these waits", f"{wait['longest']:.0f} s"),
         ("replies to the client that asks for more than its share", f"{served['greedy']}"),
-        ("made-up requests", f"{fuzz['num_cases']:,}: {statuses}"),
-        ("made-up requests that failed or hung", f"{num_failed}"),
+        ("generated requests", f"{fuzz['num_cases']:,}: {statuses}"),
+        ("generated requests that failed or hung", f"{num_failed}"),
         ("slowest of them", f"{fuzz['slowest_s']:.1f} s"),
         ("server's memory, after a quarter of them", f"{fuzz['rss_mb']['warm']:.0f} MB"),
         ("server's memory, at the end", f"{fuzz['rss_mb']['end']:.0f} MB"),

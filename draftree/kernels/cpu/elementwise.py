@@ -11,15 +11,7 @@ import numpy as np
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.pass_args import NUM_ROWS, NUM_TOKENS, PassArgs
 from draftree.kernels.cpu.program import Program
-from draftree.kernels.cpu.simd import (
-    load,
-    load_first,
-    load_i64,
-    sigmoid,
-    silu,
-    store,
-    store_first,
-)
+from draftree.kernels.cpu.simd import load, load_first, load_i64, sigmoid, silu, store, store_first
 
 _SILU_MUL, _SIGMOID_MUL, _COPY = range(3)
 _CHUNK = 256  # columns a thread takes at once

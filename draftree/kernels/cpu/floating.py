@@ -7,17 +7,7 @@ Strip: for each column, the weights of sixteen rows side by side.
 from llvmlite import ir
 
 from draftree.kernels.cpu.form import FLOAT_ROWS, LINE_BYTES
-from draftree.kernels.cpu.instruction import (
-    F32,
-    I8,
-    I16,
-    I32,
-    I64,
-    call,
-    fused,
-    load_from,
-    spread,
-)
+from draftree.kernels.cpu.instruction import F32, I8, I16, I32, I64, call, fused, load_from, spread
 from draftree.kernels.cpu.jit import cgutils
 
 _PREFETCH_BYTES = 4096  # a core's own prefetcher stops at the end of a page

@@ -9,13 +9,7 @@ load or a shift can do the same: all give the integers of dot.py, exactly.
 # ruff: noqa: ANN001, ANN002, ANN201, ANN202  (numba's and llvmlite's types)
 from llvmlite import ir
 
-from draftree.kernels.cpu.dot import (
-    add_products,
-    add_scaled,
-    for_groups,
-    load_at,
-    new_cells,
-)
+from draftree.kernels.cpu.dot import add_products, add_scaled, for_groups, load_at, new_cells
 from draftree.kernels.cpu.form import GROUP_COLS
 from draftree.kernels.cpu.instruction import F32, I8, I32, I64, call, shuffle
 from draftree.kernels.cpu.isa import NEON_DOTPROD, NEON_I8MM

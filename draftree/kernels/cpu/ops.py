@@ -246,12 +246,7 @@ class CpuOps:
         return out
 
     def block_conv(
-        self,
-        x: np.ndarray,
-        own: np.ndarray,
-        base: np.ndarray,
-        *,
-        add_to: np.ndarray | None = None,
+        self, x: np.ndarray, own: np.ndarray, base: np.ndarray, *, add_to: np.ndarray | None = None
     ) -> np.ndarray:
         out = self._take(x.shape[1]) if add_to is None else add_to
         args = self._recording, self.step, x, own, base, out

@@ -10,12 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from draftree.kernels.cpu.noise import gumbel
-from draftree.kernels.cpu.select import (
-    choose_filtered,
-    choose_greedy,
-    penalize,
-    rank_rows,
-)
+from draftree.kernels.cpu.select import choose_filtered, choose_greedy, penalize, rank_rows
 
 __all__ = ["SamplingArgs", "SamplingScratch", "choose", "gumbel", "load_choices"]
 

@@ -6,12 +6,7 @@ from typing import Any
 
 from draftree.text.grammar import json_rule, quote
 from draftree.text.tools.dialect import Tool, ToolParser, new_call_id
-from draftree.text.tools.json_call import (
-    BODY_RULES,
-    WholeParser,
-    read_json_call,
-    write_json_call,
-)
+from draftree.text.tools.json_call import BODY_RULES, WholeParser, read_json_call, write_json_call
 from draftree.text.tools.parser import CallStyle, JsonReader, TagParser
 
 
