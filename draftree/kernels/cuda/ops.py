@@ -22,9 +22,9 @@ from draftree.kernels.cuda.gated_delta_prefill import gated_delta_prefill
 from draftree.kernels.cuda.kv_cache import CudaKv, KeyAngles, KvArena, key_angles, kv_commit
 from draftree.kernels.cuda.kv_centre import measure_centre
 from draftree.kernels.cuda.layout import PackedMatrix, stacked_format
-from draftree.kernels.cuda.linear import can_own_row, linear, linear_row
 from draftree.kernels.cuda.pass_args import NUM_ROWS, NUM_TOKENS, CudaPassArgs
 from draftree.kernels.cuda.prefill import prefill_linear
+from draftree.kernels.cuda.product import make_input, multiply
 from draftree.kernels.cuda.program import MOST_ROWS, Launch, Program
 from draftree.kernels.cuda.rotary import RopeArgs, rope_and_store_kv, rope_table
 from draftree.kernels.cuda.rows import block_conv, copy_columns, norm_rows
@@ -282,8 +282,9 @@ class CudaOps:
 
         def launch(n: int) -> None:
             n = min(n, self.step.max_nodes)
-            self._launch_input(source, n, live)
-            self._launch_product(source, matrix, logits[:n], live=live)
+            make_input(source, n, self.gpu, live)
+            workspace = self._weights.workspace
+            multiply(source, matrix, logits[:n], workspace, self.gpu, live=live)
 
         self._recording.by_rows = True
         self._recording.add(launch)
@@ -332,14 +333,14 @@ class CudaOps:
         bias: torch.Tensor | None = None,
         add_to: bool = False,
     ) -> None:
-        rows = narrow(x, CudaMatmulInput)
+        workspace, gpu, rows = self._weights.workspace, self.gpu, narrow(x, CudaMatmulInput)
 
         def launch(n: int) -> None:
             to, live = out[:n], self._live
             if n <= MOST_ROWS:
-                self._launch_product(rows, matrix, to, live=live, bias=bias, add_to=add_to)
+                multiply(rows, matrix, to, workspace, gpu, live=live, bias=bias, add_to=add_to)
             else:
-                prefill_linear(matrix, rows.halves, to, self.gpu, bias=bias, add_to=add_to)
+                prefill_linear(matrix, rows.halves, to, gpu, bias=bias, add_to=add_to)
 
         self._recording.add(launch)
 
@@ -347,31 +348,8 @@ class CudaOps:
         self, x: torch.Tensor, source: Callable[[int], prepare.RowSource]
     ) -> CudaMatmulInput:
         into = self._scratch.matmul_input(x.shape[1], source)
-        self._recording.add(lambda n: self._launch_input(into, n, self._live))
+        self._recording.add(lambda n: make_input(into, n, self.gpu, self._live))
         return into
-
-    def _launch_input(self, into: CudaMatmulInput, n: int, live: torch.Tensor) -> None:
-        """Of a single row products make their input themselves, where they can."""
-        source = into.source(n)
-        if n > 1 or not can_own_row(into.tiles.padded_cols, self.gpu):
-            form = into.tiles if n <= MOST_ROWS else into.halves
-            prepare.prepare(source, form, self.gpu, live=live)
-
-    def _launch_product(
-        self,
-        x: CudaMatmulInput,
-        matrix: PackedMatrix,
-        out: torch.Tensor,
-        *,
-        live: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        add_to: bool = False,
-    ) -> None:
-        where = out, self._weights.workspace, self.gpu
-        if len(out) == 1 and can_own_row(x.tiles.padded_cols, self.gpu):
-            linear_row(matrix, x.source(1), *where, bias=bias, add_to=add_to, live=live)
-        else:
-            linear(matrix, x.tiles, *where, bias=bias, add_to=add_to, live=live)
 
     @property
     def _live(self) -> torch.Tensor:
