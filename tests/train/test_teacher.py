@@ -92,3 +92,21 @@ def test_a_row_that_is_done_may_be_stepped_again(name):
         teacher.step(ids[:, 8], places, idle, cache, 16)
     logits = teacher.step(ids[:, 8], places, live, cache, 16)
     assert torch.allclose(logits, teacher.logits(teacher.read(ids).hidden)[:, 8], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ("llama", "qwen35-mtp"))
+def test_half_as_many_bits_give_nearly_the_same(name):
+    """What a GPU trains with."""
+    checkpoint = open_checkpoint(tiny_path(name))
+    teacher = load_teacher(checkpoint, CPU, torch.bfloat16)
+    ids = torch.from_numpy(np.random.default_rng(5).integers(0, 500, (2, 80)))
+    exact = load_teacher(checkpoint, CPU)
+    expected = exact.logits(exact.read(ids).hidden)
+    logits = teacher.logits(teacher.read(ids).hidden)
+    assert logits.dtype == torch.bfloat16
+    assert (logits - expected).abs().mean() < 0.03 * expected.abs().mean()
+    cache, places = teacher.new_cache(2, 90), torch.tensor([79, 40])
+    teacher.fill(ids, cache, places)
+    tokens = ids[range(2), places]
+    stepped = teacher.step(tokens, places, torch.zeros(2, dtype=torch.bool), cache, 90)
+    assert (stepped - expected[range(2), places]).abs().mean() < 0.03 * expected.abs().mean()
