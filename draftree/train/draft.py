@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from draftree.errors import ModelError
+from draftree.train.attention import Turn, rotary_table, rotate
 from draftree.train.rounding import BLOCK_LEN, round_weights
 from draftree.train.settings import DraftShape
-from draftree.train.teacher import Teacher, Turn, rotary_table, rotate
+from draftree.train.teacher import Teacher
 
 _PART_BLOCKS = 16  # blocks that attention takes at once: rows of others are only masked work
 

@@ -1,8 +1,8 @@
 """The target as torch sees it: many sequences at once, features on the way, for training only.
 
-In: a checkpoint of any supported architecture with attention in every block. Out: hidden states,
-features, logits, and one-token steps over a cache. Weights are decoded to one dtype, so the
-arithmetic is that of plain torch, not the engine's.
+In: a checkpoint of any supported architecture. Out: hidden states, features, logits, and one-token
+steps over a cache. Matrices are decoded to one dtype, so the arithmetic is that of plain torch, not
+the engine's.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from draftree.errors import CheckpointError, ModelError
+from draftree.errors import CheckpointError
 from draftree.kernels.quant.formats import QuantType, dequantize
 from draftree.models.load import load_model
+from draftree.train.attention import (
+    LayerCache,
+    Sequences,
+    Step,
+    TeacherAttention,
+    Turn,
+    read_attention,
+    rms_norm,
+    rotary_table,
+)
+from draftree.train.delta_net import TeacherDeltaNet, read_delta_net
 from draftree.weights.checkpoint import Checkpoint
 
 _PART_ROWS = 4096  # rows of a matrix that one thread decodes
@@ -24,30 +35,29 @@ _PART_ROWS = 4096  # rows of a matrix that one thread decodes
 
 @dataclass(frozen=True, slots=True)
 class TeacherLayer:
-    """Queries, keys and values are one matrix, gate and up another."""
+    """Gate and up are one matrix."""
 
     mixer_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    output: Tensor
-    output_bias: Tensor | None
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    mixer: TeacherAttention | TeacherDeltaNet
     ffn_norm: Tensor
     gate_up: Tensor
     down: Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class KvCache:
-    """Keys and values per layer: [batch, kv_heads, max_len, head_dim]."""
+class Cache:
+    """What every layer keeps of every sequence."""
 
-    keys: list[Tensor]
-    values: list[Tensor]
+    layers: list[LayerCache]
 
-    def part(self, rows: slice) -> "KvCache":
+    def part(self, rows: slice) -> "Cache":
         """A view of some sequences."""
-        return KvCache([keys[rows] for keys in self.keys], [v[rows] for v in self.values])
+        return Cache([(first[rows], second[rows]) for first, second in self.layers])
+
+    def move(self, order: Tensor) -> None:
+        """The sequences that order names become the first ones."""
+        for part in (part for layer in self.layers for part in layer):
+            part[: len(order)] = part[order]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +95,8 @@ class Teacher:
     def device(self) -> torch.device:
         return self.head.device
 
-    def new_cache(self, batch_size: int, max_len: int) -> KvCache:
-        shape = (batch_size, self.num_kv_heads, max_len, self.head_dim)
-        keys, values = (
-            [torch.zeros(shape, dtype=self.head.dtype, device=self.device) for _ in self.layers]
-            for _ in range(2)
-        )
-        return KvCache(keys, values)
+    def new_cache(self, batch_size: int, max_len: int) -> Cache:
+        return Cache([layer.mixer.new_cache(batch_size, max_len) for layer in self.layers])
 
     def logits(self, hidden: Tensor) -> Tensor:
         return hidden @ self.head.T
@@ -107,97 +112,55 @@ class Teacher:
         return self._run(ids, feature_layers, num_layers, None)
 
     @torch.no_grad()
-    def fill(self, ids: Tensor, cache: KvCache) -> Tensor:
-        """Read one prompt into each row of a cache: hidden states of every position."""
-        return self._run(ids, (), len(self.layers), cache).hidden
+    def fill(self, ids: Tensor, cache: Cache, num_kept: Tensor) -> Tensor:
+        """Read the first num_kept [batch] tokens of one prompt into each row of a cache: hidden
+        states of every position.
+        """
+        return self._run(ids, (), len(self.layers), cache, num_kept).hidden
 
     def _run(
         self,
         ids: Tensor,
         feature_layers: tuple[int, ...],
         num_layers: int,
-        cache: KvCache | None,
+        cache: Cache | None,
+        num_kept: Tensor | None = None,
     ) -> Read:
-        length = ids.shape[1]
-        turn = self._turn(torch.arange(length, device=self.device))
+        turn = self._turn(torch.arange(ids.shape[1], device=self.device))
+        sequences = Sequences(turn, num_kept)
         x = self.embedding[ids]
         features: dict[int, Tensor] = {}
         for i, layer in enumerate(self.layers[:num_layers]):
-            q, k, v = self._project(layer, x, turn)
-            q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-            if cache is not None:
-                cache.keys[i][:, :, :length] = k
-                cache.values[i][:, :, :length] = v
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            x = self._finish(layer, x, mixed.transpose(1, 2).flatten(2))
+            kept = None if cache is None else cache.layers[i]
+            normed = rms_norm(x, layer.mixer_norm, self.eps)
+            x = self._finish(layer, x + layer.mixer.read(normed, sequences, kept))
             if i in feature_layers:
                 features[i] = x
         joined = torch.cat([features[i] for i in feature_layers], -1) if feature_layers else None
-        return Read(self._norm(x, self.output_norm), joined)
+        return Read(rms_norm(x, self.output_norm, self.eps), joined)
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, positions: Tensor, cache: KvCache, length: int) -> Tensor:
+    def step(
+        self, tokens: Tensor, positions: Tensor, is_done: Tensor, cache: Cache, length: int
+    ) -> Tensor:
         """Logits after one more token per row, written at its own position. length: all positions
-        are below it. tokens, positions: int64 [batch].
+        are below it. tokens, positions: int64 [batch]. Rows that are done may be stepped again.
         """
-        count, groups = len(tokens), self.num_heads // self.num_kv_heads
-        rows = torch.arange(count, device=self.device)
-        turn = self._turn(positions)
         is_hidden = (torch.arange(length, device=self.device) > positions[:, None])[:, None, None]
+        step = Step(self._turn(positions), positions, is_hidden, is_done)
         x = self.embedding[tokens]
-        for i, layer in enumerate(self.layers):
-            q, k, v = self._project(layer, x, turn)
-            cache.keys[i][rows, :, positions] = k
-            cache.values[i][rows, :, positions] = v
-            q = q.reshape(count, self.num_kv_heads, groups, self.head_dim) * self.head_dim**-0.5
-            keys, values = (part[i][:count, :, :length] for part in (cache.keys, cache.values))
-            scores = (q @ keys.transpose(2, 3)).masked_fill_(is_hidden, -torch.inf)
-            mixed = scores.softmax(-1) @ values
-            x = self._finish(layer, x, mixed.reshape(count, -1))
-        return self.logits(self._norm(x, self.output_norm))
+        for layer, kept in zip(self.layers, cache.layers, strict=True):
+            normed = rms_norm(x, layer.mixer_norm, self.eps)
+            x = self._finish(layer, x + layer.mixer.step(normed, step, kept))
+        return self.logits(rms_norm(x, self.output_norm, self.eps))
 
-    def _project(
-        self, layer: TeacherLayer, x: Tensor, turn: "Turn"
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys, values [..., heads, head_dim], the first two rotated."""
-        joined = F.linear(self._norm(x, layer.mixer_norm), layer.qkv, layer.qkv_bias)
-        joined = joined.unflatten(-1, (-1, self.head_dim))
-        q, k, v = joined.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=-2)
-        if layer.query_norm is not None and layer.key_norm is not None:
-            q, k = self._norm(q, layer.query_norm), self._norm(k, layer.key_norm)
-            return rotate(q, turn), rotate(k, turn), v
-        turned = rotate(joined[..., : self.num_heads + self.num_kv_heads, :], turn)
-        q, k = turned.split((self.num_heads, self.num_kv_heads), dim=-2)
-        return q, k, v
-
-    def _finish(self, layer: TeacherLayer, x: Tensor, mixed: Tensor) -> Tensor:
-        x = x + F.linear(mixed, layer.output, layer.output_bias)
-        gate, up = F.linear(self._norm(x, layer.ffn_norm), layer.gate_up).chunk(2, dim=-1)
+    def _finish(self, layer: TeacherLayer, x: Tensor) -> Tensor:
+        normed = rms_norm(x, layer.ffn_norm, self.eps)
+        gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
         return x + F.linear(F.silu(gate) * up, layer.down)
 
-    def _turn(self, positions: Tensor) -> "Turn":
+    def _turn(self, positions: Tensor) -> Turn:
         return rotary_table(positions, self.frequencies, self.head.dtype)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.eps)
-
-
-Turn = tuple[Tensor, Tensor]  # cos and signed sin [..., 1, rotary_dim], to be shared by all heads
-
-
-def rotary_table(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Turn:
-    angles = positions[..., None, None].float() * frequencies
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([cos, cos], -1).to(dtype), torch.cat([-sin, sin], -1).to(dtype)
-
-
-def rotate(x: Tensor, turn: Turn) -> Tensor:
-    """Turn the pairs (i, i + rotary_dim / 2) of every head: x [..., heads, head_dim]."""
-    cos, sin = turn
-    rotary_dim = cos.shape[-1]
-    part = x[..., :rotary_dim]
-    turned = torch.addcmul(part * cos, part.roll(rotary_dim // 2, -1), sin)
-    return turned if rotary_dim == x.shape[-1] else torch.cat([turned, x[..., rotary_dim:]], -1)
 
 
 class _Decoder:
@@ -215,7 +178,7 @@ class _Decoder:
             return torch.cat(list(pool.map(decode, parts)))
 
     def constant(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.array(values)).to(self._device, self._dtype)
+        return torch.from_numpy(np.array(values)).to(self._device, torch.float32)
 
     def rope_table(self, inv_freq: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(inv_freq)).to(self._device, torch.float32)
@@ -225,23 +188,21 @@ def load_teacher(
     checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Teacher:
     decoder: Any = _Decoder(device, dtype)
-    model = load_model(checkpoint, decoder)
+    model: Any = load_model(checkpoint, decoder)
     mixers: list[Any] = [block.mixer for block in model.blocks]
-    if any(not hasattr(mixer, "rope") or mixer.gate is not None for mixer in mixers):
-        raise ModelError(
-            f"{checkpoint.path} is a '{model.architecture}' model with recurrent layers; "
-            "drafts can be trained for models with plain attention in every layer only."
-        )
-    if any(mixer.window for mixer in mixers):
+    attention = [mixer for mixer in mixers if _is_attention(mixer)]
+    if not attention:
+        raise CheckpointError(f"{checkpoint.path} has no attention, which training cannot read.")
+    if any(mixer.window for mixer in attention):
         raise CheckpointError(f"{checkpoint.path} has sliding windows, which training cannot read.")
-    first, layers = mixers[0], tuple(_read_layer(block) for block in model.blocks)
+    first, layers = attention[0], tuple(_read_layer(block, dtype) for block in model.blocks)
     return Teacher(
         layers=layers,
         embedding=decoder.pack(model.embedding.raw, model.embedding.qtype),
-        output_norm=model.output_norm,
+        output_norm=model.output_norm.to(dtype),
         head=model.head,
         frequencies=first.rope.table,
-        num_heads=first.query.weight.shape[0] // first.head_dim,
+        num_heads=len(first.query.weight) // first.head_dim,
         num_kv_heads=first.num_kv_heads,
         head_dim=first.head_dim,
         ffn_size=layers[0].down.shape[1],
@@ -251,39 +212,17 @@ def load_teacher(
     )
 
 
-def _read_layer(block: Any) -> TeacherLayer:
+def _is_attention(mixer: Any) -> bool:
+    return hasattr(mixer, "rope")
+
+
+def _read_layer(block: Any, dtype: torch.dtype) -> TeacherLayer:
     mixer = block.mixer
-    order = _pair_order(mixer.rope.interleaved, 2 * len(mixer.rope.table), mixer.head_dim)
-
-    def reorder(rows: Tensor) -> Tensor:
-        return rows.unflatten(0, (-1, mixer.head_dim))[:, order].flatten(0, 1)
-
-    parts = (mixer.query, mixer.key, mixer.value)
-    weights = [reorder(parts[0].weight), reorder(parts[1].weight), parts[2].weight]
-    bias = None
-    if any(part.bias is not None for part in parts):
-        rows = [
-            torch.zeros_like(part.weight[:, 0]) if part.bias is None else part.bias
-            for part in parts
-        ]
-        bias = torch.cat([reorder(rows[0]), reorder(rows[1]), rows[2]])
+    is_attention = _is_attention(mixer)
     return TeacherLayer(
-        mixer_norm=block.mixer_norm,
-        qkv=torch.cat(weights),
-        qkv_bias=bias,
-        output=mixer.output.weight,
-        output_bias=mixer.output.bias,
-        query_norm=mixer.query_norm.weight[order] if mixer.query_norm else None,
-        key_norm=mixer.key_norm.weight[order] if mixer.key_norm else None,
-        ffn_norm=block.ffn_norm,
+        mixer_norm=block.mixer_norm.to(dtype),
+        mixer=read_attention(mixer, block.eps, dtype) if is_attention else read_delta_net(mixer),
+        ffn_norm=block.ffn_norm.to(dtype),
         gate_up=torch.cat([block.ffn.gate.weight, block.ffn.up.weight]),
         down=block.ffn.down.weight,
     )
-
-
-def _pair_order(interleaved: bool, rotary_dim: int, head_dim: int) -> list[int]:
-    """Which row of a head comes where, so that pairs (2i, 2i + 1) become (i, i + half)."""
-    if not interleaved:
-        return list(range(head_dim))
-    pairs = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2)]
-    return [*pairs, *range(rotary_dim, head_dim)]

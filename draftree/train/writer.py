@@ -73,16 +73,17 @@ class Writer:
     def _fill(self, tasks: Sequence[Task], longest: int) -> None:
         """Read the prompts; every row's last prompt token waits to be stepped."""
         count, device = len(tasks), self._teacher.device
-        ids = np.zeros((count, longest), dtype=np.int64)
-        for row, task in zip(ids, tasks, strict=True):
+        padded = np.zeros((count, longest), dtype=np.int64)
+        for row, task in zip(padded, tasks, strict=True):
             row[: len(task.prompt)] = task.prompt
         lengths = torch.tensor([len(task.prompt) for task in tasks], device=device)
         self._text.zero_()
-        self._text[:count, :longest] = torch.from_numpy(ids).to(device)
+        self._text[:count, :longest] = torch.from_numpy(padded).to(device)
         part = max(1, (1 << 17) // longest)  # prompts read at once
         for start in range(0, count, part):
             rows = slice(start, min(start + part, count))
-            self._teacher.fill(self._text[rows, :longest], self._cache.part(rows))
+            ids, cache = self._text[rows, :longest], self._cache.part(rows)
+            self._teacher.fill(ids, cache, lengths[rows] - 1)
         self._positions[:count] = lengths - 1
         self._tokens[:count] = self._text[:count].gather(1, (lengths - 1)[:, None])[:, 0]
         self._temperature[:count] = torch.tensor([t.temperature for t in tasks], device=device)
@@ -122,7 +123,7 @@ class Writer:
         tokens, positions, done = (
             part[:count] for part in (self._tokens, self._positions, self._done)
         )
-        logits = self._teacher.step(tokens, positions, self._cache, bound).float()
+        logits = self._teacher.step(tokens, positions, done, self._cache, bound).float()
         heat = torch.where(positions < self._burn_end[:count], 1.0, self._temperature[:count])
         noise = torch.empty_like(logits).exponential_().log_()
         # The largest of logit / heat - noise; at heat 0 the noise is too small to matter.
@@ -140,6 +141,7 @@ class Writer:
             count = -(-count // 2)
         order = order[:count]
         parts = (self._tokens, self._positions, self._burn_end, self._owner, self._temperature)
-        for part in (*parts, self._done, *self._cache.keys, *self._cache.values):
+        for part in (*parts, self._done):
             part[:count] = part[order]
+        self._cache.move(order)
         return count

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from draftree.weights.file import open_checkpoint
+from tests.tiny import tiny_path
 from tests.train.counting import make_counting
 
 TINY = (
@@ -42,6 +43,14 @@ def test_a_run_leaves_a_draft(draftree, tmp_path, prompts):
         assert open_checkpoint(path).architecture == "dflash"
     assert not (out / "draft-bf16.gguf").exists()
     assert "prompts.jsonl" in (out / "README.md").read_text()
+
+
+def test_a_hybrid_gets_a_draft(draftree, tmp_path, prompts):
+    out = tmp_path / "out"
+    arguments = ("--prompts", str(prompts), "--out", str(out), "--format", "q8_0")
+    result = draftree("train", str(tiny_path("qwen35-mtp")), *arguments, *TINY)
+    assert result.exit_code == 0, result.output
+    assert open_checkpoint(out / "draft-q8.gguf").metadata["dflash.embedding_length"] == 128
 
 
 def test_a_draft_learns_for_the_format_it_is_written_in(draftree, tmp_path, prompts):

@@ -16,6 +16,7 @@ from draftree.train.prompt import Prompt
 from draftree.train.run import train_draft
 from draftree.train.settings import DraftShape, Schedule, TextPlan, TrainConfig
 from draftree.weights.file import open_checkpoint
+from tests.tiny import tiny_path
 from tests.train.counting import LETTERS, make_counting, next_letter
 
 CONFIG = TrainConfig(
@@ -58,10 +59,17 @@ def _prompts():
 
 
 def _train(
-    folder, config=CONFIG, prompts=None, *, has_chat=False, start=None, formats=("bf16", "q8")
+    folder,
+    config=CONFIG,
+    prompts=None,
+    *,
+    has_chat=False,
+    start=None,
+    formats=("bf16", "q8"),
+    model=None,
 ):
     watcher = Watcher()
-    checkpoint = open_checkpoint(make_counting(has_chat=has_chat))
+    checkpoint = open_checkpoint(model or make_counting(has_chat=has_chat))
     prompts = _prompts() if prompts is None else prompts
     trained = train_draft(
         *(checkpoint, prompts, config, folder, torch.device("cpu"), watcher, formats),
@@ -86,11 +94,11 @@ def test_the_loss_falls_and_more_is_accepted(run):
     assert "writing text" in watcher.phases and any("loss" in note for note in watcher.notes)
 
 
-def _decode(draft):
+def _decode(draft, model=None):
     config = EngineConfig(
         max_ctx=256, math="exact", threads=1, budget=8 if draft else 0, ngram="off"
     )
-    engine = TokenEngine.open(make_counting(), config, draft)
+    engine = TokenEngine.open(model or make_counting(), config, draft)
     stream = engine.generate(Request((LETTERS[3], LETTERS[9]), 60))
     tokens = [event.token for event in stream]
     engine.close()
@@ -170,6 +178,16 @@ def test_formats_are_looked_at_before_anything_is_written(tmp_path):
 def _shortened(**text):
     schedule = replace(CONFIG.schedule, num_steps=2, eval_every=1)
     return replace(CONFIG, text=replace(CONFIG.text, **text), schedule=schedule)
+
+
+def test_a_hybrid_with_its_draft_writes_the_same_text(tmp_path):
+    model = tiny_path("qwen35-mtp")
+    trained, _ = _train(tmp_path, _shortened(num_tokens=300), model=model)
+    assert trained.curve[-1].held_out_loss < trained.curve[0].held_out_loss
+    plain, _ = _decode(None, model)
+    for path in (tmp_path, tmp_path / "draft-q8.gguf"):
+        tokens, rounds = _decode(path, model)
+        assert tokens == plain and rounds.num_drafted > len(tokens)
 
 
 def test_the_target_writes_its_own_prompts(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.errors import ModelError
+from draftree.core import DraftTree
 from draftree.train.teacher import load_teacher
 from draftree.weights.file import open_checkpoint
 from tests.golden import golden
@@ -12,12 +12,18 @@ from tests.tiny import make_qwen2, open_target, run_chain, tiny_path
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-3
-FILES = {"llama": "llama-A", "llama-rs": "llama-rs", "qwen3": "qwen3-A"}
+FILES = {
+    "llama": "dense/llama-A.npz",
+    "llama-rs": "dense/llama-rs.npz",
+    "qwen3": "dense/qwen3-A.npz",
+    "qwen35": "qwen35/logits_A_mixed.npz",
+    "qwen35-mtp": "qwen35/logits_C_mtp.npz",
+}
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_logits_and_features_are_the_references(name):
-    arrays = np.load(golden(f"dense/{FILES[name]}.npz"))
+    arrays = np.load(golden(FILES[name]))
     teacher = load_teacher(open_checkpoint(tiny_path(name)), CPU)
     layers = tuple(range(len(teacher.layers)))
     read = teacher.read(torch.from_numpy(arrays["len33.ids"].astype(np.int64))[None], layers)
@@ -51,14 +57,56 @@ def test_steps_over_a_cache_give_the_same_logits(name):
     expected = teacher.logits(teacher.read(ids).hidden)
     cache = teacher.new_cache(3, 32)
     starts = torch.tensor([4, 11, 7])  # rows are at different places
-    teacher.fill(ids[:, :16], cache)
+    teacher.fill(ids[:, :16], cache, starts)
+    goes_on = torch.zeros(3, dtype=torch.bool)
     for offset in range(8):
         places = starts + offset
         tokens = ids.gather(1, places[:, None])[:, 0]
-        logits = teacher.step(tokens, places, cache, 24)
+        logits = teacher.step(tokens, places, goes_on, cache, 24)
         assert torch.allclose(logits, expected[range(3), places], atol=TOLERANCE)
 
 
-def test_recurrent_targets_are_refused():
-    with pytest.raises(ModelError, match="recurrent"):
-        load_teacher(open_checkpoint(tiny_path("qwen35")), CPU)
+@pytest.mark.parametrize("name", ("qwen35", "qwen35-mtp"))
+def test_hidden_states_of_hybrids_are_the_engines(name):
+    """Over three chunks of the delta rule, the last of them short."""
+    teacher = load_teacher(open_checkpoint(tiny_path(name)), CPU)
+    layers = tuple(range(len(teacher.layers)))
+    target = open_target(tiny_path(name), feature_layers=layers, num_threads=1)
+    ids = np.random.default_rng(2).integers(0, 500, 150)
+    chain = DraftTree.chain(tuple(int(token) for token in ids))
+    target.state.begin(chain, is_committed=True)
+    output = target.forward([len(ids) - 1])
+    read = teacher.read(torch.from_numpy(ids)[None], layers)
+    assert np.abs(read.features[0].numpy() - output.features[: len(ids)]).max() < TOLERANCE
+    assert np.abs(teacher.logits(read.hidden)[0, -1].numpy() - output.logits).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ("llama", "qwen35-mtp"))
+def test_a_row_that_is_done_may_be_stepped_again(name):
+    teacher = load_teacher(open_checkpoint(tiny_path(name)), CPU)
+    ids = torch.from_numpy(np.random.default_rng(3).integers(0, 500, (2, 9)))
+    cache, places = teacher.new_cache(2, 16), torch.tensor([8, 8])
+    teacher.fill(ids, cache, places)
+    idle, live = torch.ones(2, dtype=torch.bool), torch.zeros(2, dtype=torch.bool)
+    for _ in range(2):
+        teacher.step(ids[:, 8], places, idle, cache, 16)
+    logits = teacher.step(ids[:, 8], places, live, cache, 16)
+    assert torch.allclose(logits, teacher.logits(teacher.read(ids).hidden)[:, 8], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ("llama", "qwen35-mtp"))
+def test_half_as_many_bits_give_nearly_the_same(name):
+    """What a GPU trains with."""
+    checkpoint = open_checkpoint(tiny_path(name))
+    teacher = load_teacher(checkpoint, CPU, torch.bfloat16)
+    ids = torch.from_numpy(np.random.default_rng(5).integers(0, 500, (2, 80)))
+    exact = load_teacher(checkpoint, CPU)
+    expected = exact.logits(exact.read(ids).hidden)
+    logits = teacher.logits(teacher.read(ids).hidden)
+    assert logits.dtype == torch.bfloat16
+    assert (logits - expected).abs().mean() < 0.03 * expected.abs().mean()
+    cache, places = teacher.new_cache(2, 90), torch.tensor([79, 40])
+    teacher.fill(ids, cache, places)
+    tokens = ids[range(2), places]
+    stepped = teacher.step(tokens, places, torch.zeros(2, dtype=torch.bool), cache, 90)
+    assert (stepped - expected[range(2), places]).abs().mean() < 0.03 * expected.abs().mean()
