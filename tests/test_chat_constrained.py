@@ -127,7 +127,7 @@ def drafted(smollm2_path: Path, tokenizer: Tokenizer) -> Iterator[Engine]:
     """The draft that comes with the package."""
     import draftree
 
-    (draft,) = Path(draftree.__file__).parent.glob("data/*.gguf")
+    (draft,) = Path(draftree.__file__).parent.glob("data/smollm2-*.gguf")
     engine = open_engine(smollm2_path, tokenizer, draft, budget=15)
     yield engine
     engine.close()

@@ -39,9 +39,12 @@ def test_readings_are_those_of_the_engine(reader) -> None:
     np.testing.assert_allclose(reading.log_probs, expected, atol=1e-3)
     assert reading.best == [int(logits[i].argmax()) for i in range(149) if (i + 1) % 5]
     assert {stop: len(found) for stop, found in reading.found.items()} == {"100": 1, "150": 1}
-    for name in ("keys", "values", "output"):
+    for name in ("values", "output"):
         sizes = [getattr(errors[pair], name) for pair in ("q8_0", "q4", "tq3_0")]
         assert 0 < sizes[0] < sizes[1] < sizes[2] < 1, (name, sizes)
+    # Heads of 64 have keys of 5 bits in both.
+    assert 0 < errors["q8_0"].keys < errors["q4"].keys < 1
+    assert errors["tq3_0"].keys == pytest.approx(errors["q4"].keys, rel=0.02)
 
 
 def test_small_formats_are_read_without_the_centre_of_keys(reader) -> None:

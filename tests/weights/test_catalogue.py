@@ -8,7 +8,7 @@ from draftree.weights import hub
 from draftree.weights.catalogue import CATALOGUE, PACKAGED_DRAFTS
 from draftree.weights.file import open_checkpoint
 
-MAX_BYTES = 20_000_000
+MAX_BYTES = 30_000_000
 
 
 @pytest.mark.parametrize("target", PACKAGED_DRAFTS)
