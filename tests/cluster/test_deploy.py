@@ -52,7 +52,6 @@ def leave():
     raise Left
 
 
-@pytest.mark.long
 @needs_package("ray")
 def test_a_reply_outlives_its_replica():
     """A client that leaves frees its replica. Both replicas write what one engine writes; so does
