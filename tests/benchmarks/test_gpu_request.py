@@ -70,7 +70,7 @@ def test_all_parts_run_on_the_default_model(smollm2_path):
         assert all(row["num_equal"] == row["num_texts"] == 10 for row in rows.values())
         assert len(rows) == 11
         limits = gpu_suite.measure_limits(bench)
-        assert limits["num_equal"] == limits["num_texts"] and limits["chunks"] == [128, 64]
+        assert limits["num_equal"] == limits["num_texts"] and limits["chunks"][1] < 128
 
 
 def test_a_text_says_how_long_its_rounds_took(smollm2_path):
