@@ -88,7 +88,7 @@ class EngineConfig:
     parallel: int = 0  # unfinished requests that may take turns; 1: one after the other
     window: int = 0  # positions that attention looks back, besides the beginning; 0: all
     warm_up: bool = False  # make at opening what would else be made by the first requests
-    persistent: bool = False  # on a GPU: short passes and rounds are one kernel each
+    persistent: bool = False  # on a GPU: short passes and rounds are one kernel each (slower)
     compress: str = "off"  # leave parts of long messages out: "off", "auto" or "always"
     compress_keep: float | str = "auto"  # share of a text that its scores keep
     compress_with: str = "self"  # who scores: "self", or a model's name or path

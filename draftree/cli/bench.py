@@ -138,7 +138,10 @@ def gpu(
     rounds: Rounds = 5,
     results: Results = RESULTS / "gpu",
     persistent: Annotated[
-        bool, typer.Option("--persistent", help="Short passes and rounds are one kernel each.")
+        bool,
+        typer.Option(
+            "--persistent", help="Short passes and rounds are one kernel each; slower so far."
+        ),
     ] = False,
 ) -> None:
     """A GPU with synthetic weights: decoding, rounds, passes, prefill, depth, memory, energy,

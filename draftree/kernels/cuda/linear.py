@@ -1,7 +1,7 @@
 """Matrix products for a few tokens, 1 to 64 and more in slices: quantised weights, float32 results.
 
 Activations are 16-bit floats already, made once for all matrices that read them (prepare.py); of a
-single token each block makes them itself, which saves a launch. A token's result has the same bits
+single token that is fused: each block makes them itself. A token's result has the same bits
 whatever other tokens share the call. The number of tokens may lie in device memory, so that one
 CUDA graph serves several. Long prompts: prefill.py.
 """

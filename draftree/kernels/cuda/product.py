@@ -1,4 +1,4 @@
-"""Products of short passes: inputs are made beforehand, of a single row by the product itself."""
+"""Products of short passes: inputs are made beforehand, or fused into the product of a single row."""
 
 import torch
 

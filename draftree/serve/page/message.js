@@ -1,5 +1,5 @@
 // One message on the page: a question with its files, or a reply that grows while it is written and
-// ends with a remark or an error. What its buttons do is told by the conversation, as `actions`.
+// ends with a remark or an error. What its buttons do, the conversation says: `actions`.
 
 import { TextView } from "./markdown.js";
 import { find, make, makeButton, makeCopyButton, makeIconButton } from "./dom.js";
