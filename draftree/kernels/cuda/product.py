@@ -1,4 +1,4 @@
-"""Products of short passes: inputs are made beforehand, or fused into the product of a single row."""
+"""Products of short passes: inputs are made beforehand, of a single row fused into the product."""
 
 import torch
 
