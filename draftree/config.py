@@ -164,6 +164,7 @@ class Plan:
     memory: MemoryPlan
     gpu: GpuInfo | None = None  # None: the CPU
     memory_limit: int = 0  # bytes of the GPU that may be used
+    copy_bytes: int = 0  # of these, for copies of conversations
     window: int = 0  # positions that attention looks back, besides the beginning; 0: all
     is_persistent: bool = False
     kv_note: str = ""  # why "auto" did not choose the first format, for a user to read
@@ -232,8 +233,7 @@ def resolve(
         return _resolve_gpu(config, model, max_ctx, gpu, draft, memory_limit)
     kv_k, kv_v = _choose_cpu_kv(config, model)
     budget = _MAX_BUDGET if config.budget == "auto" else int(config.budget)
-    chunk = max(config.chunk or _CHUNK, budget + 1)
-    max_nodes = budget + 1
+    chunk, max_nodes = max(config.chunk or _CHUNK, budget + 1), budget + 1
     memory = plan_memory(
         model, max_ctx, kv_k, kv_v, exact=is_exact, chunk=chunk, max_nodes=max_nodes
     )
@@ -387,12 +387,13 @@ def _resolve_gpu(
         is_exact=False,
         kv_k=kv_k,
         kv_v=kv_v,
-        prefix_bytes=plan_prefix_bytes(config, free),
+        prefix_bytes=(prefix_bytes := plan_prefix_bytes(config, free)),
         parallel=parallel,
         parked_bytes=parked_bytes,
         memory=memory,
         gpu=gpu,
         memory_limit=limit,
+        copy_bytes=min((limit - memory.total) // 2, prefix_bytes + parked_bytes),
         is_persistent=config.persistent,
         window=config.window,
         kv_note=note,

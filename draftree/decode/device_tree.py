@@ -66,6 +66,10 @@ class DeviceTreeDecoder(DeviceDecoder):
         if self._lookup is not None:
             self._lookup.extend((*self._target.state.tokens, anchor))
 
+    def rehearse(self) -> None:
+        super().rehearse()
+        self._rounds.begin_stretch(1, self._target.state.committed, has_trees=True)
+
     def step(self, max_tokens: int) -> list[Emitted]:
         emitted = self._unread.popleft() if self._unread else self._next(max_tokens)
         if self._lookup is not None:

@@ -172,7 +172,8 @@ class MtpDrafter(ContextDrafter):
     def restore(self, spans: Sequence[Span], shared: int, length: int) -> None:
         """Where the residual before the next position is not known, that one does without."""
         is_here = shared == length == self.position
-        lasts = [span.parts[-1][0] for span in spans if span.parts[-1][0][0, -1] == length]
+        ends = [np.asarray(span.parts[-1][0]) for span in spans]
+        lasts = [end for end in ends if end[0, -1] == length]
         own = [Span(span.start, span.end, span.parts[:-1]) for span in spans]
         super().restore(own, shared, length)
         if not is_here:

@@ -1,6 +1,7 @@
 """The device that a plan names, as a source of operations: CPU threads or one GPU."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 _CPU_KV: dict[str, type[np.number]] = {"f32": np.float32, "f16": np.float16, BYTE_NAME: np.int8}
 _DRAFT_CHUNK = 64  # rows of features that a draft reads together
-_SHORT_CHUNK = 128  # a GPU's smallest size beyond the buckets
 
 
 class Device(Protocol):
@@ -54,12 +54,24 @@ class Device(Protocol):
         """Numbers of rows, each of which has something made for it when it first comes."""
         return ()
 
+    def warm(self) -> AbstractContextManager[None]:
+        """What is run inside is run to make what later requests will need."""
+        return nullcontext()
+
     def compile_kernels(
         self, rehearse: Callable[[], None], report: Callable[[int, int], None]
     ) -> None:
         """All that rehearse runs into, in which nothing is launched. report: how many of those that
         have to be compiled are. Nothing where they are compiled as they are recorded.
         """
+        return
+
+    def make_room(self) -> None:
+        """There is time to move copies away that later ones would have to wait for."""
+        return
+
+    def release_copies(self) -> None:
+        """Somebody needs the memory that copies would take."""
         return
 
     def close(self) -> None: ...
@@ -134,12 +146,14 @@ class CpuDevice(Device):
 class CudaDevice(Device):
     def __init__(self, plan: Plan, index: int) -> None:
         from draftree.kernels.cuda.compile import gpu
+        from draftree.kernels.cuda.copies import DeviceCopies
         from draftree.kernels.cuda.memory import limit_memory
         from draftree.kernels.cuda.store import WeightStore
 
         self._plan, self._gpu = plan, gpu(index)
         limit_memory(plan.memory_limit, self._gpu)
         self._store = WeightStore(self._gpu)
+        self._copies = DeviceCopies(plan.copy_bytes, self._gpu)
 
     def new_ops(self) -> Ops:
         key, value = KEY_FORMATS[self._plan.kv_k], VALUE_FORMATS[self._plan.kv_v]
@@ -167,6 +181,7 @@ class CudaDevice(Device):
             max_ctx=self._plan.max_ctx,
             ring_len=ring_len,
             is_persistent=self._plan.is_persistent,
+            copies=self._copies,
             **formats,
         )
 
@@ -188,12 +203,15 @@ class CudaDevice(Device):
         """Nothing is left over."""
 
     def first_sizes(self) -> tuple[int, ...]:
-        from draftree.kernels.cuda.program import BUCKETS
+        from draftree.kernels.cuda.program import BUCKETS, LONG_SIZES
 
         chunk = self._plan.chunk
         if not self._gpu.is_real:  # no graphs: one size for each choice of kernels
             return tuple(sorted({1, min(8, chunk), chunk}))
-        return tuple(sorted({size for size in (*BUCKETS, _SHORT_CHUNK) if size < chunk} | {chunk}))
+        return (*(size for size in (*BUCKETS, *LONG_SIZES) if size < chunk), chunk)
+
+    def warm(self) -> AbstractContextManager[None]:
+        return self._gpu.rehearsal.warm()
 
     def compile_kernels(
         self, rehearse: Callable[[], None], report: Callable[[int, int], None]
@@ -205,6 +223,12 @@ class CudaDevice(Device):
         if self._gpu.is_real:
             sources = dict.fromkeys(launch.source for launch in launches)
             compile_missing(sources, self._gpu.arch, report)
+
+    def make_room(self) -> None:
+        self._copies.make_room(self._plan.copy_bytes // 2)
+
+    def release_copies(self) -> None:
+        self._copies.release()
 
     def close(self) -> None:
         """Memory goes with the arrays."""

@@ -85,6 +85,8 @@ class TokenEngine:
     def new_scorer(self, checkpoint: Checkpoint | None) -> OwnedScorer:
         """Of long texts: by another model, or by this one. It is closed with the engine."""
         parts, hold = self._parts, self._turnstile.hold
+        with hold():
+            parts.device.release_copies()
         if checkpoint is None:
             with hold():
                 scorer = score_with_own(parts, hold)
@@ -143,6 +145,7 @@ class TokenEngine:
         with self._turnstile.try_hold() as is_free:
             if is_free:
                 try:
+                    self._parts.device.make_room()
                     self._prefix.offload(should_stop)
                 except BaseException:
                     self._parking.reset()

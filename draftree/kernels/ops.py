@@ -35,6 +35,14 @@ class LayerStore:
     """What one layer remembers between passes, in the device's own layout."""
 
 
+class HeldArray(Protocol):
+    """A copy of what a layer remembers, in whatever memory: a numpy array, or what becomes one."""
+
+    @property
+    def nbytes(self) -> int: ...
+    def __array__(self, dtype: None = None, /, *, copy: bool | None = None) -> np.ndarray: ...
+
+
 class KvState(LayerStore):
     """Keys and values. centre: what is taken from keys before they are turned and rounded,
     [kv_heads * head_dim]; None: nothing.
@@ -207,7 +215,7 @@ class Ops(Protocol):
         """Keep the nodes on step.path, in order, and forget the others, in all layers."""
         ...
 
-    def snapshot(self, store: LayerStore, start: int, end: int) -> tuple[np.ndarray, ...]:
+    def snapshot(self, store: LayerStore, start: int, end: int) -> tuple[HeldArray, ...]:
         """A copy of keys and values of the committed positions start … end-1, which must still be
         there, or of all that a recurrent layer remembers.
         """
@@ -216,7 +224,7 @@ class Ops(Protocol):
     def restore(
         self,
         store: LayerStore,
-        parts: tuple[np.ndarray, ...],
+        parts: tuple[HeldArray, ...],
         start: int = 0,
         end: int = 0,
         first: int = 0,

@@ -19,7 +19,7 @@ from draftree.state.span import KvLayers, Parts, Span
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A copy of a committed state, in host memory. spans: what of its keys and values cannot be
+    """A copy of a committed state. spans: what of its keys and values cannot be
     known from elsewhere, in order.
     """
 

@@ -1,4 +1,4 @@
-"""Keys and values of a run of positions, copied to host memory and back.
+"""Keys and values of a run of positions, copied and put back.
 
 Attention layers only append: what they hold of a position stays until the sequence goes back behind
 it, or a ring comes round to it. So spans that follow each other make up a whole, and what a
@@ -8,11 +8,9 @@ sequence still holds need not be copied back.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
+from draftree.kernels.ops import HeldArray, LayerStore, Ops
 
-from draftree.kernels.ops import LayerStore, Ops
-
-Parts = tuple[tuple[np.ndarray, ...], ...]  # arrays of each layer
+Parts = tuple[tuple[HeldArray, ...], ...]  # of each layer
 
 
 def count_bytes(parts: Parts) -> int:

@@ -5,6 +5,8 @@ tokens are cut out of the text first, longest first; the rest goes to the vocabu
 It does not know about chat: see template.
 """
 
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, Self
 
@@ -34,6 +36,8 @@ _DEFAULT_IDS = {
     }
 }
 
+_LEAST_CHARS, _MOST_CHARS = 64, 2**21  # of texts worth remembering, and of all that are
+
 
 class Scheme(Protocol):
     """How text without special tokens becomes tokens and back."""
@@ -51,6 +55,33 @@ class Scheme(Protocol):
     def find(self, text: str) -> int | None:
         """The token that is spelled so."""
         ...
+
+
+class _RecentTexts:
+    """Tokens of texts that were encoded lately: of a conversation, only new messages take time."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, bool], list[int]] = OrderedDict()
+        self._num_chars = 0
+        self._lock = threading.Lock()
+
+    def encode(self, scheme: Scheme, text: str, starts_text: bool) -> list[int]:
+        key = text, starts_text
+        if not _LEAST_CHARS <= len(text) <= _MOST_CHARS:
+            return scheme.encode(text, starts_text)
+        with self._lock:
+            found = self._known.get(key)
+            if found is not None:
+                self._known.move_to_end(key)
+                return found
+        found = scheme.encode(text, starts_text)
+        with self._lock:
+            self._num_chars += 0 if key in self._known else len(text)
+            self._known[key] = found
+            while self._num_chars > _MOST_CHARS:
+                (oldest, _), _ = self._known.popitem(last=False)
+                self._num_chars -= len(oldest)
+        return found
 
 
 class Tokenizer:
@@ -72,7 +103,7 @@ class Tokenizer:
         self.stop_ids = vocabulary.stop_ids
         self.chat_template = chat_template
         self._types = vocabulary.types
-        self._scheme = scheme
+        self._scheme, self._recent = scheme, _RecentTexts()
         self._bytes: dict[int, bytes] = {}  # of the tokens asked for so far
         self._prefix = _present(self.bos_id, adds_bos)
         self._suffix = _present(self.eos_id, adds_eos)
@@ -137,7 +168,7 @@ class Tokenizer:
             if isinstance(fragment, int):
                 ids.append(fragment)
             else:
-                ids += self._scheme.encode(fragment, starts_text)
+                ids += self._recent.encode(self._scheme, fragment, starts_text)
             starts_text = isinstance(fragment, int)
         return ids + list(self._suffix) if add_special else ids
 

@@ -17,6 +17,7 @@ from draftree.engine.engine import TokenEngine
 from draftree.kernels.cuda import compile as cuda_compile
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.graph import Timestamp
+from tests.decode.rule import RuleGrammar
 from tests.made import make_draft
 from tests.tiny import tiny_path
 
@@ -25,6 +26,15 @@ REQUESTS = (
     Request(LONG, 6),
     Request((5, 9, 200, 31), 4, SamplingParams(temperature=3.0, top_p=0.9, seed=4)),
     Request((*LONG, 7, 8), 4),
+)
+GRAMMAR = RuleGrammar(512, seed=5)
+WARM = SamplingParams(temperature=2.0, top_p=0.9, seed=4)
+OTHERS = (
+    Request(LONG, 3, logprobs=3),
+    Request(LONG, 3, SamplingParams(repetition_penalty=1.2, frequency_penalty=0.5)),
+    Request(LONG, 3, WARM, logit_bias=((7, 2.0),)),
+    Request(LONG, 4, grammar=GRAMMAR),
+    Request(LONG, 4, WARM, grammar=GRAMMAR, logprobs=2),
 )
 
 
@@ -115,6 +125,8 @@ def test_the_first_requests_need_no_other_kernels(
     assert len(listed) > 20
     seen.clear()
     answer(engine)
+    for request in OTHERS:
+        assert list(engine.generate(request))
     assert seen or any_gpu.is_real, "a real GPU replays graphs"
     assert set(seen) <= set(listed)
 

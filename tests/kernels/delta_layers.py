@@ -77,14 +77,14 @@ class Layers:
         return torch.full((num_rows, padded), torch.nan, device=self.gpu.place)[:, 4 : 4 + width]
 
     def restore(self, state, window):
-        self.states[0].restore((state,))
-        self.convs[0].restore((window,))
+        self.states[0].restore((torch.as_tensor(state),))
+        self.convs[0].restore((torch.as_tensor(window),))
 
     def snapshot(self, layer=0):
-        return self.states[layer].snapshot(0)[0]
+        return self.states[layer].snapshot(0)[0].cpu().numpy().copy()
 
     def window(self, layer=0):
-        return self.convs[layer].snapshot(self.committed)[0]
+        return self.convs[layer].snapshot(self.committed)[0].cpu().numpy()
 
     def random_start(self, rng):
         heads, dim = self.states[0].value_heads, self.states[0].head_dim

@@ -93,12 +93,12 @@ def check_tree(layer: Layer, tree: Tree, committed: int) -> None:
     layer.step.set_path(np.array(tree.path))
     kv_commit(layer.arena, layer.step, layer.gpu)
     path = list(tree.path)
-    kept = layer.cache.snapshot(committed + len(path))
+    kept = layer.cache.rows(0, committed + len(path))
     after = layer.rows(7, 1)
     next_row = layer.chain(after, committed + len(path))
     assert torch.equal(got[path], one_by_one(layer, pick(rows, path), committed))
-    again = layer.cache.snapshot(committed + len(path))
-    assert all(np.array_equal(a, b) for a, b in zip(kept, again, strict=True))
+    again = layer.cache.rows(0, committed + len(path))
+    assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
     assert torch.equal(next_row, layer.chain(after, committed + len(path)))
     leaves = set(range(len(tree))) - set(tree.parents) - {path[-1]}
     for leaf in sorted(leaves)[:2]:
@@ -168,12 +168,12 @@ def test_one_commit_serves_layers_of_different_shapes(any_gpu: Gpu) -> None:
 def test_copies_of_the_committed_positions_come_back(any_gpu: Gpu) -> None:
     layer = Layer(any_gpu, 2, 1, 16)
     layer.fill(layer.rows(1, 20))
-    parts = layer.cache.snapshot(20)
+    parts = tuple(part.clone() for part in layer.cache.rows(0, 20))
     assert parts[0].shape == parts[1].shape == (1, 20, 32)
     layer.fill(layer.rows(2, 20))
-    layer.cache.restore(parts)
-    layer.cache.restore(())
-    assert all(np.array_equal(a, b) for a, b in zip(parts, layer.cache.snapshot(20), strict=True))
+    layer.cache.put(parts, 0)
+    again = layer.cache.rows(0, 20)
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
 def test_large_values_stay_finite(any_gpu: Gpu) -> None:

@@ -228,7 +228,7 @@ def test_a_pass_that_is_repeated_reads_the_same(any_gpu):
         inputs, state = layers.random_inputs(rng, count), layers.snapshot()
         committed = layers.committed
         first, window = layers.chain(inputs), layers.window()
-        layers.states[0].restore((state,))
+        layers.states[0].restore((torch.from_numpy(state),))
         layers.committed = committed
         np.testing.assert_array_equal(layers.chain(inputs), first)
         np.testing.assert_array_equal(layers.window(), window)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.errors import TokenizerError
+from draftree.text import tokenizer as tokenizer_module
 from draftree.text.bpe import byte_of_character
 from draftree.text.tokenizer import Tokenizer
 from tests.golden import golden
@@ -289,3 +290,29 @@ def test_importing_is_light():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_text_is_encoded_once(monkeypatch: pytest.MonkeyPatch, qwen3: Tokenizer) -> None:
+    """Of a conversation that grows, only what is new; and not more than some is remembered."""
+    asked: list[str] = []
+    encode = qwen3._scheme.encode
+
+    def noting(text: str, starts_text: bool) -> list[int]:
+        asked.append(text)
+        return encode(text, starts_text)
+
+    monkeypatch.setattr(qwen3._scheme, "encode", noting)
+    turns = [f"{n}. " + "What does this function return, and why? " * 3 for n in range(6)]
+    expected: list[int] = []
+    for count in range(1, 7):
+        text = "".join(f"<|im_start|>{turn}<|im_end|>" for turn in turns[:count])
+        ids = qwen3.encode(text)
+        assert asked == turns[:count]
+        assert ids[: len(expected)] == expected
+        assert qwen3.decode(ids) == text
+        expected = ids
+    monkeypatch.setattr(tokenizer_module, "_MOST_CHARS", 400)
+    for text in (*(turn + "!" for turn in turns), turns[0], turns[0]):
+        assert qwen3.decode(qwen3.encode(text)) == text
+        assert qwen3._recent._num_chars == sum(len(key[0]) for key in qwen3._recent._known) <= 400
+    assert asked.count(turns[0]) == 2

@@ -25,7 +25,7 @@ from draftree.kernels.cpu.quantize import QuantizedRows, quantized_bytes, record
 from draftree.kernels.cpu.rope import record_rope
 from draftree.kernels.cpu.thread_pool import ThreadPool
 from draftree.kernels.cpu.workspace import Workspace, new_floats
-from draftree.kernels.ops import Columns, Heads, LayerStore, MatmulInput, Rope, narrow
+from draftree.kernels.ops import Columns, Heads, HeldArray, LayerStore, MatmulInput, Rope, narrow
 from draftree.kernels.quant.formats import QuantType
 from draftree.kernels.quant.kv_centre import mean_key
 from draftree.kernels.quant.kv_format import KvFormat
@@ -286,16 +286,16 @@ class CpuOps:
     def restore(
         self,
         store: LayerStore,
-        parts: tuple[np.ndarray, ...],
+        parts: tuple[HeldArray, ...],
         start: int = 0,
         end: int = 0,
         first: int = 0,
     ) -> None:
         if isinstance(store, KvCache):
             if parts:
-                store.put(parts, start, end, first)
+                store.put(tuple(map(np.asarray, parts)), start, end, first)
             return
-        _recurrent(store)[...] = parts[0] if parts else 0.0
+        _recurrent(store)[...] = np.asarray(parts[0]) if parts else 0.0
 
     def _multiply(
         self,

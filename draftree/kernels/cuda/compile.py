@@ -80,10 +80,12 @@ class Rehearsal:
     is_persistent: they are to be one kernel, so no block may have more threads than it has, and
     none belongs to a cluster. Else only kernels are looked for, and arrays that launches make for
     themselves, such as a long pass's weights, may go.
+
+    is_warming: launches run, and graphs are captured at their first use, since more will follow.
     """
 
     def __init__(self) -> None:
-        self.is_on = self.is_persistent = False
+        self.is_on = self.is_persistent = self.is_warming = False
         self._launches: list[RecordedLaunch] = []
 
     @contextmanager
@@ -94,6 +96,14 @@ class Rehearsal:
             yield self._launches
         finally:
             self.is_on = self.is_persistent = False
+
+    @contextmanager
+    def warm(self) -> Iterator[None]:
+        self.is_warming = True
+        try:
+            yield
+        finally:
+            self.is_warming = False
 
     def record(self, source: KernelSource) -> "Launchable":
         return _LaunchRecorder(source, self._launches, keeps_args=self.is_persistent)

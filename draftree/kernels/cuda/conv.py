@@ -8,7 +8,6 @@ layers committed; passes of few rows are convolved by the operation that reads t
 
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
@@ -41,15 +40,15 @@ class CudaConv(LayerStore):
     def kernel_len(self) -> int:
         return self.windows.shape[1] + 1
 
-    def snapshot(self, length: int) -> tuple[np.ndarray, ...]:
-        """A copy of the window after `length` committed positions: now."""
-        return (self.windows[int(self.second_at.item() == length)].cpu().numpy().copy(),)
+    def snapshot(self, length: int) -> tuple[torch.Tensor, ...]:
+        """The window after `length` committed positions: now."""
+        return (torch.where(self.second_at == length, self.windows[1], self.windows[0]),)
 
-    def restore(self, parts: tuple[np.ndarray, ...]) -> None:
+    def restore(self, parts: tuple[torch.Tensor, ...]) -> None:
         """Put a copy back; no parts: the empty sequence."""
         self.second_at.fill_(-1)
         if parts:
-            self.windows[0].copy_(torch.from_numpy(parts[0]))
+            self.windows[0].copy_(parts[0])
         else:
             self.windows[0].zero_()
 

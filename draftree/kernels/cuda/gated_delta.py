@@ -6,7 +6,6 @@ them and keeps kilobytes per node, from which one launch commits a path in all l
 shares a pass, a token's numbers have the same bits. Longer chains: conv.py, gated_delta_prefill.py.
 """
 
-import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
@@ -41,14 +40,14 @@ class CudaDelta(LayerStore):
     def parts(self) -> tuple[torch.Tensor, ...]:
         return self.state, self.keys, self.corrections, self.decays
 
-    def snapshot(self, length: int) -> tuple[np.ndarray, ...]:
-        """A copy of the state, [value_heads, key dim, value dim]; it has the same size always."""
-        return (np.ascontiguousarray(self.state.transpose(1, 2).cpu().numpy()),)
+    def snapshot(self, length: int) -> tuple[torch.Tensor, ...]:
+        """The state as it is now, [value_heads, key dim, value dim]: the same size always."""
+        return (self.state.transpose(1, 2),)
 
-    def restore(self, parts: tuple[np.ndarray, ...]) -> None:
+    def restore(self, parts: tuple[torch.Tensor, ...]) -> None:
         """Put a copy back; no parts: the empty sequence."""
         if parts:
-            self.state.copy_(torch.from_numpy(parts[0]).transpose(1, 2))
+            self.state.copy_(parts[0].transpose(1, 2))
         else:
             self.state.zero_()
 

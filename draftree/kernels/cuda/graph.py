@@ -33,13 +33,14 @@ def capture(
     launch: Callable[[], None], before: torch.cuda.CUDAGraph | None = None
 ) -> torch.cuda.CUDAGraph:
     """The launches as a graph; nothing runs yet. before: a graph of the same owner, whose memory
-    for what launches need while they run can be used again.
+    for what launches need while they run can be used again. Other threads may use the GPU.
     """
     graph = torch.cuda.CUDAGraph()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, pool=before.pool() if before else None):
+        pool = before.pool() if before else None
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             launch()
     finally:
         if was_enabled:

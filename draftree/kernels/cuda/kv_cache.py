@@ -169,8 +169,9 @@ class CudaKv(KvState):
         """Copies of slots start … end-1: uint8 [kv_heads, end - start, row_bytes]."""
         first = start // PAGE
         pages = self.table.pages[first : -(-end // PAGE)].long()
+        kept = slice(start - first * PAGE, end - first * PAGE)
         keys, values = (
-            plane[pages].transpose(0, 1).flatten(1, 2)[:, start - first * PAGE : end - first * PAGE]
+            _words(plane)[pages].transpose(0, 1).flatten(1, 2)[:, kept].view(torch.uint8)
             for plane in self.planes
         )
         return keys, values
@@ -180,19 +181,8 @@ class CudaKv(KvState):
         slots = torch.arange(start, start + parts[0].shape[1], device=self.pool.device)
         pages = self.table.pages[slots // PAGE].long()
         for plane, part in zip(self.planes, parts, strict=True):
-            plane[pages, :, slots % PAGE] = part.transpose(0, 1).to(plane.device)
-
-    def snapshot(self, end: int, start: int = 0) -> tuple[np.ndarray, ...]:
-        """Keys and values of committed positions, as `rows`."""
-        return tuple(part.cpu().numpy() for part in self.rows(start, end))
-
-    def restore(self, parts: tuple[np.ndarray, ...], start: int = 0, end: int = 0) -> None:
-        """Put a copy that began at start back, up to end (0: all of it); no parts: the empty
-        sequence.
-        """
-        if parts:
-            count = end - start if end else parts[0].shape[1]
-            self.put(tuple(torch.from_numpy(part[:, :count]) for part in parts), start)
+            rows = part.to(plane.device).contiguous()
+            _words(plane)[pages, :, slots % PAGE] = _words(rows).transpose(0, 1)
 
 
 class KvArena:
@@ -227,6 +217,11 @@ class KvArena:
         self.entries[len(self.caches)] = row
         self.caches.append(cache)
         return cache
+
+
+def _words(rows: torch.Tensor) -> torch.Tensor:
+    """The same bytes as fewer numbers, which are copied faster."""
+    return rows.view(torch.int64) if rows.shape[-1] % 8 == 0 else rows
 
 
 def head_strides(x: torch.Tensor, head_dim: int) -> tuple[int, int, int]:

@@ -16,6 +16,7 @@ from draftree.kernels.cuda import attention as attend
 from draftree.kernels.cuda import prepare
 from draftree.kernels.cuda.attention_prefill import prefill_attention
 from draftree.kernels.cuda.conv import ConvArena, Convolution, CudaConv, conv, conv_commit
+from draftree.kernels.cuda.copies import DeviceCopies
 from draftree.kernels.cuda.embed import embed
 from draftree.kernels.cuda.gated_delta import CudaDelta, DeltaArena, delta_commit, gated_delta
 from draftree.kernels.cuda.gated_delta_prefill import gated_delta_prefill
@@ -30,7 +31,7 @@ from draftree.kernels.cuda.rotary import RopeArgs, rope_and_store_kv, rope_table
 from draftree.kernels.cuda.rows import block_conv, copy_columns, norm_rows
 from draftree.kernels.cuda.scratch import CudaMatmulInput, Scratch
 from draftree.kernels.cuda.store import LazyMatrix, WeightStore
-from draftree.kernels.ops import Columns, Heads, LayerStore, MatmulInput, Rope, narrow
+from draftree.kernels.ops import Columns, Heads, HeldArray, LayerStore, MatmulInput, Rope, narrow
 from draftree.kernels.quant.formats import QuantType
 from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, KvFormat
 
@@ -49,8 +50,10 @@ class CudaOps:
         value_format: KvFormat = VALUE_FORMATS["f16"],
         ring_len: int = 0,
         is_persistent: bool = False,
+        copies: DeviceCopies | None = None,
     ) -> None:
-        """ring_len: caches hold so many of the last positions; 0: all.
+        """ring_len: caches hold so many of the last positions; 0: all. copies: where copies of
+        what layers remember lie; None: in main memory.
 
         is_persistent: short passes are one kernel each.
         """
@@ -58,6 +61,7 @@ class CudaOps:
         self.gpu, self.max_ctx, self.ring_len = store.gpu, max_ctx, ring_len
         self.step = CudaPassArgs(max_tokens, max_nodes, store.gpu)
         self._weights = store
+        self._copies = copies or DeviceCopies(0, store.gpu)
         self._scratch = Scratch(max_tokens, store.gpu)
         self._program: Program | None = None
         self._key_format = key_format
@@ -305,24 +309,27 @@ class CudaOps:
         for kind in dict.fromkeys(type(store) for store in stores):
             self._recording.add(launches[kind])
 
-    def snapshot(self, store: LayerStore, start: int, end: int) -> tuple[np.ndarray, ...]:
+    def snapshot(self, store: LayerStore, start: int, end: int) -> tuple[HeldArray, ...]:
         if isinstance(store, CudaKv):
-            return store.snapshot(end, start)
-        return _recurrent(store).snapshot(end)
+            parts = store.rows(start, end)
+        else:
+            parts = _recurrent(store).snapshot(end)
+        return tuple(map(self._copies.keep, parts))
 
     def restore(
         self,
         store: LayerStore,
-        parts: tuple[np.ndarray, ...],
+        parts: tuple[HeldArray, ...],
         start: int = 0,
         end: int = 0,
         first: int = 0,
     ) -> None:
-        if isinstance(store, CudaKv):
-            first = max(start, first)
-            store.restore(tuple(part[:, first - start :] for part in parts), first, end)
-        else:
-            _recurrent(store).restore(parts)
+        arrays = tuple(map(self._copies.read, parts))
+        if not isinstance(store, CudaKv):
+            _recurrent(store).restore(arrays)
+        elif arrays:
+            first, end = max(start, first), end or start + arrays[0].shape[1]
+            store.put(tuple(array[:, first - start : end - start] for array in arrays), first)
 
     def _multiply(
         self,

@@ -1,10 +1,11 @@
 """Recorded launches, replayed as CUDA graphs.
 
 A launch is a function of the number of rows that the grid must cover; how many rows are live is
-read on the device. Passes of few rows are rounded up to a bucket, longer ones (prefill) to steps.
-Each size becomes a graph: a bucket at its first use, a longer one at its second.
+read on the device. The rows of a pass are rounded up to one of few sizes. Each size becomes a
+graph: one of few rows at its first use, a longer one (prefill) at its second.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,15 +21,13 @@ from draftree.kernels.cuda.persistent import PersistentPass, collect
 _FEWEST = 4  # launches that are worth a kernel of their own
 BUCKETS = (1, 8, 16, 24, 32, 48, 64)
 MOST_ROWS = BUCKETS[-1]  # passes of more rows than this are prefill
-_FINE_STEP, _FINE_ROWS, _STEP = 64, 512, 256  # sizes of prefill: up to _FINE_ROWS in fine steps
+LONG_SIZES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 Launch = Callable[[int], None]
 
 
 def bucket(num_rows: int) -> int:
-    """The smallest bucket that holds the rows; beyond the largest, whole steps."""
-    found = next((size for size in BUCKETS if size >= num_rows), 0)
-    step = _FINE_STEP if num_rows <= _FINE_ROWS else _STEP
-    return found or -(-num_rows // step) * step
+    """The smallest size that holds the rows."""
+    return next((size for size in (*BUCKETS, *LONG_SIZES) if size >= num_rows), num_rows)
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class Program:
         self._graphs: dict[int, Callable[[], None]] = {}
         self._first_long: torch.cuda.CUDAGraph | None = None
         self._long: dict[tuple[int, bool], list[Callable[[], None]]] = {}
+        self._first_uses: set[tuple[int, bool, int]] = set()
 
     def add(self, launch: Launch, *, is_host_sized: bool = False) -> None:
         """is_host_sized: in long passes that follow others, it is launched for numbers that the
@@ -91,18 +91,23 @@ class Program:
             self._graphs[size]()
 
     def _run_long(self, size: int) -> None:
-        """The first pass of a size is launched one by one: libraries look for their best kernels
-        then, which they may not do while a graph is captured.
+        """The first pass of a size in a thread is launched one by one: libraries look for their
+        best kernels then, and make what each thread has of its own, which they may not do while a
+        graph is captured.
         """
         key = size, self._step.committed == 0 and not self._step.sinks  # which the host counts
-        if key not in self._long:
-            self.launch(size)
-            self._long[key] = []
-            return
-        if not self._long[key]:
+        use = *key, threading.get_ident()
+        if key in self._long:
+            for run in self._long[key]:
+                run()
+        elif use in self._first_uses:
             self._long[key] = self._capture(size, is_whole=key[1])
-        for run in self._long[key]:
-            run()
+            self._run_long(size)
+        else:
+            self.launch(size)
+            self._first_uses.add(use)
+            if self._gpu.rehearsal.is_warming:
+                self._long[key] = self._capture(size, is_whole=key[1])
 
     def _capture(self, size: int, *, is_whole: bool) -> list[Callable[[], None]]:
         """Graphs, and what is launched between them."""
