@@ -29,7 +29,7 @@ def gpu_kernels(out: Annotated[Path, typer.Argument(help="Result file.")]) -> No
 
 def gpu_depth(
     folder: Annotated[Path, typer.Argument(help="Where the synthetic files are, or will be.")],
-    shape: Annotated[str, typer.Option(help="27b, 0.8b or tiny.")] = "27b",
+    shape: Annotated[str, typer.Option(help="27b, 0.8b, 0.8b-bf16 or tiny.")] = "27b",
     memory: Annotated[float, typer.Option(help="GiB that may be used.")] = 24.0,
     depth: Annotated[list[int] | None, typer.Option(help="May be given several times.")] = None,
     results: Results = RESULTS / "gpu",

@@ -6,7 +6,17 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from benchmarks.target_gpu import GPU_TARGETS
-from benchmarks.verdict import CODER, NEOVERSE_N1, SERVER, SMOLLM2, SYNTH, Target, Verdict
+from benchmarks.verdict import (
+    CODER,
+    NEOVERSE_N1,
+    SERVER,
+    SMALL_BF16,
+    SMALL_Q4,
+    SMOLLM2,
+    SYNTH,
+    Target,
+    Verdict,
+)
 from draftree.bench.record import Json
 
 
@@ -98,6 +108,17 @@ def _gpu_targets() -> tuple[Target, ...]:
         target("peak memory, draft, 8K", median("peak_gib"), False, 22.35, 21, "GiB"),
         target("loading, file cached", median("load_s"), False, 25, 10, "s"),
         target("texts that drafting changed", unequal, False, 0, 0, ""),
+        *(
+            Target("plain decoding", "gpu", shape, median("plain", "512"), True, *limits, "tok/s")
+            for shape, limits in {SMALL_BF16: (1400, 1650), SMALL_Q4: (1800, 2500)}.items()
+        ),
+        *(
+            Target(
+                f"prefill of {length}",
+                *("gpu", SMALL_BF16, median("prefill", length), True, *limits, "tok/s"),
+            )
+            for length, limits in {"512": (45e3, 80e3), "2048": (120e3, 250e3)}.items()
+        ),
     )
 
 

@@ -38,6 +38,11 @@ def _worst_ratio(*parts: str) -> Callable[[Json], float | None]:
     return read
 
 
+def _slowest_plain(measures: Json) -> float | None:
+    rows = measures["parts"].get("auto", {}).values()
+    return min((float(row["rates"]["plain"]["median"]) for row in rows), default=None)
+
+
 def _changed_texts(measures: Json) -> float | None:
     """Of all kinds, budgets, hits and limits; None until these parts are there."""
     parts = measures["parts"]
@@ -75,6 +80,10 @@ def _request_targets() -> tuple[Target, ...]:
         target(
             "auto over the best fixed budget, T = 0 and 0.8, slowest set",
             *(_worst_ratio("auto", "auto, T = 0.8"), True, 0.97, 1.0),
+        ),
+        Target(
+            "plain decoding, slowest set",
+            *(REQUESTS, SMOLLM2, _slowest_plain, True, 2000, 3500, "tok/s"),
         ),
         target("first request over the tenth", _at("first", "ratio", "value"), False, 1.2, 1.05),
         Target(

@@ -1,14 +1,14 @@
 """Synthetic weights of real shapes: a hybrid target and its block-diffusion draft as GGUF files.
 
 Weights are random and scaled so that activations keep their size; tensor types are those that a
-Q4_K_M file has. Nothing they write means anything: they are for measuring time and memory, and for
+Q4_K_M file has, or one for all. Nothing they write means anything: they are for measuring time and memory, and for
 comparing texts bit for bit.
 """
 
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ class TargetShape:
     value_heads: int
     state_dim: int
     context: int = 262144
+    matrix_type: QuantType | None = None  # of all matrices; None: as in a Q4_K_M file
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,12 @@ SHAPES: Final = {
     ),
     "0.8b": (
         TargetShape(24, 1024, 3584, 248320, 8, 2, 256, 64, 16, 16, 128),
+        DraftShape(3, 8, 2, 128),
+    ),
+    "0.8b-bf16": (
+        TargetShape(
+            *(24, 1024, 3584, 248320, 8, 2, 256, 64, 16, 16, 128), matrix_type=QuantType.BF16
+        ),
         DraftShape(3, 8, 2, 128),
     ),
     "tiny": (
@@ -91,7 +98,7 @@ def write_pair(
     suffix = "" if draft_type is QuantType.BF16 else f"-{draft_type.name.lower()}"
     paths = folder / f"synth-{shape}-target.gguf", folder / f"synth-{shape}-draft{suffix}.gguf"
     if not paths[0].exists():
-        metadata, tensors = _target_metadata(target), list(_target_tensors(target))
+        metadata, tensors = _target_metadata(target), _target_types(target)
         write_file(paths[0], "qwen35", metadata, tensors, seed)
     if not paths[1].exists():
         metadata = _draft_metadata(target, draft)
@@ -120,6 +127,17 @@ def _target_metadata(t: TargetShape) -> dict[str, Any]:
         "ssm.inner_size": t.value_heads * t.state_dim,
         "full_attention_interval": _ATTENTION_EVERY,
     }
+
+
+def _target_types(t: TargetShape) -> list[Tensor]:
+    """Vectors and what is not multiplied stay as they are."""
+    tensors, matrix_type = list(_target_tensors(t)), t.matrix_type
+    if matrix_type is None:
+        return tensors
+    return [
+        tensor if tensor.qtype is QuantType.F32 else replace(tensor, qtype=matrix_type)
+        for tensor in tensors
+    ]
 
 
 def _target_tensors(t: TargetShape) -> Iterator[Tensor]:

@@ -1,5 +1,7 @@
 """Synthetic models open like real ones, and their activations keep their size."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,7 @@ from draftree.config import EngineConfig
 from draftree.core import Request
 from draftree.drafts.dflash_model import read_draft_config
 from draftree.engine.engine import TokenEngine
-from draftree.kernels.quant.formats import dequantize
+from draftree.kernels.quant.formats import QuantType, dequantize
 from draftree.models.model_config import read_model_config
 from draftree.weights.file import open_checkpoint
 
@@ -42,3 +44,14 @@ def test_the_pair_fits_and_drafting_changes_nothing(pair) -> None:
 def test_files_that_are_there_are_kept(pair) -> None:
     before = pair[0].stat().st_mtime_ns
     assert write_pair("tiny", pair[0].parent)[0].stat().st_mtime_ns == before
+
+
+def test_all_matrices_may_have_one_type(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = SHAPES["tiny"]
+    monkeypatch.setitem(SHAPES, "floats", (replace(target, matrix_type=QuantType.BF16), draft))
+    checkpoint = open_checkpoint(write_pair("floats", tmp_path)[0])
+    types = {info.qtype for info in checkpoint.tensors.values()}
+    assert types == {QuantType.BF16, QuantType.F32}
+    assert checkpoint.tensors["blk.0.ffn_up.weight"].qtype is QuantType.BF16
+    weights = dequantize(checkpoint.raw("output.weight"), QuantType.BF16)
+    assert 0.8 < weights.std() * target.hidden**0.5 < 1.25
