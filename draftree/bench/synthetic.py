@@ -1,8 +1,8 @@
 """Synthetic weights of real shapes: a hybrid target and its block-diffusion draft as GGUF files.
 
 Weights are random and scaled so that activations keep their size; tensor types are those that a
-Q4_K_M file has, or one for all. Nothing they write means anything: they are for measuring time and memory, and for
-comparing texts bit for bit.
+Q4_K_M file has, or one for all. Nothing they write means anything: they are for measuring time and
+memory, and for comparing texts bit for bit.
 """
 
 import hashlib

@@ -238,7 +238,7 @@ def gpu_requests(rate=0.96, rounds=1.04, num_unequal=0):
     names = ("log-probabilities", "bias of zero", "tools, none called")
     kinds = {name: {**side, "ratio": _ratio(rate)} for name in names}
     row = {"round_ms": _samples(1.5, "ms"), "over_free": rounds, "acceptance_length": 3.0}
-    rate_of = {"plain": _samples(1.0, "tok/s"), "auto": _samples(2.0, "tok/s")}
+    rate_of = {"plain": _samples(3600.0, "tok/s"), "auto": _samples(7200.0, "tok/s")}
     text = {"num_equal": 10 - num_unequal, "num_texts": 10}
     auto = {"chat": {"rates": rate_of, "best": "plain", "ratio": _ratio(rate), **text}}
     first = {"first_ms": _samples(5.0, "ms"), "tenth_ms": _samples(5.0, "ms"), "ratio": _ratio(1.0)}

@@ -168,7 +168,7 @@ def test_requests_on_a_gpu():
         }
 
     good = judge(rate=1.0)
-    assert len(good) == 10 and set(good.values()) == {"aim reached"}
+    assert len(good) == 11 and set(good.values()) == {"aim reached"}
     slow = judge(rate=0.84, rounds=1.2)
     assert list(slow.values()).count("missed") == 3 + 3 + 1
     changed = judge(num_unequal=1)
