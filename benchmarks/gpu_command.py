@@ -31,12 +31,14 @@ def gpu_depth(
     folder: Annotated[Path, typer.Argument(help="Where the synthetic files are, or will be.")],
     shape: Annotated[str, typer.Option(help="27b, 0.8b, 0.8b-bf16 or tiny.")] = "27b",
     memory: Annotated[float, typer.Option(help="GiB that may be used.")] = 24.0,
-    depth: Annotated[list[int] | None, typer.Option(help="May be given several times.")] = None,
+    run: Annotated[
+        list[str] | None,
+        typer.Option(help="FORMAT, or FORMAT=DEPTH,DEPTH,…; may be given several times."),
+    ] = None,
     results: Results = RESULTS / "gpu",
 ) -> None:
     """Long texts on a GPU with synthetic weights, by format of keys and values."""
-    from benchmarks.gpu_depth import DEPTHS as LONG
-    from benchmarks.gpu_depth import measure_depths
+    from benchmarks.gpu_depth import FORMATS, measure_depths, read_runs
     from draftree.bench.record import write_result
     from draftree.bench.synthetic import identify_pair, write_pair
 
@@ -44,10 +46,10 @@ def gpu_depth(
         say("writing the files")
         model = identify_pair(shape, write_pair(shape, folder)[0])
         settings = {"memory": memory, "shape": shape}
-        depths = tuple(depth) if depth else LONG
+        asked = read_runs(run or FORMATS)
         line = write_result(
             *(results, "gpu-depth", model, settings),
-            lambda: measure_depths(shape, folder, memory, depths, say),
+            lambda: measure_depths(shape, folder, memory, asked, say),
         )
     finish(line)
 

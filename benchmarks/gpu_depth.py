@@ -5,6 +5,7 @@ prefill, plain decoding and rounds at depths on the way. Random weights: time an
 """
 
 import gc
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,12 +17,13 @@ from draftree.config import EngineConfig, resolve
 from draftree.core import SamplingParams
 from draftree.drafts.registry import read_draft_size
 from draftree.engine.gpu import find_gpu
-from draftree.errors import CapacityError
+from draftree.errors import BenchError, CapacityError
 from draftree.kernels.quant.formats import QuantType
 from draftree.models.model_config import read_model_config
 from draftree.weights.file import open_checkpoint
 
-FORMATS: Final = ("f16", "q8_0", "q4", "tq3_0")
+UNLIMITED: Final = "f16 unlimited"
+FORMATS: Final = ("f16", "q8_0", "q4", "tq3_0", UNLIMITED)
 DEPTHS: Final = (512, 65536, 131072, 262144)
 _ROOM: Final = 512  # tokens that are written at each depth, at most
 _STEPS: Final = 24
@@ -80,25 +82,41 @@ def longest_context(pair: tuple[Path, Path], kv: str, memory_gib: float) -> int:
     return 0
 
 
+def read_runs(words: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Depths by format, of FORMAT or FORMAT=DEPTH,DEPTH,…"""
+    runs = {}
+    for word in words:
+        name, _, depths = word.partition("=")
+        if name not in FORMATS or not all(
+            depth.isdigit() for depth in filter(None, depths.split(","))
+        ):
+            raise BenchError(f"{word!r} names no run; formats are {', '.join(FORMATS)}.")
+        runs[name] = tuple(int(depth) for depth in depths.split(",") if depth) or DEPTHS
+    return runs
+
+
 def measure_depths(
-    shape: str, folder: Path, memory_gib: float, depths: tuple[int, ...], report: Report
+    shape: str,
+    folder: Path,
+    memory_gib: float,
+    asked: Mapping[str, tuple[int, ...]],
+    report: Report,
 ) -> GpuDepthMeasures:
+    """asked: depths by format."""
     import torch
 
     pair = write_pair(shape, folder, draft_type=QuantType.Q4_K)
     gpu = find_gpu("cuda")
     assert gpu is not None
     runs = {}
-    for kv in FORMATS:
-        report(f"{kv}: loading")
-        max_ctx = longest_context(pair, kv, memory_gib)
+    for name, depths in asked.items():
+        report(f"{name}: loading")
+        limit = 0.0 if name == UNLIMITED else memory_gib
+        kv = name.split()[0]
         try:
-            runs[kv] = _measure(pair, kv, max_ctx, memory_gib, depths, report)
+            runs[name] = _measure(pair, kv, longest_context(pair, kv, limit), limit, depths, report)
         except torch.OutOfMemoryError as error:
-            report(f"{kv}: {error}")
-    report("f16, the whole GPU: loading")
-    max_ctx = longest_context(pair, "f16", 0.0)
-    runs["f16 unlimited"] = _measure(pair, "f16", max_ctx, 0.0, depths, report)
+            report(f"{name}: {error}")
     return GpuDepthMeasures(gpu.name, "Q4_K", runs)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from benchmarks.target_gpu import GPU_TARGETS
+from benchmarks.gpu_depth import UNLIMITED
 from benchmarks.verdict import (
     CODER,
     NEOVERSE_N1,
@@ -142,15 +143,21 @@ def _depth_targets() -> tuple[Target, ...]:
 
         return read
 
-    def over(depth: str) -> Callable[[Json], float]:
-        def read(measures: Json) -> float:
-            rounds = measures["runs"]["f16 unlimited"]["round_ms"]
+    def over(depth: str) -> Callable[[Json], float | None]:
+        def read(measures: Json) -> float | None:
+            rounds = measures["runs"].get(UNLIMITED, {}).get("round_ms", {})
+            if depth not in rounds:
+                return None
             return round(rounds[depth]["median"] / rounds["512"]["median"], 3)
 
         return read
 
-    def prefill(depth: str) -> Callable[[Json], float]:
-        return lambda m: float(m["runs"]["f16 unlimited"]["prefill_s"][depth])
+    def prefill(depth: str) -> Callable[[Json], float | None]:
+        def read(measures: Json) -> float | None:
+            seconds = measures["runs"].get(UNLIMITED, {}).get("prefill_s", {})
+            return float(seconds[depth]) if depth in seconds else None
+
+        return read
 
     def context(run: str) -> Callable[[Json], float | None]:
         return lambda m: float(m["runs"][run]["max_ctx"]) if run in m["runs"] else None
