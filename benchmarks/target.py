@@ -5,8 +5,8 @@ verdict for each. A retired target is a figure without a verdict.
 from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
-from benchmarks.target_gpu import GPU_TARGETS
 from benchmarks.gpu_depth import UNLIMITED
+from benchmarks.target_gpu import GPU_TARGETS
 from benchmarks.verdict import (
     CODER,
     NEOVERSE_N1,

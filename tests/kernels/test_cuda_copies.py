@@ -58,6 +58,12 @@ def test_the_least_recently_used_moves_away(any_gpu: Gpu) -> None:
         assert torch.equal(copies.read(copy).cpu(), array.cpu())
 
 
+def test_a_copy_may_stay_behind_others(any_gpu: Gpu) -> None:
+    copies = DeviceCopies(2 * KIB, any_gpu)
+    kept = [copies.keep(numbers(seed, 256, any_gpu), moves_others=False) for seed in range(3)]
+    assert [is_on_gpu(copy) for copy in kept] == [True, True, False]
+
+
 def test_what_nobody_holds_leaves_its_place(any_gpu: Gpu) -> None:
     copies = DeviceCopies(4 * KIB, any_gpu)
     kept = [copies.keep(numbers(seed, 256, any_gpu)) for seed in range(4)]

@@ -94,10 +94,12 @@ class DeviceCopies:
         """Of the GPU's memory, whether there is something in it or not."""
         return sum(segment.size for segment in self._segments)
 
-    def keep(self, array: torch.Tensor) -> HeldArray:
-        """A copy; the array may be a view of any strides."""
+    def keep(self, array: torch.Tensor, *, moves_others: bool = True) -> HeldArray:
+        """A copy; the array may be a view of any strides. moves_others: for want of room another
+        copy goes to main memory, not this one.
+        """
         size = -(-array.numel() * array.element_size() // _ALIGNMENT) * _ALIGNMENT
-        region = self._take(size) if size else None
+        region = self._take(size, moves_others) if size else None
         if region is None:
             return array.cpu().numpy().copy()
         segment, start = region
@@ -134,13 +136,13 @@ class DeviceCopies:
         if self._place.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _take(self, size: int) -> tuple[_Segment, int] | None:
+    def _take(self, size: int, moves_others: bool) -> tuple[_Segment, int] | None:
         while True:
             self._settle()
             for segment in self._segments:
                 if (start := segment.take(size)) is not None:
                     return segment, start
-            if not self._grow(size) and not self._move_oldest():
+            if not self._grow(size) and not (moves_others and self._move_oldest()):
                 return None
 
     def _grow(self, size: int) -> bool:

@@ -7,6 +7,7 @@ ones (prefill) run cuBLAS and SDPA.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -310,11 +311,10 @@ class CudaOps:
             self._recording.add(launches[kind])
 
     def snapshot(self, store: LayerStore, start: int, end: int) -> tuple[HeldArray, ...]:
-        if isinstance(store, CudaKv):
-            parts = store.rows(start, end)
-        else:
-            parts = _recurrent(store).snapshot(end)
-        return tuple(map(self._copies.keep, parts))
+        if isinstance(store, CudaKv):  # which is worth less: keys and values are mostly at hand
+            keep = partial(self._copies.keep, moves_others=False)
+            return tuple(map(keep, store.rows(start, end)))
+        return tuple(map(self._copies.keep, _recurrent(store).snapshot(end)))
 
     def restore(
         self,
