@@ -80,7 +80,9 @@ def serve(
         tls_key=tls_key,
     )
     listener = bind(server.host, port)
-    open_engine = functools.partial(settings.open_engine, name, parallel=server.parallel)
+    open_engine = functools.partial(
+        settings.open_engine, name, parallel=server.parallel, warm_up=True
+    )
     if daemon:
         _serve_in_background(open_engine, options, listener)
     else:

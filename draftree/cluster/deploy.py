@@ -55,7 +55,7 @@ class ReplicaActor(Replica):
         with after_the_first(model):
             super().__init__(
                 serve.get_replica_context().replica_id.unique_id,
-                partial(Engine.open, model, **engine),
+                partial(Engine.open, model, **{"warm_up": True, **engine}),
                 ServeOptions(**server),
             )
 

@@ -48,7 +48,7 @@ def test_options(draftree, engine, served, monkeypatch):
     ((model, config),) = engine.opened
     assert model == "models/some.gguf"
     assert (config.draft, config.budget, config.max_ctx) == ("none", 5, 77)
-    assert config.parallel == 3
+    assert config.parallel == 3 and config.warm_up
 
 
 def test_other_models_and_tls(draftree, engine, served, tmp_path, monkeypatch):
