@@ -14,6 +14,7 @@ BLUE, ORANGE, GREEN, PURPLE, RED, GREY = (
 )
 _COLOURS: Final = (BLUE, ORANGE, GREEN, PURPLE, RED, GREY, "#b8a13a", "#5ab4c4")
 _MAX_DEPTH: Final = 12
+_PHASES: Final = {"work_us": "work", "wait_us": "wait", "idle_us": "idle"}
 _STAGE_COLOURS: Final = {
     "verify": BLUE,
     "draft": ORANGE,
@@ -179,6 +180,29 @@ def draw_gpu(figure: Any, group: Group) -> None:
     right.set_ylim(bottom=0)
     right.set(xlabel="tokens of context", ylabel="tok/s", title="Plain decoding")
     _grid(right)
+
+
+def draw_phases(figure: Any, group: Group) -> None:
+    """Bars: a layer of the single kernel by operation; the marks: the graph, and reading alone."""
+    measures = group["gpu-phases"]["measures"]
+    colours = dict(zip(_PHASES, (BLUE, ORANGE, GREY), strict=True))
+    for axes, (rows, each) in zip(
+        figure.subplots(1, len(measures["passes"]), squeeze=False)[0],
+        measures["passes"].items(),
+        strict=True,
+    ):
+        phases = each["phases"]
+        _stack(
+            axes,
+            list(phases),
+            {words: [phase[key] for phase in phases.values()] for key, words in _PHASES.items()},
+            {words: colours[key] for key, words in _PHASES.items()},
+        )
+        axes.set_title(
+            f"pass of {rows}: {each['persistent_us']:.0f} µs a layer, as a graph "
+            f"{each['graph_us']:.0f}, reading {measures['read_us']:.0f}"
+        )
+        axes.set_xlabel("µs in a layer")
 
 
 def _cost_of_passes(axes: Any, forward_ms: Json) -> None:

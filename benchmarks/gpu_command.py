@@ -29,7 +29,7 @@ def gpu_kernels(out: Annotated[Path, typer.Argument(help="Result file.")]) -> No
 
 def gpu_depth(
     folder: Annotated[Path, typer.Argument(help="Where the synthetic files are, or will be.")],
-    shape: Annotated[str, typer.Option(help="27b, 0.8b, 0.8b-bf16 or tiny.")] = "27b",
+    shape: Annotated[str, typer.Option(help="27b, 27b-8, 0.8b, 0.8b-bf16 or tiny.")] = "27b",
     memory: Annotated[float, typer.Option(help="GiB that may be used.")] = 24.0,
     run: Annotated[
         list[str] | None,
@@ -50,6 +50,26 @@ def gpu_depth(
         line = write_result(
             *(results, "gpu-depth", model, settings),
             lambda: measure_depths(shape, folder, memory, asked, say),
+        )
+    finish(line)
+
+
+def gpu_phases(
+    folder: Annotated[Path, typer.Argument(help="Where the synthetic files are, or will be.")],
+    shape: Annotated[str, typer.Option(help="27b-8 (eight layers) or 0.8b.")] = "27b-8",
+    results: Results = RESULTS / "gpu",
+) -> None:
+    """Where the time of a pass goes, as separate kernels and as one."""
+    from benchmarks.gpu_phases import measure_phases
+    from draftree.bench.record import write_result
+    from draftree.bench.synthetic import identify_pair, write_pair
+    from draftree.kernels.quant.formats import QuantType
+
+    with progress() as say:
+        target, _ = write_pair(shape, folder, draft_type=QuantType.Q4_K)
+        line = write_result(
+            *(results, "gpu-phases", identify_pair(shape, target), {"shape": shape}),
+            lambda: measure_phases(shape, folder, say),
         )
     finish(line)
 
@@ -161,4 +181,6 @@ def gpu_agent(
     finish(line)
 
 
-COMMANDS: Final = (gpu_kernels, gpu_depth, gpu_requests, gpu_shapes, gpu_agent, prompt_sets)
+COMMANDS: Final = (
+    *(gpu_kernels, gpu_depth, gpu_phases, gpu_requests, gpu_shapes, gpu_agent, prompt_sets),
+)

@@ -37,6 +37,7 @@ _STYLE: Final = {
 }
 _WIDE: Final = (9.0, 3.2)
 _NARROW: Final = (6.4, 3.2)
+_TALL: Final = (10.0, 4.4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,7 @@ PLOTS: Final = (
     Plot("budget", "budget", _WIDE, figure.draw_budgets),
     Plot("http", "http", _WIDE, figure.draw_clients),
     Plot("gpu", "gpu", _WIDE, figure.draw_gpu),
+    Plot("gpu-phases", "gpu-phases", _TALL, figure.draw_phases),
 )
 
 

@@ -12,7 +12,7 @@ from draftree.errors import BenchError
 KINDS: Final = (
     *("peers", "decode", "prefill", "operations", "memory", "start", "parity"),
     *("kv-quality", "suite", "context", "budget", "multiturn", "agent", "overhead", "http", "gpu"),
-    *("gpu-depth", "gpu-requests", "gpu-shapes", "cluster"),
+    *("gpu-depth", "gpu-phases", "gpu-requests", "gpu-shapes", "cluster"),
 )
 _FIELDS: Final = {
     "schema": int,

@@ -9,7 +9,7 @@ from typing import Final
 from benchmarks.markdown import short, spread, table
 from benchmarks.memory import METHOD
 from benchmarks.section_cluster import cluster
-from benchmarks.section_gpu import gpu, gpu_depth, kv_quality
+from benchmarks.section_gpu import gpu, gpu_depth, gpu_phases, kv_quality
 from benchmarks.section_request import gpu_requests, gpu_shapes
 from draftree.bench.record import Json
 
@@ -354,6 +354,7 @@ SECTIONS: Final[tuple[tuple[str, str, Section], ...]] = (
     ("http", "Many clients", _http),
     ("gpu", "A GPU with synthetic weights", gpu),
     ("gpu-depth", "Long texts on a GPU", gpu_depth),
+    ("gpu-phases", "Phases of a pass on a GPU", gpu_phases),
     ("gpu-requests", "Requests on a GPU", gpu_requests),
     ("gpu-shapes", "Clients and long prompts on a GPU", gpu_shapes),
     ("cluster", "Replicas", cluster),

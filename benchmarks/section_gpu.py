@@ -40,6 +40,29 @@ def gpu(record: Json) -> list[str]:
     ]
 
 
+def gpu_phases(record: Json) -> list[str]:
+    measures = record["measures"]
+    lines = [
+        f"Eight or more layers with random weights on one {measures['gpu']}; microseconds of a "
+        f"layer. Reading its weights takes {measures['read_us']:.1f}. Waits, work and idle times "
+        "are those of the single kernel's blocks, on average.",
+    ]
+    for rows, each in measures["passes"].items():
+        lines += [
+            "",
+            f"A pass of {rows}: {each['graph_us']:.1f} as {each['num_launches']:.1f} kernels in a "
+            f"graph, {each['persistent_us']:.1f} as one.",
+            "",
+        ]
+        found = sorted(each["phases"].items(), key=lambda item: -item[1]["work_us"])
+        rows_of = [
+            [name, f"{p['count']:.2f}", *(f"{p[k]:.2f}" for k in ("work_us", "wait_us", "idle_us"))]
+            for name, p in found
+        ]
+        lines += table(["operation", "in a layer", "work", "wait", "idle"], rows_of)
+    return lines
+
+
 def gpu_depth(record: Json) -> list[str]:
     measures = record["measures"]
     rows = []

@@ -131,7 +131,7 @@ def peers(
 @app.command()
 def gpu(
     folder: Annotated[Path, typer.Argument(help="Where the synthetic files are, or will be.")],
-    shape: Annotated[str, typer.Option(help="27b, 0.8b, 0.8b-bf16 or tiny.")] = "27b",
+    shape: Annotated[str, typer.Option(help="27b, 27b-8, 0.8b, 0.8b-bf16 or tiny.")] = "27b",
     memory: Annotated[
         float, typer.Option(help="GiB that the arrays may take; 0 is all there is.")
     ] = 22.35,

@@ -8,6 +8,7 @@ from benchmarks.chaos import ChaosMeasures
 from benchmarks.cluster import ClusterMeasures, ClusterOptions, RoutingMeasures
 from benchmarks.context import ContextMeasures, DepthMeasures
 from benchmarks.gpu_depth import DepthRun, GpuDepthMeasures
+from benchmarks.gpu_phases import PassPhases, Phase, PhaseMeasures
 from benchmarks.gpu_shape import ShapeOptions
 from benchmarks.kv_quality import FormatQuality, KvQualityMeasures, LengthQuality
 from benchmarks.kv_reading import FormatError
@@ -216,6 +217,12 @@ def gpu_depth():
     return GpuDepthMeasures("A GPU", "Q4_K", dict.fromkeys(names, run))
 
 
+def gpu_phases():
+    phase = Phase(2.0, 3.0, 12.5, 1.0)
+    each = PassPhases(88.0, 125.0, 11.5, {"linear": phase, "attention": phase})
+    return PhaseMeasures("A GPU", 8, 53.0, {"1": each, "24": each})
+
+
 def cluster(scale=1.9, num_faults=0):
     one = summarize([100.0, 102.0], "tok/s")
     two = summarize([100 * scale, 102 * scale], "tok/s")
@@ -287,6 +294,7 @@ SETTINGS = {
     "gpu-shapes": ShapeOptions("27b", Path()).settings(),
     "cluster": asdict(ClusterOptions()),
     "gpu-depth": {"memory": 24.0, "shape": "27b"},
+    "gpu-phases": {"shape": "27b-8"},
     "gpu": {"rounds": 3, "memory": 22.35, "shape": "27b"},
     "peers": PeerOptions(2, 3).settings(),
     "decode": {"threads": 2, "rounds": 3},

@@ -9,7 +9,10 @@ from benchmarks.result import KINDS, read_records
 from benchmarks.session import Session, all_kinds
 from draftree.errors import BenchError
 
-NOT_MODELS = {"gpu", "gpu-depth", "gpu-requests", "gpu-shapes", "kv-quality", "agent", "cluster"}
+NOT_MODELS = {
+    *("gpu", "gpu-depth", "gpu-phases", "gpu-requests", "gpu-shapes"),
+    *("kv-quality", "agent", "cluster"),
+}
 
 
 def bench(*arguments):

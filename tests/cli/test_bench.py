@@ -52,7 +52,10 @@ def test_a_server_that_is_not_there_is_a_sentence(tmp_path):
 
 def test_a_shape_that_is_not_known_is_refused(tmp_path):
     result = bench("gpu", tmp_path, "--shape", "huge")
-    assert result.exit_code == 2 and "must be one of 27b, 0.8b, 0.8b-bf16, tiny" in result.stderr
+    assert (
+        result.exit_code == 2
+        and "must be one of 27b, 27b-8, 0.8b, 0.8b-bf16, tiny" in result.stderr
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -91,12 +91,21 @@ class PersistentPass:
         # One more than operations: the last counts the blocks that have ended.
         self._done = torch.zeros(len(self._table) + 1, dtype=torch.int32, device=gpu.place)
 
+    @property
+    def names(self) -> list[str]:
+        """Of the kernels whose launches they were, in order."""
+        return [launch.source.name.removesuffix("_kernel") for launch in self._launches]
+
+    @property
+    def num_blocks(self) -> int:
+        return self._gpu.num_sms
+
     def launch(self, times: torch.Tensor | None = None) -> None:
         """times: [operation][block] cycles at its begin, after its wait and at its end; the first
         operation is none of the launches. Zero before.
         """
         load_kernel(self.source, self._gpu).launch(
-            (self._gpu.num_sms,),
+            (self.num_blocks,),
             self._num_threads,
             *(self._operations, self._done, times, len(self._done) - 1),
             shared_bytes=self._shared_bytes,

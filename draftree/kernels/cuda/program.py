@@ -68,6 +68,10 @@ class Program:
         for recorded in self._recorded:
             recorded.launch(size)
 
+    def find_persistent(self, size: int) -> PersistentPass | None:
+        """The pass of so many rows as one kernel, where it has run as one."""
+        return self._persistent.get(size)
+
     def _as_one(self, size: int) -> PersistentPass | None:
         """The pass as one kernel, where it is to be one and can be."""
         if not self._is_persistent or size > MOST_ROWS or len(self._recorded) < _FEWEST:
