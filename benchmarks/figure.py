@@ -199,8 +199,8 @@ def draw_phases(figure: Any, group: Group) -> None:
             {words: colours[key] for key, words in _PHASES.items()},
         )
         axes.set_title(
-            f"pass of {rows}: {each['persistent_us']:.0f} µs a layer, as a graph "
-            f"{each['graph_us']:.0f}, reading {measures['read_us']:.0f}"
+            f"pass of {rows}: {each['persistent_us']['median']:.0f} µs a layer, as a graph "
+            f"{each['graph_us']['median']:.0f}, reading {measures['read_us']:.0f}"
         )
         axes.set_xlabel("µs in a layer")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from draftree.bench.gpu import Subject
-from draftree.bench.median import Report
+from draftree.bench.median import Report, Samples, summarize
 from draftree.bench.synthetic import SHAPES, write_pair
 from draftree.engine.gpu import find_gpu
 from draftree.kernels.ops import narrow
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from draftree.kernels.cuda.persistent import PersistentPass
 
 ROWS: Final = (1, 24)
-_CONTEXT, _DEPTH, _REPEATS = 4096, 256, 20
+_CONTEXT, _DEPTH, _REPEATS, _SAMPLES = 4096, 256, 10, 3
 _READ_BYTES: Final = 2**32
 
 
@@ -42,8 +42,8 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class PassPhases:
-    graph_us: float
-    persistent_us: float
+    graph_us: Samples
+    persistent_us: Samples
     num_launches: float
     phases: dict[str, Phase]  # by kernel, of the persistent pass
 
@@ -57,7 +57,7 @@ class PhaseMeasures:
 
     def headline(self) -> dict[str, Any]:
         return {"read_us": self.read_us} | {
-            rows: {"graph_us": each.graph_us, "persistent_us": each.persistent_us}
+            rows: {"graph_us": each.graph_us.median, "persistent_us": each.persistent_us.median}
             for rows, each in self.passes.items()
         }
 
@@ -69,7 +69,7 @@ def measure_phases(shape: str, folder: Path, report: Report) -> PhaseMeasures:
     pair = write_pair(shape, folder, draft_type=QuantType.Q4_K)
     gpu, num_layers = find_gpu("cuda"), SHAPES[shape][0].num_layers
     assert gpu is not None
-    times: dict[bool, dict[int, float]] = {}
+    times: dict[bool, dict[int, Samples]] = {}
     phases: dict[int, dict[str, Phase]] = {}
     launches: dict[int, float] = {}
     for is_persistent in (False, True):
@@ -83,9 +83,9 @@ def measure_phases(shape: str, folder: Path, report: Report) -> PhaseMeasures:
             nodes = np.arange(rows)
             target.step.set_tree(nodes, nodes - 1, nodes, _DEPTH)
             target.step.set_rows(nodes)
-            times[is_persistent][rows] = _time(body.run) / num_layers
+            times[is_persistent][rows] = _time(body.run, num_layers)
             if (one := narrow(body, Program).find_persistent(rows)) is not None:
-                total_us = num_layers * times[True][rows]
+                total_us = num_layers * times[True][rows].median
                 phases[rows] = read_phases(*_note(one), total_us, num_layers)
                 launches[rows] = len(one.names) / num_layers
         subject.engine.close()
@@ -97,13 +97,9 @@ def measure_phases(shape: str, folder: Path, report: Report) -> PhaseMeasures:
         read_us=round(_layer_bytes(pair[0]) / num_layers / _read_rate(), 2),
         passes={
             str(rows): PassPhases(
-                round(times[False][rows], 2),
-                round(times[True][rows], 2),
-                launches[rows],
-                phases[rows],
+                times[False][rows], times[True][rows], launches[rows], phases[rows]
             )
-            for rows in ROWS
-            if rows in phases
+            for rows in phases
         },
     )
 
@@ -140,19 +136,20 @@ def _note(one: "PersistentPass") -> tuple[list[str], np.ndarray]:
     return names, times.cpu().numpy()
 
 
-def _time(run: Callable[[], None]) -> float:
-    """Microseconds."""
+def _time(run: Callable[[], None], num_layers: int = 1) -> Samples:
+    """Of a layer."""
     import torch
 
-    for _ in range(3):
-        run()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(_REPEATS):
-        run()
-    end.record()
-    end.synchronize()
-    return 1000.0 * start.elapsed_time(end) / _REPEATS
+    found = []
+    for _ in range(_SAMPLES + 1):  # the first one warms up
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(_REPEATS):
+            run()
+        end.record()
+        end.synchronize()
+        found.append(1000.0 * start.elapsed_time(end) / _REPEATS / num_layers)
+    return summarize(found[1:], "µs")
 
 
 def _read_rate() -> float:
@@ -160,7 +157,7 @@ def _read_rate() -> float:
     import torch
 
     array = torch.ones(_READ_BYTES // 4, device="cuda")
-    return _READ_BYTES / _time(lambda: array.sum())
+    return _READ_BYTES / _time(array.sum).median
 
 
 def _layer_bytes(path: Path) -> int:

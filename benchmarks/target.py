@@ -123,6 +123,26 @@ def _gpu_targets() -> tuple[Target, ...]:
     )
 
 
+def _round_over(depth: str) -> Callable[[Json], float | None]:
+    """The shallowest one, with the whole GPU."""
+
+    def read(measures: Json) -> float | None:
+        rounds = measures["runs"].get(UNLIMITED, {}).get("round_ms", {})
+        if depth not in rounds:
+            return None
+        return round(rounds[depth]["median"] / rounds["512"]["median"], 3)
+
+    return read
+
+
+def _prefill_to(depth: str) -> Callable[[Json], float | None]:
+    def read(measures: Json) -> float | None:
+        seconds = measures["runs"].get(UNLIMITED, {}).get("prefill_s", {})
+        return float(seconds[depth]) if depth in seconds else None
+
+    return read
+
+
 def _depth_targets() -> tuple[Target, ...]:
     """Long texts with the flagship's shapes: speed by format, rounds, prefill, what fits."""
 
@@ -140,22 +160,6 @@ def _depth_targets() -> tuple[Target, ...]:
         def read(measures: Json) -> float | None:
             rates = measures["runs"].get(run, {}).get("plain", {})  # not every format may fit
             return float(rates[depth]["median"]) if depth in rates else None
-
-        return read
-
-    def over(depth: str) -> Callable[[Json], float | None]:
-        def read(measures: Json) -> float | None:
-            rounds = measures["runs"].get(UNLIMITED, {}).get("round_ms", {})
-            if depth not in rounds:
-                return None
-            return round(rounds[depth]["median"] / rounds["512"]["median"], 3)
-
-        return read
-
-    def prefill(depth: str) -> Callable[[Json], float | None]:
-        def read(measures: Json) -> float | None:
-            seconds = measures["runs"].get(UNLIMITED, {}).get("prefill_s", {})
-            return float(seconds[depth]) if depth in seconds else None
 
         return read
 
@@ -177,10 +181,10 @@ def _depth_targets() -> tuple[Target, ...]:
             target(f"plain decoding at 262144, {kv}", rate(kv, "261632"), True, 110, 130, "tok/s")
             for kv in ("q4", "tq3_0")
         ),
-        target("round at 65536 over 512", over("65536"), False, 1.25, 1.12, "x"),
-        target("round at 131072 over 512", over("131072"), False, 1.45, 1.25, "x"),
+        target("round at 65536 over 512", _round_over("65536"), False, 1.25, 1.12, "x"),
+        target("round at 131072 over 512", _round_over("131072"), False, 1.45, 1.25, "x"),
         *(
-            target(f"prefill of {depth}", prefill(depth), False, limit, aim, "s")
+            target(f"prefill of {depth}", _prefill_to(depth), False, limit, aim, "s")
             for depth, (limit, aim) in seconds.items()
         ),
         *(

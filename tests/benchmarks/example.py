@@ -219,7 +219,8 @@ def gpu_depth():
 
 def gpu_phases():
     phase = Phase(2.0, 3.0, 12.5, 1.0)
-    each = PassPhases(88.0, 125.0, 11.5, {"linear": phase, "attention": phase})
+    graph, one = (summarize([us], "µs") for us in (88.0, 125.0))
+    each = PassPhases(graph, one, 11.5, {"linear": phase, "attention": phase})
     return PhaseMeasures("A GPU", 8, 53.0, {"1": each, "24": each})
 
 
