@@ -50,8 +50,8 @@ def gpu_phases(record: Json) -> list[str]:
     for rows, each in measures["passes"].items():
         lines += [
             "",
-            f"A pass of {rows}: {spread(each['graph_us'])} as {each['num_launches']:.1f} kernels in "
-            f"a graph, {spread(each['persistent_us'])} as one.",
+            f"A pass of {rows}: {spread(each['graph_us'])} as {each['num_launches']:.1f} kernels "
+            f"in a graph, {spread(each['persistent_us'])} as one.",
             "",
         ]
         found = sorted(each["phases"].items(), key=lambda item: -item[1]["work_us"])
