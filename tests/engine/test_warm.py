@@ -133,7 +133,14 @@ def test_the_first_requests_need_no_other_kernels(
 
 def test_kernels_are_compiled_once_and_counted(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_compile, "_cubin_path", lambda source, arch: tmp_path / source.name)
-    monkeypatch.setattr(cuda_compile, "_compile", lambda text, name, arch: name.encode())
+    loaded: list[bool] = []
+
+    def compile_one(text: str, name: str, arch: int) -> bytes:
+        assert loaded, "several threads would load the compiler"
+        return name.encode()
+
+    monkeypatch.setattr(cuda_compile, "_load_compiler", lambda: loaded.append(True))
+    monkeypatch.setattr(cuda_compile, "_compile", compile_one)
     sources, counts = [KernelSource(f"kernel_{i}", ()) for i in range(5)], []
     (tmp_path / "kernel_3").write_bytes(b"before")
     cuda_compile.compile_missing(sources, 80, lambda *count: counts.append(count))

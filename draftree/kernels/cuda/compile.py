@@ -206,11 +206,18 @@ def compile_missing(
 ) -> None:
     """Those that are not on disk yet, several at a time. report: how many are, and of how many."""
     missing = [source for source in sources if not _cubin_path(source, arch).exists()]
+    if missing:
+        _load_compiler()
     with ThreadPoolExecutor(_COMPILERS) as pool:
         done = as_completed([pool.submit(compile_cubin, source, arch) for source in missing])
         for number, each in enumerate(done, 1):
             each.result()
             report(number, len(missing))
+
+
+def _load_compiler() -> None:
+    """Before there are several threads: to the others it would be half loaded."""
+    import cuda.core  # noqa: F401
 
 
 def _compile(text: str, name: str, arch: int) -> bytes:
