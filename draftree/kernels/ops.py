@@ -18,6 +18,8 @@ from draftree.kernels.quant.formats import QuantType
 if TYPE_CHECKING:
     import torch
 
+    from draftree.kernels.heads import HeadStore
+
 Array = Union[np.ndarray, "torch.Tensor"]  # on the CPU, on a GPU; layers only pass them on
 Integers = Sequence[int] | np.ndarray
 _T = TypeVar("_T")
@@ -172,6 +174,11 @@ class Ops(Protocol):
         self, q: Heads | None, k: Heads, v: Array, cache: KvState, rope: Rope
     ) -> None:
         """Rotate heads: queries in place, keys on their way into the cache, with the values."""
+        ...
+
+    def new_heads(self) -> "HeadStore": ...
+    def keep_heads(self, q: Heads, k: Heads, rope: Rope, store: "HeadStore") -> None:
+        """As they are before they are rotated: the store's next layer."""
         ...
 
     def attention(
