@@ -24,6 +24,10 @@ def count_words(text: str) -> int:
     return len(text.split())
 
 
+def count_between(start: int, end: int) -> int:
+    return end - start
+
+
 def message(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
@@ -93,7 +97,7 @@ def test_what_was_found_stays_as_it_was_when_turns_follow() -> None:
 def test_marks_say_what_is_missing_and_spans_are_whole_lines() -> None:
     places = places_of(LONG)
     is_kept = [chunk in (0, 10, 11, 30) for chunk in range(len(places) - 1)]
-    text, num_spans = cut_text(LONG, places, is_kept, count_words)
+    text, num_spans = cut_text(LONG, places, is_kept, lambda a, b: count_words(LONG[a:b]))
     assert num_spans == 3
     lines = text.split("\n")
     marks = [line for line in lines if line.startswith("[…")]
@@ -110,19 +114,19 @@ def test_marks_say_what_is_missing_and_spans_are_whole_lines() -> None:
 def test_long_lines_are_cut_at_sentences_and_words() -> None:
     words = " ".join(f"word{number}" for number in range(400))
     is_kept = [chunk in (9, 40) for chunk in range(len(places_of(words)) - 1)]
-    text, _ = cut_text(words, places_of(words), is_kept, count_words)
+    text, _ = cut_text(words, places_of(words), is_kept, count_between)
     bare = re.sub(r"\[… [\d,]+ tokens left out …\]", " ", text)
     assert set(bare.split()) < set(words.split())
     prose = "One sentence is here. " * 100
     is_kept = [chunk == 20 for chunk in range(len(places_of(prose)) - 1)]
-    text, _ = cut_text(prose, places_of(prose), is_kept, count_words)
+    text, _ = cut_text(prose, places_of(prose), is_kept, count_between)
     (inside,) = re.findall(r"\] (.*?) \[", text)
     assert re.fullmatch(r"(One sentence is here\. ?)+", inside)
 
 
 def test_nothing_is_dropped_that_is_hardly_longer_than_its_mark() -> None:
     is_kept = [chunk != 5 for chunk in range(len(places_of(LONG)) - 1)]
-    assert cut_text(LONG, places_of(LONG), is_kept, count_words) == (LONG, 1)
+    assert cut_text(LONG, places_of(LONG), is_kept, count_between) == (LONG, 1)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +148,7 @@ def test_what_the_question_names_is_kept_whatever_its_score(question: str, line:
     scores = [0.0] * (len(places) - 1)
     for asked, is_there in ((question, True), ("what else is there to see?", False)):
         is_kept = choose_chunks(scores, 0.0, places, text, LongText(0, text, asked))
-        assert (line in cut_text(text, places, is_kept, count_words)[0]) is is_there
+        assert (line in cut_text(text, places, is_kept, count_between)[0]) is is_there
 
 
 def test_ends_question_and_the_best_chunks_are_kept() -> None:
