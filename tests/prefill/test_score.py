@@ -60,7 +60,7 @@ def test_of_a_long_question_the_end_is_read() -> None:
     assert reader.windows == [[*TEXT[:100], *long[-256:]]]
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen35"])
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("qwen35", marks=pytest.mark.long)])
 def test_a_gpu_finds_the_cpus_scores(name: str, any_gpu: Any) -> None:
     """Over passes of all kinds: a first one, a later one, and a whole window at once."""
     from tests.cuda import CudaPlace

@@ -13,6 +13,7 @@ from draftree.text.compress import (
     cut_text,
     find_long_texts,
     replace_content,
+    token_places,
 )
 from draftree.text.tokenizer import Tokenizer
 from tests.text.metadata import byte_metadata
@@ -162,6 +163,19 @@ def test_ends_question_and_the_best_chunks_are_kept() -> None:
     assert found == sorted([*range(8), *best, 500, 501, *range(1000, 1024)])
 
 
+def test_names_are_words_of_their_own_and_not_everywhere() -> None:
+    lines = [f"{i}: old_rate_x xrate and so on, to fill the line" for i in range(60)]
+    lines[20] += " (rate)"
+    lines[40] += " rate_2"
+    text = "\n".join(lines)
+    places = places_of(text)
+    asked = LongText(0, text, "Where are `rate` and `rate_2` and `line`?")
+    is_kept = choose_chunks([0.0] * (len(places) - 1), 0.0, places, text, asked)
+    found = cut_text(text, places, is_kept, count_between)[0]
+    assert lines[20] in found and lines[40] in found, "both names"
+    assert lines[10] not in found and lines[30] not in found, "parts of words, and a usual word"
+
+
 def test_places_are_characters_also_where_they_have_several_bytes() -> None:
     tokenizer = Tokenizer.from_metadata(byte_metadata())
     text = "naïve €uro: 日本語 " * 20
@@ -171,3 +185,14 @@ def test_places_are_characters_also_where_they_have_several_bytes() -> None:
     for chunk, (start, end) in enumerate(pairwise(places)):
         piece = tokenizer.decode(ids[32 * chunk : 32 * chunk + 32]).strip("\ufffd")
         assert piece in text[start : end + 1]
+
+
+def test_every_token_has_its_place() -> None:
+    tokenizer = Tokenizer.from_metadata(byte_metadata(merges=("a b", "Ã ¯")))
+    text = "naïve ab €uro: 日本語 ab" * 3
+    ids = tokenizer.encode(text, add_special=False, parse_special=False)
+    places, raw = token_places(tokenizer, text, ids), text.encode()
+    ends = [sum(len(tokenizer.token_bytes(token)) for token in ids[:i]) for i in range(len(ids))]
+    expected = [len(raw[:end].decode("utf-8", "ignore")) for end in ends]
+    assert places.tolist() == [*expected, len(text)] and len(ids) < len(raw)
+    assert token_places(tokenizer, "plain", tokenizer.encode("plain")).tolist() == list(range(6))
