@@ -18,8 +18,6 @@ from draftree.kernels.quant.formats import QuantType
 if TYPE_CHECKING:
     import torch
 
-    from draftree.kernels.heads import HeadStore
-
 Array = Union[np.ndarray, "torch.Tensor"]  # on the CPU, on a GPU; layers only pass them on
 Integers = Sequence[int] | np.ndarray
 _T = TypeVar("_T")
@@ -43,6 +41,23 @@ class KvState(LayerStore):
     """
 
     centre: Array | None = None
+
+
+class HeadStore(Protocol):
+    """What attention layers ask and offer before positions enter: queries of a sequence's last rows
+    and keys of all. Passes over what `keep_heads` recorded fill it; the last one has enough rows.
+    """
+
+    def collect(self, first: int, num_rows: int) -> None:
+        """After a pass over so many rows from position first on."""
+        ...
+
+    def score(self, num_text: int, length: int) -> Array:
+        """Of a text and the question behind it, length tokens in all: a float32 for each CHUNK_LEN
+        tokens of the text (heads.py). Softmax over all that a query sees, the largest of all
+        layers, heads and queries, smoothed, the mean of each chunk, in shares of an even spread.
+        """
+        ...
 
 
 def narrow(handle: object, kind: type[_T]) -> _T:
@@ -176,8 +191,8 @@ class Ops(Protocol):
         """Rotate heads: queries in place, keys on their way into the cache, with the values."""
         ...
 
-    def new_heads(self) -> "HeadStore": ...
-    def keep_heads(self, q: Heads, k: Heads, rope: Rope, store: "HeadStore") -> None:
+    def new_heads(self) -> HeadStore: ...
+    def keep_heads(self, q: Heads, k: Heads, rope: Rope, store: HeadStore) -> None:
         """As they are before they are rotated: the store's next layer."""
         ...
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from draftree.kernels.heads import QUERY_LEN, HeadStore
-from draftree.kernels.ops import Array, Heads, KvState, Ops, Rope, narrow
+from draftree.kernels.heads import QUERY_LEN
+from draftree.kernels.ops import Array, Heads, HeadStore, KvState, Ops, Rope, narrow
 from draftree.layers.attention import Attention
 from draftree.layers.delta_net import RecurrentState
 from draftree.models.model import Model

@@ -26,8 +26,7 @@ from draftree.kernels.cpu.quantize import QuantizedRows, quantized_bytes, record
 from draftree.kernels.cpu.rope import record_rope
 from draftree.kernels.cpu.thread_pool import ThreadPool
 from draftree.kernels.cpu.workspace import Workspace, new_floats
-from draftree.kernels.heads import HeadStore
-from draftree.kernels.ops import Columns, Heads, LayerStore, MatmulInput, Rope, narrow
+from draftree.kernels.ops import Columns, Heads, HeadStore, LayerStore, MatmulInput, Rope, narrow
 from draftree.kernels.quant.formats import QuantType
 from draftree.kernels.quant.kv_centre import mean_key
 from draftree.kernels.quant.kv_format import KvFormat

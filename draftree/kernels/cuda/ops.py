@@ -31,8 +31,7 @@ from draftree.kernels.cuda.rotary import RopeArgs, rope_and_store_kv, rope_table
 from draftree.kernels.cuda.rows import block_conv, copy_columns, norm_rows
 from draftree.kernels.cuda.scratch import CudaMatmulInput, Scratch
 from draftree.kernels.cuda.store import LazyMatrix, WeightStore
-from draftree.kernels.heads import HeadStore
-from draftree.kernels.ops import Columns, Heads, LayerStore, MatmulInput, Rope, narrow
+from draftree.kernels.ops import Columns, Heads, HeadStore, LayerStore, MatmulInput, Rope, narrow
 from draftree.kernels.quant.formats import QuantType
 from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, KvFormat
 
