@@ -36,7 +36,7 @@ class CompressOptions:
     num_chars: int = 10_000
     num_cases: int = 4  # of each kind
     num_replies: int = 2  # of those, that the target answers
-    use_own: bool = True  # score by the target's own pooled keys as well
+    use_own: bool = True  # score by the target's own first layers as well
     shares: tuple[float, ...] = SHARES
 
 

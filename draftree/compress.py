@@ -19,7 +19,7 @@ from draftree.config import COMPRESS_NAMES, EngineConfig, is_share
 from draftree.core import Compression
 from draftree.engine.engine import TokenEngine
 from draftree.engine.locate import locate
-from draftree.engine.scoring import CHUNK_LEN, Scorer
+from draftree.engine.scoring import CHUNK_LEN, WINDOW_LEN, Scorer
 from draftree.text.compress import (
     LongText,
     choose_chunks,
@@ -63,7 +63,7 @@ class Shortened(NamedTuple):
 
 
 class Compressor:
-    """The scoring model is opened when the first long text comes."""
+    """The scoring model is opened when the first long text comes, or to warm up."""
 
     def __init__(self, tokens: TokenEngine, tokenizer: Tokenizer, config: EngineConfig) -> None:
         self._tokens, self._tokenizer, self._config = tokens, tokenizer, config
@@ -72,6 +72,12 @@ class Compressor:
         self._scorer_tokenizer = tokenizer
         self._known: OrderedDict[bytes, Shortened] = OrderedDict()
         self._lock = threading.Lock()
+
+    def warm_up(self) -> None:
+        """On a GPU, which makes passes ready when their size comes a first and a second time."""
+        config = self._config
+        if config.warm_up and config.compress != "off" and self._tokens.plan.gpu is not None:
+            self._open()[0].score([0] * 2 * WINDOW_LEN, [0])
 
     @property
     def is_self(self) -> bool:

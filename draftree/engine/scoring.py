@@ -21,7 +21,7 @@ from draftree.models.model_config import read_model_config
 from draftree.prefill.score import WINDOW_LEN, AttentionScorer, Scorer
 from draftree.weights.checkpoint import Checkpoint
 
-__all__ = ["CHUNK_LEN", "OwnedScorer", "Scorer", "open_scorer", "score_with_own"]
+__all__ = ["CHUNK_LEN", "WINDOW_LEN", "OwnedScorer", "Scorer", "open_scorer", "score_with_own"]
 _GPU_CHUNKS: Final = (WINDOW_LEN, 2048, 1024, 512)  # rows of a pass: the first that leaves room
 _LEAST_CHUNK: Final = 64
 _OWN_SHARE: Final = 8  # one layer in so many of a target that scores for itself
