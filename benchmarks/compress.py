@@ -36,7 +36,7 @@ class CompressOptions:
     num_chars: int = 10_000
     num_cases: int = 4  # of each kind
     num_replies: int = 2  # of those, that the target answers
-    use_own: bool = True  # score by the target's own pooled keys as well
+    use_own: bool = True  # score by the target's own first layers as well
     shares: tuple[float, ...] = SHARES
 
 
@@ -88,7 +88,7 @@ class _Bench:
                 for rules in ("rules", "scores"):
                     asked = LongText(0, case.text, case.question if rules == "rules" else "")
                     is_kept = choose_chunks(scores, share, places, case.text, asked)
-                    text, _ = cut_text(case.text, places, is_kept, self._count)
+                    text, _ = cut_text(case.text, places, is_kept, lambda start, end: end - start)
                     is_right = all(piece in text for piece in case.needed)
                     key = f"{case.kind}/{name}/{rules}/{share}"
                     kept_share = self._count(text) / self._count(case.text)

@@ -49,7 +49,7 @@ class ShapeOptions:
     long_len: int = 65536
     lengths: tuple[int, ...] = (32768, 65536, 131072)
     room: int = 10240  # for a compressed prompt and its reply
-    chunk: int = 512  # of compressed prompts: longer ones leave a scorer too little memory
+    chunk: int = 2048  # of compressed prompts: what is left of the memory is the scorer's
     repeats: int = 2
 
     def settings(self) -> Json:
@@ -268,10 +268,14 @@ def _ask_long(engine: Engine, text: str) -> Json:
         pass
     usage = reply.usage
     shorter = usage.compression
+    parts = {} if shorter is None else asdict(shorter)
     return {
         "first_s": asdict(summarize([first_s], "s")),
         "prepared_s": round(prepared_s, 4),
-        "score_s": round(shorter.score_ms / 1000, 4) if shorter is not None else 0.0,
+        **{
+            f"{name}_s": round(parts.get(f"{name}_ms", 0.0) / 1000, 4)
+            for name in ("score", "load", "read", "select")
+        },
         "prompt_tokens": usage.prompt_tokens,
         "tokens_before": shorter.tokens_before if shorter is not None else usage.prompt_tokens,
     }

@@ -131,7 +131,8 @@ member `draftree`:
 | `host_rounds` | why the host ran the rounds of a GPU, or null |
 
 `compression` has `texts` that were shortened, `cached_texts` of those, `spans` that were kept,
-`tokens_before`, `tokens_kept` and `tokens_dropped` of these texts, and `score_ms`.
+`tokens_before`, `tokens_kept` and `tokens_dropped` of these texts, and `score_ms`, of which
+`load_ms` opened the scoring model, `read_ms` were its passes, and `select_ms` tokens and cuts.
 
 ## Rounds
 

@@ -186,6 +186,7 @@ class Engine:
         # Conversations whose replies have been read, with what was asked, for read_ahead.
         self._ended: deque[tuple[list[Message], ReplyOptions]] = deque(maxlen=_NUM_ENDED)
         self._compressor = Compressor(tokens, tokenizer, tokens.config)
+        self._compressor.warm_up()
 
     @classmethod
     def open(

@@ -13,18 +13,20 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from draftree.config import COMPRESS_NAMES, EngineConfig, is_share
 from draftree.core import Compression
 from draftree.engine.engine import TokenEngine
 from draftree.engine.locate import locate
-from draftree.engine.scoring import CHUNK_LEN, Scorer
+from draftree.engine.scoring import CHUNK_LEN, WINDOW_LEN, Scorer
 from draftree.text.compress import (
     LongText,
     choose_chunks,
-    chunk_places,
     cut_text,
     find_long_texts,
     replace_content,
+    token_places,
 )
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.tools.dialect import Message
@@ -61,7 +63,7 @@ class Shortened(NamedTuple):
 
 
 class Compressor:
-    """The scoring model is opened when the first long text comes."""
+    """The scoring model is opened when the first long text comes, or to warm up."""
 
     def __init__(self, tokens: TokenEngine, tokenizer: Tokenizer, config: EngineConfig) -> None:
         self._tokens, self._tokenizer, self._config = tokens, tokenizer, config
@@ -70,6 +72,12 @@ class Compressor:
         self._scorer_tokenizer = tokenizer
         self._known: OrderedDict[bytes, Shortened] = OrderedDict()
         self._lock = threading.Lock()
+
+    def warm_up(self) -> None:
+        """On a GPU, which makes passes ready when their size comes a first and a second time."""
+        config = self._config
+        if config.warm_up and config.compress != "off" and self._tokens.plan.gpu is not None:
+            self._open()[0].score([0] * 2 * WINDOW_LEN, [0])
 
     @property
     def is_self(self) -> bool:
@@ -123,37 +131,52 @@ class Compressor:
             self._known.move_to_end(key)
             report.num_cached += known.text is not None
             return known
-        start = time.perf_counter()
-        done = self._score_and_cut(asked, share, least)
-        report.score_ms += (time.perf_counter() - start) * 1000
+        watch = _Watch(report)
+        done = self._score_and_cut(asked, share, least, watch)
+        watch.stop("select_ms")
         self._known[key] = done
         if len(self._known) > _MOST_TEXTS:
             self._known.popitem(last=False)
         return done
 
-    def _score_and_cut(self, asked: LongText, share: float, least: int) -> Shortened:
-        before = self._count(asked.text)
+    def _score_and_cut(
+        self, asked: LongText, share: float, least: int, watch: "_Watch"
+    ) -> Shortened:
+        text = asked.text
+        own = self._encode(self._tokenizer, text)
+        before = len(own)
         if before <= least:
             return Shortened(None, 0, before, before)
+        watch.stop("select_ms")
         scorer, tokenizer = self._open()
-        ids = tokenizer.encode(asked.text, add_special=False, parse_special=False)
-        question = tokenizer.encode(
-            f"\n\n{asked.question}", add_special=False, parse_special=False, starts_text=False
-        )
-        places = chunk_places(tokenizer, asked.text, ids, CHUNK_LEN)
+        watch.stop("load_ms")
+        own_places = token_places(self._tokenizer, text, own)
+        ids, places = own, own_places
+        if tokenizer is not self._tokenizer:
+            ids = self._encode(tokenizer, text)
+            places = token_places(tokenizer, text, ids)
+        question = self._encode(tokenizer, f"\n\n{asked.question}", starts_text=False)
+        watch.stop("select_ms")
         scores = scorer.score(ids, question).tolist()
-        is_kept = choose_chunks(scores, share, places, asked.text, asked)
-        text, num_spans = cut_text(asked.text, places, is_kept, self._count)
-        kept = self._count(text)
+        watch.stop("read_ms")
+        chunks = [*places[:-1:CHUNK_LEN].tolist(), len(text)]
+        is_kept = choose_chunks(scores, share, chunks, text, asked)
+        starts = own_places[:-1]
+
+        def count(first: int, end: int) -> int:
+            return int(np.subtract(*np.searchsorted(starts, (end, first))))
+
+        shorter, num_spans = cut_text(text, chunks, is_kept, count)
+        kept = len(self._encode(self._tokenizer, shorter))
         if kept >= before:
             return Shortened(None, 0, before, before)
-        return Shortened(text, num_spans, before, kept)
+        return Shortened(shorter, num_spans, before, kept)
 
-    def _count(self, text: str) -> int:
-        ids = self._tokenizer.encode(
-            text, add_special=False, parse_special=False, starts_text=False
+    @staticmethod
+    def _encode(tokenizer: Tokenizer, text: str, *, starts_text: bool = True) -> list[int]:
+        return tokenizer.encode(
+            text, add_special=False, parse_special=False, starts_text=starts_text
         )
-        return len(ids)
 
     def _open(self) -> tuple[Scorer, Tokenizer]:
         if self._scorer is None:
@@ -163,3 +186,16 @@ class Compressor:
                 self._scorer_tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
             self._scorer = self._tokens.new_scorer(checkpoint)
         return self._scorer, self._scorer_tokenizer
+
+
+class _Watch:
+    """Adds the time since it was last stopped to a part of the report, and to all of it."""
+
+    def __init__(self, report: Compression) -> None:
+        self._report, self._last = report, time.perf_counter()
+
+    def stop(self, part: str) -> None:
+        now = time.perf_counter()
+        for name in (part, "score_ms"):
+            setattr(self._report, name, getattr(self._report, name) + 1000 * (now - self._last))
+        self._last = now

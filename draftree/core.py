@@ -270,7 +270,10 @@ class Compression:
     num_spans: int = 0
     tokens_before: int = 0
     tokens_kept: int = 0
-    score_ms: float = 0.0  # all of it, the reading by the scoring model included
+    score_ms: float = 0.0  # all of it:
+    load_ms: float = 0.0  # opening the scoring model, once
+    read_ms: float = 0.0  # its passes, until the scores are there
+    select_ms: float = 0.0  # tokens, choosing and cutting
 
     @property
     def tokens_dropped(self) -> int:

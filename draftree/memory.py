@@ -10,6 +10,7 @@ _SPARE_LEN = 1024  # positions of a reply that a draft can go back behind
 _GPU_RESERVE = 1400 * 2**20  # graphs, loaded kernels, what the allocator cannot use
 # Weights of one slab in 16 bits and sums of products: of passes that are graphs, and of others.
 _GPU_SLABS = 640 * 2**20
+_SCORING_RESERVE = 384 * 2**20  # products of queries and keys, graphs, what cannot be used
 GPU_DRAFT_CHUNK = 512  # rows of features that a draft reads together
 
 
@@ -88,8 +89,7 @@ def plan_gpu_memory(
     if KEY_FORMATS[kv_k].is_centred(model.head_dim, has_bias=model.has_key_bias):
         angles += 2 * model.head_dim * (max_ctx + chunk) + 4 * model.hidden_size * chunk
     stash = 4 * max_nodes * model.stash_width
-    # Rows in float32 (residual, one wide projection, what mixes it) and once more in 16 bits.
-    rows = chunk * (4 * (4 * model.hidden_size + 2 * model.ffn_size) + 4 * model.ffn_size)
+    rows = chunk * _row_bytes(model)
     scratch = rows + 4 * max_nodes * model.vocab_size + stash + _GPU_SLABS + _GPU_RESERVE
     partial = (positions // 1024 + 12) * 160 * model.hidden_size  # results of spans of keys
     scratch += expanded + angles + partial
@@ -107,6 +107,35 @@ def plan_gpu_memory(
     weights = int(1.025 * (model.weight_bytes - model.embedding_bytes))  # padding, stacking
     recurrent = model.recurrent_bytes + model.window_bytes  # windows are there twice
     return MemoryPlan(weights, kv, recurrent, scratch, extra)
+
+
+def scoring_bytes(
+    model: ModelConfig, num_layers: int, max_ctx: int, chunk: int, *, is_loaded: bool
+) -> int:
+    """What a model's first layers need on a GPU, beside an engine's plan, to read texts for their
+    keys. is_loaded: its weights are there.
+    """
+    kv_layers = -(-num_layers * model.num_kv_layers // model.num_layers)
+    width = model.num_kv_heads * model.head_dim
+    positions = (-(-max_ctx // PAGE) + 2) * PAGE
+    kv = 6 * kv_layers * width * positions  # keys and values, and keys that are not rotated
+    recurrent = (model.recurrent_bytes + model.window_bytes) * num_layers // model.num_layers
+    rows = _row_bytes(model) * chunk
+    # Weights in 16 bits, products, queries and results of attention: of graphs, and of others.
+    slab = min(_GPU_SLABS // 3, 4 * model.hidden_size * model.ffn_size)
+    passing = 2 * (slab + 12 * model.hidden_size * chunk) + _SCORING_RESERVE
+    weights = 0
+    if not is_loaded:
+        weights = int(1.025 * (model.weight_bytes - model.embedding_bytes))
+        passing += 4 * (model.rotary_dim or model.head_dim) * (max_ctx + chunk)
+    return weights + kv + recurrent + rows + passing
+
+
+def _row_bytes(model: ModelConfig) -> int:
+    """Of a pass: float32 (residual, one wide projection, what mixes it) and once more in 16
+    bits.
+    """
+    return 4 * (4 * model.hidden_size + 2 * model.ffn_size) + 4 * model.ffn_size
 
 
 def usable_cores() -> int:

@@ -4,6 +4,7 @@ one before.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,28 @@ def test_a_conversation_begins_as_it_did_a_turn_before() -> None:
         before = list(shorter)
         messages.append(reply(f"{turn}: {LONG}"))
     assert tokens.scorer.num_calls == 7 and tokens.checkpoints == [None]
+
+
+def test_a_gpu_is_warmed_up_where_texts_will_be_scored() -> None:
+    for mode, gpu, num_calls in (("auto", "a GPU", 1), ("off", "a GPU", 0), ("auto", None, 0)):
+        tokens: Any = FakeTokens()
+        tokens.plan = SimpleNamespace(gpu=gpu)
+        config = EngineConfig(compress=mode, warm_up=True)
+        Compressor(tokens, Tokenizer.from_metadata(byte_metadata()), config).warm_up()
+        assert tokens.scorer.num_calls == len(tokens.checkpoints) == num_calls
+
+
+def test_times_are_split_and_models_opened_once() -> None:
+    compressor, tokens = open_compressor()
+    reports = []
+    for number in range(2):
+        messages = [user(f"{number} {LONG}"), reply("Fine."), user("Where is the kettle?")]
+        reports.append(compressor.compress(messages, ALWAYS, has_tools=False)[1])
+    for report in reports:
+        assert report is not None and min(report.load_ms, report.read_ms, report.select_ms) > 0
+        parts = report.load_ms + report.read_ms + report.select_ms
+        assert parts == pytest.approx(report.score_ms)
+    assert tokens.checkpoints == [None]
 
 
 def test_what_was_dropped_is_counted() -> None:

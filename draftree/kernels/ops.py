@@ -51,6 +51,23 @@ class KvState(LayerStore):
     centre: Array | None = None
 
 
+class HeadStore(Protocol):
+    """What attention layers ask and offer before positions enter: queries of a sequence's last rows
+    and keys of all. Passes over what `keep_heads` recorded fill it; the last one has enough rows.
+    """
+
+    def collect(self, first: int, num_rows: int) -> None:
+        """After a pass over so many rows from position first on."""
+        ...
+
+    def score(self, num_text: int, length: int) -> Array:
+        """Of a text and the question behind it, length tokens in all: a float32 for each CHUNK_LEN
+        tokens of the text (heads.py). Softmax over all that a query sees, the largest of all
+        layers, heads and queries, smoothed, the mean of each chunk, in shares of an even spread.
+        """
+        ...
+
+
 def narrow(handle: object, kind: type[_T]) -> _T:
     """The handle as what this device made it."""
     if not isinstance(handle, kind):
@@ -180,6 +197,11 @@ class Ops(Protocol):
         self, q: Heads | None, k: Heads, v: Array, cache: KvState, rope: Rope
     ) -> None:
         """Rotate heads: queries in place, keys on their way into the cache, with the values."""
+        ...
+
+    def new_heads(self) -> HeadStore: ...
+    def keep_heads(self, q: Heads, k: Heads, rope: Rope, store: HeadStore) -> None:
+        """As they are before they are rotated: the store's next layer."""
         ...
 
     def attention(

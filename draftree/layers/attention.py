@@ -60,17 +60,22 @@ class Attention:
         k, v = project(ops, x, self.key, self.value)
         ops.rope_and_store_kv(None, Heads(k, self.key_norm), v, cache, self.rope)
 
-    def __call__(
-        self, ops: Ops, x: MatmulInput, state: LayerStore, *, add_to: Array | None = None
-    ) -> Array:
-        cache, gates = narrow(state, KvState), [self.gate] if self.gate else []
+    def project_heads(self, ops: Ops, x: MatmulInput) -> tuple[Heads, Heads, Array, list[Array]]:
+        """Queries and keys before they are rotated, values, and the gate, where there is one."""
+        gates = [self.gate] if self.gate else []
         if self.bidirectional:  # keys and values of the context are projected alone, too
             q, *gate = project(ops, x, self.query, *gates)
             k, v = project(ops, x, self.key, self.value)
         else:
             q, k, v, *gate = project(ops, x, self.query, self.key, self.value, *gates)
-        heads = Heads(q, self.query_norm), Heads(k, self.key_norm)
-        ops.rope_and_store_kv(*heads, v, cache, self.rope)
-        out = ops.attention(q, cache, window=self.window, bidirectional=self.bidirectional)
+        return Heads(q, self.query_norm), Heads(k, self.key_norm), v, gate
+
+    def __call__(
+        self, ops: Ops, x: MatmulInput, state: LayerStore, *, add_to: Array | None = None
+    ) -> Array:
+        cache = narrow(state, KvState)
+        q, k, v, gate = self.project_heads(ops, x)
+        ops.rope_and_store_kv(q, k, v, cache, self.rope)
+        out = ops.attention(q.x, cache, window=self.window, bidirectional=self.bidirectional)
         gated = ops.sigmoid_mul(out, *gate) if gate else ops.matmul_input(out)
         return self.output(ops, gated, add_to=add_to)

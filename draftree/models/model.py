@@ -6,6 +6,7 @@ import numpy as np
 
 from draftree.kernels.ops import Array, Columns, LayerStore, Ops, Weight
 from draftree.kernels.quant.formats import QuantType
+from draftree.layers.attention import Attention
 from draftree.layers.block import Block
 
 
@@ -36,6 +37,10 @@ class Model:
     @property
     def num_layers(self) -> int:
         return len(self.blocks)
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        return tuple(i for i, b in enumerate(self.blocks) if isinstance(b.mixer, Attention))
 
     def new_state(self, ops: Ops) -> tuple[LayerStore, ...]:
         return tuple(block.mixer.new_state(ops) for block in self.blocks)

@@ -56,7 +56,10 @@ def _compression(usages: Sequence[Usage]) -> dict[str, Any] | None:
         "tokens_before": sum(each.tokens_before for each in found),
         "tokens_kept": sum(each.tokens_kept for each in found),
         "tokens_dropped": sum(each.tokens_dropped for each in found),
-        "score_ms": _round(sum(each.score_ms for each in found)),
+        **{
+            name: _round(sum(getattr(each, name) for each in found))
+            for name in ("score_ms", "load_ms", "read_ms", "select_ms")
+        },
     }
 
 

@@ -5,14 +5,18 @@ does not know about special tokens.
 """
 
 import gc
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import repeat
-from typing import Any
+from itertools import chain, repeat
+from typing import Any, Final
 
 from draftree.errors import TokenizerError
 from draftree.text.pretokenize import Pretokenizer
 from draftree.text.vocabulary import read_ids, read_strings
+
+_PIECE_LEN: Final = 16384  # characters of a long text that a thread encodes
+_LINE_END = re.compile(r"[!-~]\n(?=[!-~])")  # which no scheme's words reach over
 
 
 @cache
@@ -45,10 +49,9 @@ class ByteLevelBpe:
         )
 
     def encode(self, text: str, starts_text: bool) -> list[int]:
-        # Unlike `encode`, this lets other threads run meanwhile; a long text takes seconds.
-        (encoding,) = self._merger.encode_batch_fast([text], add_special_tokens=False)
-        ids: list[int] = encoding.ids
-        return ids
+        # Unlike `encode`, this lets other threads run meanwhile, and is itself run by several.
+        found = self._merger.encode_batch_fast(_cut_lines(text), add_special_tokens=False)
+        return list(chain.from_iterable(encoding.ids for encoding in found))
 
     def token_bytes(self, token_id: int) -> bytes:
         text = self.text_of(token_id)
@@ -64,6 +67,14 @@ class ByteLevelBpe:
     def find(self, text: str) -> int | None:
         token_id: int | None = self._merger.token_to_id(text)
         return token_id
+
+
+def _cut_lines(text: str) -> list[str]:
+    """Pieces whose tokens are those of the whole."""
+    cuts = [0]
+    while match := _LINE_END.search(text, cuts[-1] + _PIECE_LEN):
+        cuts.append(match.end())
+    return [text[start:end] for start, end in zip(cuts, [*cuts[1:], len(text)], strict=True)]
 
 
 def _build_model(metadata: Mapping[str, Any], whole_words_first: bool) -> Any:

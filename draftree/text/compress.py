@@ -6,9 +6,12 @@ shortened text. Knows no model: whoever has one scores the chunks.
 """
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Final, NamedTuple
+
+import numpy as np
 
 from draftree.text.template import plain_content
 from draftree.text.tokenizer import Tokenizer
@@ -83,18 +86,28 @@ def _find_question(text: str, is_eager: bool) -> tuple[int, int] | None:
     return (max(body_end - _MAX_QUESTION // 2, 0), body_end) if is_eager else None
 
 
+def token_places(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> np.ndarray:
+    """The character that each token begins at, and the end."""
+    raw = np.frombuffer(text.encode("utf-8", "replace"), np.uint8)
+    used, which = np.unique(np.asarray(ids, np.int64), return_inverse=True)
+    lengths = np.array([len(tokenizer.token_bytes(token)) for token in used.tolist()], np.int64)
+    ends = np.cumsum(lengths[which])
+    if tokenizer.prefixes_space and not text.startswith(" "):
+        ends -= 1
+    total = int(ends[-1]) if len(ends) else 0
+    if total > 0 and total != len(raw):  # an unusual spelling
+        ends = np.rint(ends * (len(raw) / total)).astype(np.int64)
+    places = np.concatenate(([0], np.clip(ends, 0, len(raw))))
+    if len(raw) != len(text):  # some characters have several bytes; one that was cut is not over
+        is_first = np.append((raw & 0xC0) != 0x80, True)
+        places = np.cumsum(is_first)[places] - 1
+    places[-1] = len(text)
+    return places
+
+
 def chunk_places(tokenizer: Tokenizer, text: str, ids: Sequence[int], chunk_len: int) -> list[int]:
     """The character that each chunk of tokens begins at, and the end."""
-    raw = text.encode("utf-8", "replace")
-    skipped = 1 if tokenizer.prefixes_space and not text.startswith(" ") else 0
-    ends, total = [], -skipped
-    for token in ids:
-        total += len(tokenizer.token_bytes(token))
-        ends.append(max(total, 0))
-    scale = len(raw) / total if total > 0 and total != len(raw) else 1.0  # an unusual spelling
-    starts = [0, *(ends[i - 1] for i in range(chunk_len, len(ids), chunk_len))]
-    lengths = [len(raw[: round(at * scale)].decode("utf-8", "ignore")) for at in starts]
-    return [*lengths, len(text)]
+    return [*token_places(tokenizer, text, ids)[:-1:chunk_len].tolist(), len(text)]
 
 
 def choose_chunks(
@@ -104,14 +117,12 @@ def choose_chunks(
     of the text, its question, and what the question names or repeats.
     """
     count = len(scores)
-    forced = [False] * count
-    first, last = min(_FIRST, count // 32 + 1), min(_LAST, count // 16 + 1)
-    forced[:first] = [True] * len(forced[:first])
-    forced[count - last :] = [True] * len(forced[count - last :])
+    head, tail = min(_FIRST, count // 32 + 1), min(_LAST, count // 16 + 1)
+    forced = [chunk < head or chunk >= count - tail for chunk in range(count)]
     for start, end in (asked.kept, *_named_places(text, asked)):
-        for chunk in range(count):
-            if start < places[chunk + 1] and places[chunk] < end:
-                forced[chunk] = True
+        first, behind = max(bisect_right(places, start) - 1, 0), bisect_left(places, end)
+        for chunk in range(first, min(behind, count)):
+            forced[chunk] = True
     free = [chunk for chunk in range(count) if not forced[chunk]]
     best = sorted(free, key=lambda chunk: -scores[chunk])[: ceil(share * count)]
     for chunk in best:
@@ -127,21 +138,42 @@ def _named_places(text: str, asked: LongText) -> list[tuple[int, int]]:
     sentence_starts = {match.group() for match in re.finditer(r"(?:(?<=[.!?]\s)|^)\w+", question)}
     places: list[tuple[int, int]] = []
     for name in quoted | (names - {start for start in sentence_starts if start.istitle()}):
-        pattern = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
-        if len(found := [match.span() for match in pattern.finditer(text)]) <= _MOST_NAMES:
-            places += found
-    words = [match.group().lower() for match in _WORD.finditer(question)]
-    phrases = {" ".join(words[i : i + 4]) for i in range(len(words) - 3)}
-    spots = [(match.group().lower(), *match.span()) for match in _WORD.finditer(text)]
-    copies: dict[str, list[tuple[int, int]]] = {}
-    for i in range(len(spots) - 3):
-        phrase = " ".join(spot[0] for spot in spots[i : i + 4])
-        if phrase in phrases:
-            copies.setdefault(phrase, []).append((spots[i][1], spots[i + 3][2]))
-    for found in copies.values():
+        places += _find_name(text, name)
+    for found in _find_copies(text, question).values():
         if len(found) <= _MOST_COPIES:
             places += [(max(start - _REACH, 0), end + _REACH) for start, end in found]
     return places
+
+
+def _find_name(text: str, name: str) -> list[tuple[int, int]]:
+    """As a word of its own; nowhere, where it is everywhere."""
+    found: list[tuple[int, int]] = []
+    start = text.find(name)
+    while start >= 0 and len(found) <= _MOST_NAMES:
+        end = start + len(name)
+        is_inside = _WORD.match(text, start - 1, start) if start else None
+        if is_inside or _WORD.match(text, end, end + 1):
+            end = start + 1
+        else:
+            found.append((start, end))
+        start = text.find(name, end)
+    return found if len(found) <= _MOST_NAMES else []
+
+
+def _find_copies(text: str, question: str) -> dict[str, list[tuple[int, int]]]:
+    """Where the text has four words in a row of the question."""
+    asked = [word.lower() for word in _WORD.findall(question)]
+    phrases, known = {" ".join(asked[i : i + 4]) for i in range(len(asked) - 3)}, set(asked)
+    words = [word.lower() for word in _WORD.findall(text)]
+    is_known = np.fromiter((word in known for word in words), bool, len(words))
+    in_row = is_known[:-3] & is_known[1:-2] & is_known[2:-1] & is_known[3:]
+    starts = {i: " ".join(words[i : i + 4]) for i in np.flatnonzero(in_row).tolist()}
+    starts = {i: phrase for i, phrase in starts.items() if phrase in phrases}
+    copies: dict[str, list[tuple[int, int]]] = {}
+    spans = [match.span() for match in _WORD.finditer(text)] if starts else []
+    for i, phrase in starts.items():
+        copies.setdefault(phrase, []).append((spans[i][0], spans[i + 3][1]))
+    return copies
 
 
 def _is_name(word: str) -> bool:
@@ -150,10 +182,10 @@ def _is_name(word: str) -> bool:
 
 
 def cut_text(
-    text: str, places: Sequence[int], is_kept: Sequence[bool], count: Callable[[str], int]
+    text: str, places: Sequence[int], is_kept: Sequence[bool], count: Callable[[int, int], int]
 ) -> tuple[str, int]:
     """The kept chunks, widened to whole lines, sentences or words, and the number of spans that
-    they make. count: tokens of a text, for the marks.
+    they make. count: tokens from a character to another, for the marks.
     """
     spans: list[list[int]] = []
     for chunk, kept in enumerate(is_kept):
@@ -178,8 +210,8 @@ def cut_text(
     return "".join(pieces), len(spans)
 
 
-def _mark(text: str, start: int, end: int, count: Callable[[str], int]) -> str:
-    words = f"[… {count(text[start:end]):,} tokens left out …]"
+def _mark(text: str, start: int, end: int, count: Callable[[int, int], int]) -> str:
+    words = f"[… {count(start, end):,} tokens left out …]"
     is_line = start == 0 or text[start - 1] == "\n"
     before = "" if is_line or text[start - 1].isspace() else " "
     after = "" if end == len(text) else "\n" if text[end - 1] == "\n" else " "

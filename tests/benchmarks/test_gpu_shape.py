@@ -83,6 +83,8 @@ def test_long_prompts_are_shortened_before_they_are_read(bench) -> None:
         found = gpu_shape.measure_compress(bench, scorer)["lengths"]["1600"]
         assert found["prompt_tokens"] < 0.5 * found["tokens_before"]
         assert found["first_s"]["median"] >= found["prepared_s"] >= found["score_s"] > 0
+        parts = [found[f"{name}_s"] for name in ("load", "read", "select")]
+        assert sum(parts) == pytest.approx(found["score_s"], abs=1e-3) and min(parts[1:]) > 0
     full = gpu_shape.measure_full(bench)["lengths"]["1600"]
     assert full["score_s"] == 0 and full["prompt_tokens"] > 1600
 

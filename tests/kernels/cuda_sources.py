@@ -13,6 +13,7 @@ from draftree.kernels.cuda.conv import conv_source
 from draftree.kernels.cuda.embed import embed_source
 from draftree.kernels.cuda.gated_delta import MOST_ROWS, block_cols, commit_source, delta_source
 from draftree.kernels.cuda.gated_delta_prefill import chunk_source, plan_pass
+from draftree.kernels.cuda.heads import heads_source
 from draftree.kernels.cuda.kv_cache import COMMIT_SOURCE, KvShape
 from draftree.kernels.cuda.layout import UnitFormat, band_tiles, unit_format
 from draftree.kernels.cuda.linear import plan_linear
@@ -97,7 +98,8 @@ def _attention_sources(gpu: Gpu) -> list[KernelSource]:
     ]
     plans = [plan_attention(shape, gpu, col_tiles=n) for shape in shapes for n in (1, 6)]
     sources = [source for plan in plans for source in (plan.source, plan.merge_source)]
-    return [COMMIT_SOURCE, *sources, *map(kv_expand_source, shapes), *map(rotary_source, shapes)]
+    sources += [COMMIT_SOURCE, heads_source(256)]
+    return [*sources, *map(kv_expand_source, shapes), *map(rotary_source, shapes)]
 
 
 def _delta_sources(gpu: Gpu) -> list[KernelSource]:

@@ -1,103 +1,57 @@
-"""Scores of a text's chunks: the arithmetic beside plain loops, on a tiny model's queries and
-keys.
-"""
+"""Texts of any length have a score for each of their chunks, window by window."""
 
 import numpy as np
-import pytest
 
+from draftree.kernels.heads import CHUNK_LEN
+from draftree.models.key_reader import KeyReader
 from draftree.models.load import load_model
-from draftree.prefill.score import (
-    CHUNK_LEN,
-    QUERY_LEN,
-    AttentionScorer,
-    KeyReader,
-    LayerHeads,
-    PooledKeyScorer,
-    score_attention,
-    score_pooled_keys,
-)
+from draftree.prefill.score import AttentionScorer
 from draftree.weights.file import open_checkpoint
 from tests.tiny import MAX_CTX, new_ops, tiny_path
 
-IDS = np.random.default_rng(3).integers(5, 400, 150).tolist()
+TEXT = np.random.default_rng(5).integers(5, 400, 301).tolist()
 QUESTION = np.random.default_rng(4).integers(5, 400, 12).tolist()
 
 
-def open_reader(name: str, chunk_len: int = 64, max_ctx: int = MAX_CTX) -> KeyReader:
+class RecordingReader(KeyReader):
+    """Remembers what it read."""
+
+    def read(self, ids) -> None:
+        self.windows = [*getattr(self, "windows", []), list(ids)]
+        super().read(ids)
+
+
+def open_scorer(max_ctx: int) -> tuple[AttentionScorer, RecordingReader]:
     ops = new_ops(exact=True)
-    model = load_model(open_checkpoint(tiny_path(name)), ops)
-    return KeyReader(model, ops, max_ctx, chunk_len)
+    model = load_model(open_checkpoint(tiny_path("llama")), ops)
+    reader = RecordingReader(model, ops, max_ctx, 64)
+    return AttentionScorer(reader, ops), reader
 
 
-def attention_reference(layers: list[LayerHeads], num_text: int) -> np.ndarray:
-    best = np.zeros((QUERY_LEN, num_text))
-    for queries, keys in layers:
-        length, group = len(keys), queries.shape[1] // keys.shape[1]
-        for row in range(QUERY_LEN):
-            seen = length - QUERY_LEN + row + 1
-            for head in range(queries.shape[1]):
-                own = keys[:seen, head // group].astype(np.float64)
-                logits = own @ queries[row, head] / np.sqrt(queries.shape[2])
-                weights = np.exp(logits - logits.max())
-                weights = (weights / weights.sum())[:num_text]
-                best[row] = np.maximum(best[row], weights)
-    mean = best.mean(axis=0)
-    smooth = [mean[max(i - 6, 0) : i + 7].mean() for i in range(num_text)]
-    starts = range(0, num_text, CHUNK_LEN)
-    return np.array([np.mean(smooth[i : i + CHUNK_LEN]) * num_text for i in starts])
-
-
-def pooled_reference(layers: list[LayerHeads], num_text: int) -> np.ndarray:
-    scores = np.zeros(-(-num_text // CHUNK_LEN))
-    for queries, keys in layers:
-        text = keys[:num_text].astype(np.float64)
-        text = text - text.mean(axis=0)
-        group = queries.shape[1] // keys.shape[1]
-        for chunk in range(len(scores)):
-            block = text[chunk // 2 * 64 : chunk // 2 * 64 + 64].mean(axis=0)
-            for row in range(QUERY_LEN):
-                cosines = [
-                    block[head // group]
-                    @ queries[row, head]
-                    / np.linalg.norm(block[head // group])
-                    / np.linalg.norm(queries[row, head])
-                    for head in range(queries.shape[1])
-                ]
-                scores[chunk] += max(cosines) / QUERY_LEN / len(layers)
-    return scores
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen3", "qwen35"])
-def test_scores_are_those_of_plain_loops(name: str) -> None:
-    layers = open_reader(name).read([*IDS, *QUESTION])
-    assert all(len(layer.keys) == len(IDS) + len(QUESTION) for layer in layers)
-    found, pooled = score_attention(layers, len(IDS)), score_pooled_keys(layers, len(IDS))
-    assert found.shape == pooled.shape == (5,)
-    assert np.allclose(found, attention_reference(layers, len(IDS)), rtol=1e-4)
-    assert np.allclose(pooled, pooled_reference(layers, len(IDS)), atol=1e-4)
-
-
-def test_keys_and_queries_do_not_depend_on_how_the_text_is_cut() -> None:
-    first, second = (open_reader("llama", chunk).read([*IDS, *QUESTION]) for chunk in (64, 17))
-    for one, other in zip(first, second, strict=True):
-        assert np.array_equal(one.keys, other.keys)
-        assert np.array_equal(one.queries, other.queries)
-
-
-def test_keys_are_those_before_rotation() -> None:
-    """The same token has the same key in the first layer wherever it stands, normed or not."""
-    for name in ("llama", "qwen3"):
-        keys = open_reader(name).read([7, 9, 11, 7, 9, *range(20, 40)])[0].keys
-        assert np.array_equal(keys[0], keys[3]) and np.array_equal(keys[1], keys[4])
-        assert not np.array_equal(keys[0], keys[1])
-
-
-@pytest.mark.parametrize("kind", [AttentionScorer, PooledKeyScorer])
-def test_long_texts_are_read_in_windows(kind: type) -> None:
-    reader = open_reader("llama", max_ctx=140)
-    text = np.random.default_rng(5).integers(5, 400, 301).tolist()
-    scores = kind(reader).score(text, QUESTION)
+def test_long_texts_are_read_in_windows_of_one_length() -> None:
+    scorer, reader = open_scorer(140 + 64)
+    scores = scorer.score(TEXT, QUESTION)
     assert scores.shape == (10,) and np.isfinite(scores).all()
-    assert np.array_equal(kind(reader).score(text, QUESTION), scores)
-    whole = kind(open_reader("llama")).score(text[:128], QUESTION)
-    assert np.array_equal(scores[:4], whole)
+    assert [window[:-12] for window in reader.windows] == [TEXT[:192], TEXT[128:]]
+    assert all(window[-12:] == QUESTION for window in reader.windows)
+    assert np.array_equal(scorer.score(TEXT, QUESTION), scores)
+    whole, _ = open_scorer(MAX_CTX)
+    assert np.array_equal(whole.score(TEXT[:192], QUESTION), scores[:6])
+    assert np.array_equal(whole.score(TEXT[128:], QUESTION)[2:], scores[6:])
+
+
+def test_the_last_window_is_as_long_as_the_others() -> None:
+    """But for the rest of a lead."""
+    scorer, reader = open_scorer(204)
+    text = np.random.default_rng(6).integers(5, 400, 193 + 128).tolist()
+    scores = scorer.score(text, QUESTION)
+    assert [len(window) - 12 for window in reader.windows] == [192, 192, 129]
+    lengths = [len(text[i : i + CHUNK_LEN]) for i in range(0, len(text), CHUNK_LEN)]
+    assert len(scores) == len(lengths)
+
+
+def test_of_a_long_question_the_end_is_read() -> None:
+    scorer, reader = open_scorer(MAX_CTX)
+    long = np.random.default_rng(7).integers(5, 400, 300).tolist()
+    scorer.score(TEXT[:100], long)
+    assert reader.windows == [[*TEXT[:100], *long[-256:]]]

@@ -5,9 +5,15 @@ import subprocess
 import sys
 from string import ascii_lowercase, digits
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from draftree.text import bpe
 from draftree.text.bpe import byte_of_character
+from draftree.text.pretokenize import PRETOKENIZERS
 from draftree.text.tokenizer import Tokenizer
-from tests.text.metadata import byte_metadata
+from tests.text.metadata import byte_metadata, scheme_metadata
 from tests.weights.gguf_bytes import ARRAY, STRING, GgufBytes, array, entry, string, text_entry
 
 LETTERS = ascii_lowercase + digits
@@ -74,3 +80,18 @@ def test_building_leaves_no_holes_in_the_memory_of_the_interpreter(tmp_path):
     run = subprocess.run(command, capture_output=True, check=True, text=True)
     before, after = map(int, re.findall(r"arenas allocated current += +(\d+)", run.stderr))
     assert after - before <= 2
+
+
+TEXTS = st.text(st.sampled_from("ab1' \n\r\t;.é\u0301日\u00a0\u2028\x1c"), max_size=60)
+
+
+@pytest.mark.parametrize("pre", {scheme: name for name, scheme in PRETOKENIZERS.items()}.values())
+@given(lines=st.lists(TEXTS, min_size=1, max_size=6))
+def test_long_texts_are_cut_where_no_token_reaches_over(pre, lines):
+    tokenizer = Tokenizer.from_metadata(scheme_metadata(pre))
+    text = "x\ny".join(lines)
+    whole = tokenizer.encode(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bpe, "_PIECE_LEN", 0)
+        assert len(bpe._cut_lines(text)) >= len(lines)
+        assert tokenizer.encode(text) == whole

@@ -13,6 +13,7 @@ from draftree.text.compress import (
     cut_text,
     find_long_texts,
     replace_content,
+    token_places,
 )
 from draftree.text.tokenizer import Tokenizer
 from tests.text.metadata import byte_metadata
@@ -22,6 +23,10 @@ LONG = "\n".join(f"Line {number} says nothing of note." for number in range(60))
 
 def count_words(text: str) -> int:
     return len(text.split())
+
+
+def count_between(start: int, end: int) -> int:
+    return end - start
 
 
 def message(role: str, content: Any, **more: Any) -> dict[str, Any]:
@@ -93,7 +98,7 @@ def test_what_was_found_stays_as_it_was_when_turns_follow() -> None:
 def test_marks_say_what_is_missing_and_spans_are_whole_lines() -> None:
     places = places_of(LONG)
     is_kept = [chunk in (0, 10, 11, 30) for chunk in range(len(places) - 1)]
-    text, num_spans = cut_text(LONG, places, is_kept, count_words)
+    text, num_spans = cut_text(LONG, places, is_kept, lambda a, b: count_words(LONG[a:b]))
     assert num_spans == 3
     lines = text.split("\n")
     marks = [line for line in lines if line.startswith("[…")]
@@ -110,19 +115,19 @@ def test_marks_say_what_is_missing_and_spans_are_whole_lines() -> None:
 def test_long_lines_are_cut_at_sentences_and_words() -> None:
     words = " ".join(f"word{number}" for number in range(400))
     is_kept = [chunk in (9, 40) for chunk in range(len(places_of(words)) - 1)]
-    text, _ = cut_text(words, places_of(words), is_kept, count_words)
+    text, _ = cut_text(words, places_of(words), is_kept, count_between)
     bare = re.sub(r"\[… [\d,]+ tokens left out …\]", " ", text)
     assert set(bare.split()) < set(words.split())
     prose = "One sentence is here. " * 100
     is_kept = [chunk == 20 for chunk in range(len(places_of(prose)) - 1)]
-    text, _ = cut_text(prose, places_of(prose), is_kept, count_words)
+    text, _ = cut_text(prose, places_of(prose), is_kept, count_between)
     (inside,) = re.findall(r"\] (.*?) \[", text)
     assert re.fullmatch(r"(One sentence is here\. ?)+", inside)
 
 
 def test_nothing_is_dropped_that_is_hardly_longer_than_its_mark() -> None:
     is_kept = [chunk != 5 for chunk in range(len(places_of(LONG)) - 1)]
-    assert cut_text(LONG, places_of(LONG), is_kept, count_words) == (LONG, 1)
+    assert cut_text(LONG, places_of(LONG), is_kept, count_between) == (LONG, 1)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +149,7 @@ def test_what_the_question_names_is_kept_whatever_its_score(question: str, line:
     scores = [0.0] * (len(places) - 1)
     for asked, is_there in ((question, True), ("what else is there to see?", False)):
         is_kept = choose_chunks(scores, 0.0, places, text, LongText(0, text, asked))
-        assert (line in cut_text(text, places, is_kept, count_words)[0]) is is_there
+        assert (line in cut_text(text, places, is_kept, count_between)[0]) is is_there
 
 
 def test_ends_question_and_the_best_chunks_are_kept() -> None:
@@ -158,6 +163,19 @@ def test_ends_question_and_the_best_chunks_are_kept() -> None:
     assert found == sorted([*range(8), *best, 500, 501, *range(1000, 1024)])
 
 
+def test_names_are_words_of_their_own_and_not_everywhere() -> None:
+    lines = [f"{i}: old_rate_x xrate and so on, to fill the line" for i in range(60)]
+    lines[20] += " (rate)"
+    lines[40] += " rate_2"
+    text = "\n".join(lines)
+    places = places_of(text)
+    asked = LongText(0, text, "Where are `rate` and `rate_2` and `line`?")
+    is_kept = choose_chunks([0.0] * (len(places) - 1), 0.0, places, text, asked)
+    found = cut_text(text, places, is_kept, count_between)[0]
+    assert lines[20] in found and lines[40] in found, "both names"
+    assert lines[10] not in found and lines[30] not in found, "parts of words, and a usual word"
+
+
 def test_places_are_characters_also_where_they_have_several_bytes() -> None:
     tokenizer = Tokenizer.from_metadata(byte_metadata())
     text = "naïve €uro: 日本語 " * 20
@@ -167,3 +185,14 @@ def test_places_are_characters_also_where_they_have_several_bytes() -> None:
     for chunk, (start, end) in enumerate(pairwise(places)):
         piece = tokenizer.decode(ids[32 * chunk : 32 * chunk + 32]).strip("\ufffd")
         assert piece in text[start : end + 1]
+
+
+def test_every_token_has_its_place() -> None:
+    tokenizer = Tokenizer.from_metadata(byte_metadata(merges=("a b", "Ã ¯")))
+    text = "naïve ab €uro: 日本語 ab" * 3
+    ids = tokenizer.encode(text, add_special=False, parse_special=False)
+    places, raw = token_places(tokenizer, text, ids), text.encode()
+    ends = [sum(len(tokenizer.token_bytes(token)) for token in ids[:i]) for i in range(len(ids))]
+    expected = [len(raw[:end].decode("utf-8", "ignore")) for end in ends]
+    assert places.tolist() == [*expected, len(text)] and len(ids) < len(raw)
+    assert token_places(tokenizer, "plain", tokenizer.encode("plain")).tolist() == list(range(6))

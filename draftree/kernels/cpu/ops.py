@@ -15,6 +15,7 @@ from draftree.kernels.cpu.block_conv import record_block_conv
 from draftree.kernels.cpu.conv import ConvState
 from draftree.kernels.cpu.embed import record_embed
 from draftree.kernels.cpu.gated_delta import DeltaState
+from draftree.kernels.cpu.heads import CpuHeads
 from draftree.kernels.cpu.kv_cache import KvCache
 from draftree.kernels.cpu.kv_round import record_kv_round, record_shift
 from draftree.kernels.cpu.linear import record_linear
@@ -25,7 +26,16 @@ from draftree.kernels.cpu.quantize import QuantizedRows, quantized_bytes, record
 from draftree.kernels.cpu.rope import record_rope
 from draftree.kernels.cpu.thread_pool import ThreadPool
 from draftree.kernels.cpu.workspace import Workspace, new_floats
-from draftree.kernels.ops import Columns, Heads, HeldArray, LayerStore, MatmulInput, Rope, narrow
+from draftree.kernels.ops import (
+    Columns,
+    Heads,
+    HeadStore,
+    HeldArray,
+    LayerStore,
+    MatmulInput,
+    Rope,
+    narrow,
+)
 from draftree.kernels.quant.formats import QuantType
 from draftree.kernels.quant.kv_centre import mean_key
 from draftree.kernels.quant.kv_format import KvFormat
@@ -208,6 +218,15 @@ class CpuOps:
             if centre is not None:
                 record_shift(*recorded, x, centre, 1)
         attend.record_kv_write(*recorded, k.x, v, own)
+
+    def new_heads(self) -> CpuHeads:
+        return CpuHeads(self.max_ctx)
+
+    def keep_heads(self, q: Heads, k: Heads, rope: Rope, store: HeadStore) -> None:
+        copies = [Heads(self.new_rows(heads.x.shape[1]), heads.norm) for heads in (q, k)]
+        for heads, copy in zip((q, k), copies, strict=True):
+            self.copy_columns(heads.x, Columns(copy.x, 0))
+        narrow(store, CpuHeads).add_layer(copies[0], copies[1], rope.head_dim)
 
     def attention(
         self, q: np.ndarray, cache: ops.KvState, *, window: int = 0, bidirectional: bool = False

@@ -21,6 +21,7 @@ from draftree.kernels.cuda.copies import DeviceCopies
 from draftree.kernels.cuda.embed import embed
 from draftree.kernels.cuda.gated_delta import CudaDelta, DeltaArena, delta_commit, gated_delta
 from draftree.kernels.cuda.gated_delta_prefill import gated_delta_prefill
+from draftree.kernels.cuda.heads import CudaHeads
 from draftree.kernels.cuda.kv_cache import CudaKv, KeyAngles, KvArena, key_angles, kv_commit
 from draftree.kernels.cuda.kv_centre import measure_centre
 from draftree.kernels.cuda.layout import PackedMatrix, stacked_format
@@ -32,7 +33,16 @@ from draftree.kernels.cuda.rotary import RopeArgs, rope_and_store_kv, rope_table
 from draftree.kernels.cuda.rows import block_conv, copy_columns, norm_rows
 from draftree.kernels.cuda.scratch import CudaMatmulInput, Scratch
 from draftree.kernels.cuda.store import LazyMatrix, WeightStore
-from draftree.kernels.ops import Columns, Heads, HeldArray, LayerStore, MatmulInput, Rope, narrow
+from draftree.kernels.ops import (
+    Columns,
+    Heads,
+    HeadStore,
+    HeldArray,
+    LayerStore,
+    MatmulInput,
+    Rope,
+    narrow,
+)
 from draftree.kernels.quant.formats import QuantType
 from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, KvFormat
 
@@ -204,6 +214,13 @@ class CudaOps:
             args = rope.interleaved, rope.head_dim, self.step.max_tokens, num_heads
             self._angles = key_angles(rope.table, *args)
         return self._angles
+
+    def new_heads(self) -> CudaHeads:
+        return CudaHeads(self.max_ctx, self.gpu)
+
+    def keep_heads(self, q: Heads, k: Heads, rope: Rope, store: HeadStore) -> None:
+        layer = narrow(store, CudaHeads).add_layer(_rope_args(q, rope), _rope_args(k, rope))
+        self._recording.add(lambda n: layer.keep(n, self.step, self.gpu))
 
     def attention(
         self, q: torch.Tensor, cache: ops.KvState, *, window: int = 0, bidirectional: bool = False
