@@ -22,7 +22,8 @@ _SPAN, _FOLD_WAVES = 4, 3  # as in source/attention_plan.cu
 _MERGED_SPANS = 32  # between two meetings, as in source/attention_merge.cu
 _MOST_COL_TILES = 6  # groups of 8 columns that a block works on
 _FEW_COL_TILES = 1  # where one row is all there is: more blocks fit beside each other
-_MOST_STAGES = 4  # tiles of keys, and as many of values
+_MOST_STAGES, _FEW_STAGES = 4, 3  # tiles of keys, and as many of values
+_FEW_SUMS = 384  # dimensions times groups of columns, where two blocks fit a multiprocessor
 _RESERVED_SHARED = 5120  # what a block needs beside its stages, and the driver's own
 _FEW_ROWS, _LONG_CTX = 8, 16384
 _SLICE_ROWS = 32  # of one launch: bounds the workspace
@@ -122,12 +123,17 @@ def plan_attention(
     if segment_len % _TILES[0]:
         raise ValueError(f"segments of {segment_len} positions are not whole tiles of {_TILES[0]}")
     for tile_len in _TILES:  # the same for any number of columns
-        widest = AttentionPlan(shape, dim, _MOST_COL_TILES, 2, 1, gpu.num_sms, segment_len, tile_len)
-        if widest.shared_bytes > gpu.shared_per_block - _RESERVED_SHARED:
+        plan = AttentionPlan(shape, dim, _MOST_COL_TILES, 2, 1, 0, segment_len, tile_len)
+        if plan.shared_bytes > gpu.shared_per_block - _RESERVED_SHARED:
             continue
-        plan = replace(widest, col_tiles=col_tiles, num_stages=0)
-        room = gpu.shared_per_block - _RESERVED_SHARED - plan.shared_bytes
-        return replace(plan, num_stages=min(_MOST_STAGES, room // plan.stage_bytes))
+        plan = replace(plan, col_tiles=col_tiles, num_stages=0)
+        # Sums of many columns and dimensions fill the registers of a multiprocessor.
+        for blocks in (2, 1) if dim * col_tiles <= _FEW_SUMS else (1,):
+            room = min(gpu.shared_per_block, gpu.shared_per_sm // blocks - 1024) - _RESERVED_SHARED
+            stages = min(_MOST_STAGES, (room - plan.shared_bytes) // plan.stage_bytes)
+            if blocks == 1 or stages >= _FEW_STAGES:
+                num_blocks = blocks * gpu.num_sms
+                return replace(plan, num_stages=stages, blocks_an_sm=blocks, num_blocks=num_blocks)
     raise ValueError(f"heads of {head_dim} dimensions need more shared memory than the GPU has")
 
 
