@@ -287,5 +287,5 @@ def test_shared_memory_is_enough(head_dim: int, shared: int) -> None:
     for name, keys in KEY_FORMATS.items():
         shape, gpu = KvShape(4, head_dim, keys, VALUE_FORMATS[name]), Gpu(0, 90, 9, 10**6, shared)
         plans = [plan_attention(shape, gpu, col_tiles=n) for n in (1, 6)]
-        assert all(plan.num_stages >= 2 and plan.shared_bytes + 5120 <= shared for plan in plans)
+        assert all(plan.num_stages >= 2 and plan.shared_bytes + 6144 <= shared for plan in plans)
         assert len({plan.tile_len for plan in plans}) == 1

@@ -23,8 +23,9 @@ _MERGED_SPANS = 32  # between two meetings, as in source/attention_merge.cu
 _MOST_COL_TILES = 6  # groups of 8 columns that a block works on
 _FEW_COL_TILES = 1  # where one row is all there is: more blocks fit beside each other
 _MOST_STAGES, _FEW_STAGES = 4, 3  # tiles of keys, and as many of values
+_HELD_SUMS = 256 * 8 * 6  # of an item, that fit in registers
 _FEW_SUMS = 384  # dimensions times groups of columns, where two blocks fit a multiprocessor
-_RESERVED_SHARED = 5120  # what a block needs beside its stages, and the driver's own
+_RESERVED_SHARED = 6144  # what a block needs beside its stages, and the driver's own
 _FEW_ROWS, _LONG_CTX = 8, 16384
 _SLICE_ROWS = 32  # of one launch: bounds the workspace
 
@@ -58,7 +59,9 @@ class AttentionPlan:
         formats = self.shape.keys, self.shape.values
         num_decoded = sum(form.code != KvCode.HALF for form in formats)
         decoded = num_decoded * self.tile_len * self.dim * 2
-        return self.num_stages * self.stage_bytes + weights + decoded
+        num_sums = self.dim * 8 * self.col_tiles
+        sums = 4 * num_sums if num_sums > _HELD_SUMS else 0
+        return self.num_stages * self.stage_bytes + weights + decoded + sums
 
     @property
     def source(self) -> KernelSource:

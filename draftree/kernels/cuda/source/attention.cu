@@ -14,6 +14,16 @@ DEV void clear(Sums v) {
     for (int n = 0; n < COL_TILES; n++) v[m][n][0] = v[m][n][1] = v[m][n][2] = v[m][n][3] = 0.0f;
 }
 
+// Sums of an item: in registers, or, where those are too few, in shared memory, which each thread has its own part of.
+constexpr int STATE_BYTES = OUT_TILES * COL_TILES > 24 ? OUT_TILES * COL_TILES * ROLE_THREADS * 16 : 0;
+
+struct State {
+  float4 held[STATE_BYTES ? 1 : OUT_TILES][STATE_BYTES ? 1 : COL_TILES];
+  float4* kept;
+
+  DEV_MEMBER float4& at(int m, int n) { return STATE_BYTES ? kept[(m * COL_TILES + n) * ROLE_THREADS] : held[m][n]; }
+};
+
 // What a warp that adds has: sums of its dimensions for all columns, of the segment and of the item.
 struct Adder {
   const Pass& pass;
@@ -23,12 +33,18 @@ struct Adder {
   u8* weights;
   Feeder<true>& feeder;
   int slot;
-  Sums acc, state;
+  State state;
+  Sums acc;
 
   DEV_MEMBER static int first_tile() { return threadIdx.x / 32 % 4 * OUT_TILES; }
 
   DEV_MEMBER void begin() { arrive_some(EMPTY, THREADS), arrive_some(EMPTY + 1, THREADS); }
-  DEV_MEMBER void begin_item(const Item& item) { clear(state); }
+  DEV_MEMBER void begin_item(const Item& item) {
+#pragma unroll
+    for (int m = 0; m < OUT_TILES; m++)
+#pragma unroll
+      for (int n = 0; n < COL_TILES; n++) state.at(m, n) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
   DEV_MEMBER void begin_segment() { clear(acc); }
 
   DEV_MEMBER void attend(int base, int limit, u32 mask) {
@@ -74,10 +90,13 @@ struct Adder {
       if (mask >> n & 1) {
         const float4 by = *reinterpret_cast<const float4*>(board.slots[slot].factors + n * 8 + threadIdx.x % 4 * 2);
 #pragma unroll
-        for (int m = 0; m < OUT_TILES; m++)
-#pragma unroll
-          for (int i = 0; i < 4; i++)
-            state[m][n][i] = __fmaf_rn(acc[m][n][i], i & 1 ? by.w : by.y, __fmul_rn(state[m][n][i], i & 1 ? by.z : by.x));
+        for (int m = 0; m < OUT_TILES; m++) {
+          const float4 old = state.at(m, n);
+          const float* more = acc[m][n];
+          state.at(m, n) = make_float4(
+              __fmaf_rn(more[0], by.y, __fmul_rn(old.x, by.x)), __fmaf_rn(more[1], by.w, __fmul_rn(old.y, by.z)),
+              __fmaf_rn(more[2], by.y, __fmul_rn(old.z, by.x)), __fmaf_rn(more[3], by.w, __fmul_rn(old.w, by.z)));
+        }
       }
     arrive_some(EMPTY + slot, THREADS);
     slot ^= 1;
@@ -93,7 +112,10 @@ struct Adder {
         if (entry < 0) continue;
         float* to = pass.partial + static_cast<u64>(entry) * DIM + first_tile() * 16 + lane / 4;
 #pragma unroll
-        for (int m = 0; m < OUT_TILES; m++) to[m * 16] = state[m][n][j], to[m * 16 + 8] = state[m][n][j + 2];
+        for (int m = 0; m < OUT_TILES; m++) {
+          const float4 found = state.at(m, n);
+          to[m * 16] = j ? found.y : found.x, to[m * 16 + 8] = j ? found.w : found.z;
+        }
       }
   }
 
@@ -158,6 +180,7 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
     Feeder<true> feeder = {pass, plan, shape, values, value_halves, first};
     feeder.begin();
     Adder adder = {pass, plan, shape, board, weights, feeder};
+    adder.state.kept = reinterpret_cast<float4*>(value_halves + (VALUE_CODE == HALF ? 0 : TILE * DIM * 2)) + feeder.thread();
     adder.begin();
     work(plan, shape, positions, board.items[1], adder);
   }

@@ -10,7 +10,7 @@ constexpr int OUT_TILES = DIM / 64;                              // tiles of 16 
 constexpr u32 ALL = (1u << COL_TILES) - 1;                       // groups of 8 columns
 constexpr int FULL = 3, EMPTY = 5, SAME_COLS = 7;                // barriers: of two slots, of two groups of warps
 constexpr int WEIGHT_BYTES = MOST_COLS * TILE * 2;
-static_assert(OUT_TILES > 0 && COL_TILES <= 16 && (COL_TILES == 1 || COL_TILES % 2 == 0), "four warps share the dimensions");
+static_assert(OUT_TILES > 0 && COL_TILES <= 16, "four warps share the dimensions");
 
 struct Slot {  // what those that score tell those that add, beside the weights
   float shrink[MOST_COLS];    // what older sums of the segment are multiplied with
