@@ -128,7 +128,7 @@ DEV void work(const Plan& plan, const Shape& shape, const int* positions, Item& 
 #pragma unroll 1
   for (int index = blockIdx.x; index < plan.num_items; index += gridDim.x) {
     role.feeder.meet();  // all are done with the item before
-    if (role.feeder.thread() == 0) item = item_at(plan, shape, index);
+    if (role.feeder.thread() == 0 && index != blockIdx.x) item = item_at(plan, shape, index);
     role.feeder.meet();
     const u32 mask = (1u << item.num_cols / 8) - 1;
     role.begin_item(item);
@@ -173,12 +173,12 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
   u8 *key_halves = weights + 2 * WEIGHT_BYTES, *value_halves = key_halves + (KEY_CODE == HALF ? 0 : TILE * DIM * 2);
   if (threadIdx.x < ROLE_THREADS) {
     Feeder<false> feeder = {pass, plan, shape, shared, key_halves, first};
-    feeder.begin();
+    feeder.begin(board.items[0]);
     Scorer scorer = {pass, plan, shape, board, weights, feeder};
     work(plan, shape, positions, board.items[0], scorer);
   } else {
     Feeder<true> feeder = {pass, plan, shape, values, value_halves, first};
-    feeder.begin();
+    feeder.begin(board.items[1]);
     Adder adder = {pass, plan, shape, board, weights, feeder};
     adder.state.kept = reinterpret_cast<float4*>(value_halves + (VALUE_CODE == HALF ? 0 : TILE * DIM * 2)) + feeder.thread();
     adder.begin();

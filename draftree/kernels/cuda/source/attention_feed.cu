@@ -39,8 +39,9 @@ struct Feeder {
   DEV_MEMBER static int thread() { return threadIdx.x % ROLE_THREADS; }
   DEV_MEMBER static void meet() { meet_some(IS_VALUE ? ADDING : SCORING, ROLE_THREADS); }
 
-  DEV_MEMBER void begin() {
+  DEV_MEMBER void begin(Item& first) {
     begin_item();
+    if (thread() == 0) first = item;
     seek();
     find_page();
 #pragma unroll 1
