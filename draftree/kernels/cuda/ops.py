@@ -33,16 +33,7 @@ from draftree.kernels.cuda.rotary import RopeArgs, rope_and_store_kv, rope_table
 from draftree.kernels.cuda.rows import block_conv, copy_columns, norm_rows
 from draftree.kernels.cuda.scratch import CudaMatmulInput, Scratch
 from draftree.kernels.cuda.store import LazyMatrix, WeightStore
-from draftree.kernels.ops import (
-    Columns,
-    Heads,
-    HeadStore,
-    HeldArray,
-    LayerStore,
-    MatmulInput,
-    Rope,
-    narrow,
-)
+from draftree.kernels.ops import Columns, Heads, LayerStore, MatmulInput, Rope, narrow
 from draftree.kernels.quant.formats import QuantType
 from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, KvFormat
 
@@ -218,7 +209,7 @@ class CudaOps:
     def new_heads(self) -> CudaHeads:
         return CudaHeads(self.max_ctx, self.gpu)
 
-    def keep_heads(self, q: Heads, k: Heads, rope: Rope, store: HeadStore) -> None:
+    def keep_heads(self, q: Heads, k: Heads, rope: Rope, store: ops.HeadStore) -> None:
         layer = narrow(store, CudaHeads).add_layer(_rope_args(q, rope), _rope_args(k, rope))
         self._recording.add(lambda n: layer.keep(n, self.step, self.gpu))
 
@@ -327,7 +318,7 @@ class CudaOps:
         for kind in dict.fromkeys(type(store) for store in stores):
             self._recording.add(launches[kind])
 
-    def snapshot(self, store: LayerStore, start: int, end: int) -> tuple[HeldArray, ...]:
+    def snapshot(self, store: LayerStore, start: int, end: int) -> tuple[ops.HeldArray, ...]:
         if isinstance(store, CudaKv):  # which is worth less: keys and values are mostly at hand
             keep = partial(self._copies.keep, moves_others=False)
             return tuple(map(keep, store.rows(start, end)))
@@ -336,7 +327,7 @@ class CudaOps:
     def restore(
         self,
         store: LayerStore,
-        parts: tuple[HeldArray, ...],
+        parts: tuple[ops.HeldArray, ...],
         start: int = 0,
         end: int = 0,
         first: int = 0,
