@@ -10,7 +10,8 @@
 // OWN_ROW: there is one token, and each block makes all of its activations itself (row_op.cu), in shared memory behind the
 // ring. Else prepare_kernel has made tiles of them.
 constexpr int STAGE_BYTES = STEP_BYTES + (OWN_ROW ? 0 : TOKEN_TILES * X_BLOCKS * X_TILE_BYTES);
-constexpr int SLOT = NUM_WARPS * TOKEN_TILES * 32;  // vectors that a block leaves of a band: [strip][tile][lane]
+constexpr int THREADS = NUM_WARPS * 32;
+constexpr int SLOT = NUM_STRIPS * TOKEN_TILES * 32;  // vectors that a block leaves of a band: [strip][tile][lane]
 constexpr int LAST_AHEAD = TOKEN_TILES > 4 ? 1 : 3;  // parts of the last band on their way beside the first
 
 // How warps of a block tell each other how far they are: counted around, from 0 to `last`. (The compiler would wrap the
@@ -87,8 +88,8 @@ DEV u32 find_last_parts(u32* arrived, u32 num_parts, u32* num_stored) {
   if (__shfl_sync(~0u, before, 0) != NUM_WARPS - 1) return 0;
   __threadfence_block();
   __syncwarp();
-  if (lane < NUM_WARPS) before = count_globally(arrived + lane);
-  return __ballot_sync(~0u, lane < NUM_WARPS && before + 1 == num_parts);
+  if (lane < NUM_STRIPS) before = count_globally(arrived + lane);
+  return __ballot_sync(~0u, lane < NUM_STRIPS && before + 1 == num_parts);
 }
 
 // Sums the parts of a strip in the order of the columns; AHEAD of them are on their way beside the first.
@@ -117,9 +118,9 @@ DEV void add_parts(const Problem& p, const Sharers& by, u32 strip, float4* v) {
 // Ends a strip of a band, all parts of which are there.
 template <int AHEAD>
 DEV void finish_strip(const Problem& p, u32 band, u32 strip, const Sharers& by, int live, const float* token_scale) {
-  if (by.head != by.tail && threadIdx.x % 32 == 0) p.arrived[band * NUM_WARPS + strip] = 0;
+  if (by.head != by.tail && threadIdx.x % 32 == 0) p.arrived[band * NUM_STRIPS + strip] = 0;
   // Of each vector, two tokens of a row, then those of the row eight further.
-  const int row = (band * NUM_WARPS + strip) * 16 + threadIdx.x % 32 / 4, first_token = threadIdx.x % 4 * 2;
+  const int row = (band * NUM_STRIPS + strip) * 16 + threadIdx.x % 32 / 4, first_token = threadIdx.x % 4 * 2;
   float *even = p.out + static_cast<u64>(p.first_token + first_token) * p.out_stride + row, *odd = even + p.out_stride;
   const bool has_row[2] = {row < p.num_rows, row + 8 < p.num_rows};
   float old[TOKEN_TILES][4], bias[2], factor[2];
@@ -213,7 +214,7 @@ DEV void make_row(const RowSource& source, const int* live_count, int padded_col
 #define X_OF_TILES x, x_tiles
 #endif
 
-KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
     linear_kernel(const u8* weights, const float* row_scale, float* out, const float* bias, float4* partial, u32* arrived,
                   const int* live_count, int num_tokens, int first_token, int num_rows, int num_bands, int num_chunks,
                   int out_stride, int add_to_out, INPUT) {
@@ -260,7 +261,7 @@ KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
   }
   if (threadIdx.x == 0) live = min(num_tokens, (live_count ? *live_count : first_token + num_tokens) - first_token);
   __syncthreads();
-  const u32 magic = shared_magic, warp = threadIdx.x / 32;
+  const u32 magic = shared_magic, strip = threadIdx.x / 32 * OWN_STRIPS;  // the first that this warp ends
   u32 band = first_band, left = (first_band + 1) * num_chunks - begin, turn = 0, parity = 0;
   float acc[STRIPS][TOKEN_TILES][4] = {};
   for (u32 i = 0; i < count; i++) {
@@ -285,11 +286,11 @@ KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
     });
     if (BULK && before == NUM_WARPS - 1) feeder.refill(i, band);  // the last one
     if (--left == 0 && i + 1 < count) {
-      store_sums(acc, room, strip_of(p, blockIdx.x * 2 + (band != first_band), warp));
+      store_sums(acc, room, strip_of(p, blockIdx.x * 2 + (band != first_band), strip));
       Sharers by = sharers[0];
       if (band != first_band) by = {blockIdx.x, blockIdx.x, blockIdx.x * 2 + 1};
-      u32 strips = 1u << warp;
-      if (by.head != by.tail) strips = find_last_parts(arrived + band * NUM_WARPS, by.tail - by.head + 1, &num_stored);
+      u32 strips = ((1u << OWN_STRIPS) - 1) << strip;
+      if (by.head != by.tail) strips = find_last_parts(arrived + band * NUM_STRIPS, by.tail - by.head + 1, &num_stored);
       for (; strips; strips &= strips - 1) finish_strip<1>(p, band, __ffs(strips) - 1, by, live, scales);
       band++, left = num_chunks;
 #pragma unroll
@@ -306,8 +307,9 @@ KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
 #endif
     if (++turn == STAGES) turn = 0, parity ^= 1;
   }
-  store_sums(acc, room, strip_of(p, blockIdx.x * 2 + (band != first_band), warp));
+  store_sums(acc, room, strip_of(p, blockIdx.x * 2 + (band != first_band), strip));
   const Sharers by = sharers[1];
-  if (by.head == by.tail || is_last_part(arrived + band * NUM_WARPS + warp, by.tail - by.head + 1))
-    finish_strip<LAST_AHEAD>(p, band, warp, by, live, scales);
+  for (u32 s = strip; s < strip + OWN_STRIPS; s++)
+    if (by.head == by.tail || is_last_part(arrived + band * NUM_STRIPS + s, by.tail - by.head + 1))
+      finish_strip<LAST_AHEAD>(p, band, s, by, live, scales);
 }

@@ -1,6 +1,8 @@
 // A step with activations as 16-bit floats. A warp has two strips of 16 rows and one half of the columns; at the end of a
 // band it swaps a strip with the warp that has the other half.
-constexpr int STRIPS = 2;
+constexpr int STRIPS = 2, OWN_STRIPS = 1;  // in a step, at the end of a band
+constexpr int NUM_WARPS = NUM_STRIPS;
+constexpr int BLOCKS_AN_SM = 16 / NUM_WARPS;
 constexpr int X_TILE_BYTES = 2048 + 128;  // 128 columns of 8 tokens, and sums of 32 columns in two parts
 constexpr float RESULT_UNIT = OPERAND_UNIT;
 constexpr bool HAS_TOKEN_SCALE = true;

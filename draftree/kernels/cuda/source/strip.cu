@@ -3,8 +3,7 @@
 #define OWN_ROW 0
 #endif
 constexpr int BAND_ROWS = BAND * ROWS;
-constexpr int NUM_WARPS = BAND_ROWS / 16;
-constexpr int THREADS = NUM_WARPS * 32;
+constexpr int NUM_STRIPS = BAND_ROWS / 16;
 constexpr int X_BLOCKS = COLS / 128;
 constexpr int STEP_BYTES = BAND * UNIT_BYTES;
 static_assert(!OWN_ROW || TOKEN_TILES == 1, "a row is one token");
