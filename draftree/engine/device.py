@@ -167,6 +167,7 @@ class CudaDevice(Device):
             max_ctx=self._plan.max_ctx,
             ring_len=ring_len,
             is_persistent=self._plan.is_persistent,
+            allow_int8=self._plan.activations == "int8",
             **formats,
         )
 

@@ -7,6 +7,7 @@ of a matrix are given to blocks.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -135,12 +136,20 @@ class Activations:
     """Prepared activations of up to 8 * num_tiles tokens, as 16-bit floats or as bytes."""
 
     halves: torch.Tensor  # uint8 [padded_cols / 128, num_tiles, 2176 or 1184], see source/halves.cu
-    token_scale: torch.Tensor  # float32 [8 * num_tiles], powers of two; bytes have scales beside them
+    token_scale: (
+        torch.Tensor
+    )  # float32 [8 * num_tiles], powers of two; bytes have scales beside them
     num_cols: int
 
     @property
     def is_int8(self) -> bool:
         return self.halves.shape[2] == INT8_TILE_BYTES
+
+    def as_int8(self) -> "Activations":
+        """The same memory for bytes."""
+        shape = *self.halves.shape[:2], INT8_TILE_BYTES
+        halves = self.halves.flatten()[: prod(shape)].view(shape)
+        return Activations(halves, self.token_scale, self.num_cols)
 
     @property
     def num_tiles(self) -> int:

@@ -209,8 +209,7 @@ def linear(
     _check_out(matrix, out)
     if x.num_cols != matrix.num_cols or num_tokens > 8 * x.num_tiles:
         raise ValueError(f"{x.num_tiles} tiles of {x.num_cols} columns do not fit the product")
-    if x.is_int8 and matrix.format.qtype not in INT8_FORMATS:
-        raise ValueError(f"{matrix.format.qtype.name} weights need activations of 16 bits")
+    _check_form(matrix, is_int8=x.is_int8)
     plan = plan or plan_linear(matrix.format, num_tokens, gpu, is_int8=x.is_int8)
     _check_workspace(plan, workspace, gpu)
     kernel = load_kernel(plan.source, gpu)
@@ -241,6 +240,7 @@ def linear_row(
 ) -> torch.Tensor:
     """The same for one row, which each block makes from `source` itself (can_own_row)."""
     _check_out(matrix, out)
+    _check_form(matrix, is_int8=is_int8)
     source.check(matrix.num_cols)
     plan = plan_own_row(matrix, source, gpu, is_int8=is_int8)
     if source.num_rows != 1 or len(out) != 1:
@@ -281,6 +281,11 @@ def _check_out(matrix: PackedMatrix, out: torch.Tensor) -> None:
         raise ValueError(
             f"expected float32 rows of {matrix.num_rows}, not {out.dtype} {tuple(out.shape)}"
         )
+
+
+def _check_form(matrix: PackedMatrix, *, is_int8: bool) -> None:
+    if is_int8 and matrix.format.qtype not in INT8_FORMATS:
+        raise ValueError(f"{matrix.format.qtype.name} weights need activations of 16 bits")
 
 
 def _check_workspace(plan: LinearPlan, workspace: Workspace, gpu: Gpu) -> None:
