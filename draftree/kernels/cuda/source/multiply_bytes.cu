@@ -19,15 +19,6 @@ constexpr int STEPS = FORMAT == Q6_K ? 2 : 1;  // groups of a scale in 32 column
 constexpr u32 NIBBLES = 0x0F0F0F0Fu;
 static_assert(HAS_BYTES, "scales of this format are not integers");
 
-#ifndef EMULATED
-// 16x32 signed bytes times 32x8.
-DEV void mma_bytes(int* c, const u32* a, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
-      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
-}
-#endif
-
 DEV void store_sums(const float (*acc)[TOKEN_TILES][4], float4* room, float4* to) {
 #pragma unroll
   for (int i = 0; i < STRIPS * TOKEN_TILES; i++) {
