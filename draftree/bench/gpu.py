@@ -7,6 +7,7 @@ is time, memory, and that drafting changes no token.
 import gc
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,6 +88,7 @@ class Subject:
         kv: str = "f16",
         budget: int = _MAX_BUDGET,
         persistent: bool = False,
+        activations: str = "f16",
     ) -> None:
         config = EngineConfig(
             device="cuda",
@@ -96,6 +98,7 @@ class Subject:
             kv_k=kv,
             kv_v=kv,
             persistent=persistent,
+            activations=activations,
         )
         start = time.perf_counter()
         self.engine = TokenEngine.open(pair[0], config, draft=pair[1])
@@ -172,12 +175,14 @@ def measure_gpu(
     report: Report,
     *,
     persistent: bool = False,
+    activations: str = "f16",
 ) -> GpuMeasures:
     from draftree.kernels.cuda.compile import gpu
     from draftree.kernels.cuda.memory import peak_bytes
 
     report("loading")
-    subject = Subject(pair, _SHORT_CTX, memory_gib, persistent=persistent)
+    new_subject = partial(Subject, pair, persistent=persistent, activations=activations)
+    subject = new_subject(_SHORT_CTX, memory_gib)
     found = subject.engine.plan.gpu
     if found is None:
         raise BenchError("There is no GPU to measure.")
@@ -193,7 +198,7 @@ def measure_gpu(
     del subject  # its memory is taken again by the next one
     gc.collect()
     report("loading with a long context")
-    subject = Subject(pair, DEPTHS[-1] + 1024, persistent=persistent)
+    subject = new_subject(DEPTHS[-1] + 1024)
     lengths = {
         str(n): summarize(
             [n / subject.prefill(subject.prompt(n)) for _ in range(rounds + 1)][1:], "tok/s"

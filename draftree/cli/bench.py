@@ -143,6 +143,9 @@ def gpu(
             "--persistent", help="Short passes and rounds are one kernel each; slower so far."
         ),
     ] = False,
+    activations: Annotated[
+        str, typer.Option(help="What products of few rows read: f16 or int8.")
+    ] = "f16",
 ) -> None:
     """A GPU with synthetic weights: decoding, rounds, passes, prefill, depth, memory, energy,
     equality.
@@ -157,11 +160,14 @@ def gpu(
     with progress() as say:
         say("writing the files")
         pair = write_pair(shape, folder)
-        settings = {"rounds": rounds, "memory": memory, "shape": shape, "persistent": persistent}
+        settings = {"rounds": rounds, "memory": memory, "shape": shape}
+        settings |= {"persistent": persistent, "activations": activations}
         model = identify_pair(shape, pair[0])
         line = write_result(
             *(results, "gpu", model, settings),
-            lambda: measure_gpu(pair, rounds, memory, say, persistent=persistent),
+            lambda: measure_gpu(
+                *(pair, rounds, memory, say), persistent=persistent, activations=activations
+            ),
         )
     finish(line)
 

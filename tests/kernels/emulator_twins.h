@@ -82,6 +82,23 @@ void multiply(float* c, const u32* a, const u32* b, const float* from) {
   memcpy(c, operate(~0u, multiply_tiles<K>, &in), 16);
 }
 
+// in: a (4 words), b (2 words): 16x32 signed bytes times 32x8.
+static inline void multiply_byte_tiles(u32 lanes, Fiber* warp) {
+  if (lanes != ~0u) fail("a matrix instruction needs all 32 lanes, not %08x", lanes);
+  signed char a[16][32], b[8][32];
+  for (int lane = 0; lane < 32; lane++) {
+    const int g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; i++) memcpy(a[g + i % 2 * 8] + i / 2 * 16 + t * 4, warp[lane].in + i, 4);
+    for (int i = 0; i < 2; i++) memcpy(b[g] + i * 16 + t * 4, warp[lane].in + 4 + i, 4);
+  }
+  for (int lane = 0; lane < 32; lane++)
+    for (int i = 0; i < 4; i++) {
+      int sum = 0;
+      for (int k = 0; k < 32; k++) sum += a[lane / 4 + i / 2 * 8][k] * b[lane % 4 * 2 + i % 2][k];
+      warp[lane].out[i] = sum;
+    }
+}
+
 // Matrices of 8 rows of 16 bytes; lane 8 i + r names row r of matrix i.
 template <int COUNT, bool IS_TRANSPOSED>
 void load_matrices(u32 lanes, Fiber* warp) {
@@ -159,6 +176,10 @@ static inline void mma_new(float* c, const unsigned* a, unsigned b0, unsigned b1
 static inline void mma_new_short(float* c, const unsigned* a, unsigned b0) {
   const float zero[4] = {};
   emulator::multiply<8>(c, a, &b0, zero);
+}
+static inline void mma_bytes(int* c, const unsigned* a, unsigned b0, unsigned b1) {
+  const unsigned in[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  memcpy(c, emulator::operate(~0u, emulator::multiply_byte_tiles, &in), 16);
 }
 static inline void load_matrix_x2(unsigned* r, const void* row) { emulator::load<2, false>(r, row); }
 static inline void load_matrix_x4(unsigned* r, const void* row) { emulator::load<4, false>(r, row); }

@@ -12,6 +12,8 @@ import torch
 
 from draftree.kernels.cuda.compile import Argument, Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.layout import (
+    INT8_FORMATS,
+    INT8_TILE_BYTES,
     X_COLS,
     X_TILE_BYTES,
     Activations,
@@ -20,7 +22,13 @@ from draftree.kernels.cuda.layout import (
     band_tiles,
     unit_format,
 )
-from draftree.kernels.cuda.prepare import ROW_FILES, RowPlan, RowSource, row_macros
+from draftree.kernels.cuda.prepare import (
+    ROW_FILES,
+    RowPlan,
+    RowSource,
+    int8_macros,
+    row_macros,
+)
 from draftree.kernels.quant.formats import QuantType
 
 TOKEN_TILES = (1, 2, 3, 4, 6, 8)  # kernels exist for this many groups of 8 tokens
@@ -59,6 +67,8 @@ class LinearPlan:
     use_bulk: bool = True  # bulk copies, on chips that have them
     own_cols: int = 0  # of a row that blocks make themselves, padded; 0: there are tiles
     row_macros: tuple[tuple[str, int], ...] = ()  # how they make it
+    is_int8: bool = False  # activations are bytes
+    own_strips: int = 1  # of a warp, if they are
 
     @property
     def stage_bytes(self) -> int:
@@ -68,12 +78,13 @@ class LinearPlan:
     @property
     def x_bytes(self) -> int:
         """Tiles of activations that go with a step."""
-        return self.token_tiles * self.format.cols // 128 * X_TILE_BYTES
+        tile_bytes = INT8_TILE_BYTES if self.is_int8 else X_TILE_BYTES
+        return self.token_tiles * self.format.cols // 128 * tile_bytes
 
     @property
     def swap_bytes(self) -> int:
         """Through which warps swap strips."""
-        return 16 * self.num_threads * min(self.token_tiles, _SWAP_TILES)
+        return 0 if self.is_int8 else 16 * self.num_threads * min(self.token_tiles, _SWAP_TILES)
 
     @property
     def shared_bytes(self) -> int:
@@ -81,12 +92,16 @@ class LinearPlan:
 
     @property
     def fixed_bytes(self) -> int:
-        """Beside the stages; a row takes 2 bytes a column, and 4 bytes for the sum of 32."""
-        return self.swap_bytes + self.own_cols // 32 * 68
+        """Beside the stages; a row takes 2 bytes a column, and 4 bytes for the sum of 32.
+
+        Or 1 byte, and 4 bytes for the scale of 256.
+        """
+        row_bytes = self.own_cols // 256 * 292 if self.is_int8 else self.own_cols // 32 * 68
+        return self.swap_bytes + row_bytes
 
     @property
     def num_threads(self) -> int:
-        return 256 * self.band_tiles
+        return 256 * self.band_tiles // self.own_strips
 
     @property
     def source(self) -> KernelSource:
@@ -96,18 +111,25 @@ class LinearPlan:
             ("BAND", self.band_tiles),
             ("STAGES", self.num_stages),
             *(() if self.use_bulk else (("BULK", 0),)),
+            *int8_macros(is_int8=self.is_int8),
+            *((("OWN_STRIPS", self.own_strips),) if self.own_strips > 1 else ()),
             *self.row_macros,
         )
         row_files = ROW_FILES if self.own_cols else ()
-        files = ("bits", "format", "ring", *row_files, "linear")
+        multiply = "multiply_bytes" if self.is_int8 else "multiply_halves"
+        files = ("bits", "format", "ring", *row_files, "strip", multiply, "linear")
         return KernelSource("linear_kernel", files, macros)
 
 
-def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
+def plan_linear(
+    form: UnitFormat, num_tokens: int, gpu: Gpu, *, is_int8: bool = False
+) -> LinearPlan:
     """The kernel for num_tokens, which are shared out evenly if they are too many for a launch."""
     band = band_tiles(gpu)
-    most = _MOST_TILES.get(form.qtype, _FEW_TILES)
-    plans = [LinearPlan(form, tiles, band, 2) for tiles in TOKEN_TILES if tiles <= most]
+    most = TOKEN_TILES[-1] if is_int8 else _MOST_TILES.get(form.qtype, _FEW_TILES)
+    plans = [
+        LinearPlan(form, tiles, band, 2, is_int8=is_int8) for tiles in TOKEN_TILES if tiles <= most
+    ]
     fitting = [plan for plan in plans if plan.shared_bytes <= _room(gpu)]
     wanted = -(-num_tokens // 8)
     num_launches = -(-wanted // fitting[-1].token_tiles)
@@ -124,12 +146,14 @@ def can_own_row(padded_cols: int, gpu: Gpu) -> bool:
     return slices <= _MOST_SLICES and plan.shared_bytes <= _room(gpu)
 
 
-def plan_own_row(matrix: PackedMatrix, source: RowSource, gpu: Gpu) -> LinearPlan:
+def plan_own_row(
+    matrix: PackedMatrix, source: RowSource, gpu: Gpu, *, is_int8: bool = False
+) -> LinearPlan:
     """The kernel for one token whose activations each block makes itself."""
     cols = -(-matrix.num_chunks * matrix.format.cols // X_COLS) * X_COLS
     row = row_macros(source.op, source.head_dim, _own_plan(cols, gpu))
     macros = (("OWN_ROW", 1), ("IN_ROWS", 0), *row)
-    plan = LinearPlan(matrix.format, 1, band_tiles(gpu), 2, own_cols=cols, row_macros=macros)
+    plan = LinearPlan(matrix.format, 1, band_tiles(gpu), 2, True, cols, macros, is_int8)
     return replace(plan, num_stages=_fit_stages(plan, _RING_BYTES, gpu))
 
 
@@ -185,7 +209,8 @@ def linear(
     _check_out(matrix, out)
     if x.num_cols != matrix.num_cols or num_tokens > 8 * x.num_tiles:
         raise ValueError(f"{x.num_tiles} tiles of {x.num_cols} columns do not fit the product")
-    plan = plan or plan_linear(matrix.format, num_tokens, gpu)
+    _check_form(matrix, is_int8=x.is_int8)
+    plan = plan or plan_linear(matrix.format, num_tokens, gpu, is_int8=x.is_int8)
     _check_workspace(plan, workspace, gpu)
     kernel = load_kernel(plan.source, gpu)
     for first_token in range(0, num_tokens, 8 * plan.token_tiles):
@@ -211,11 +236,13 @@ def linear_row(
     bias: torch.Tensor | None = None,
     add_to: bool = False,
     live: torch.Tensor | None = None,
+    is_int8: bool = False,
 ) -> torch.Tensor:
     """The same for one row, which each block makes from `source` itself (can_own_row)."""
     _check_out(matrix, out)
+    _check_form(matrix, is_int8=is_int8)
     source.check(matrix.num_cols)
-    plan = plan_own_row(matrix, source, gpu)
+    plan = plan_own_row(matrix, source, gpu, is_int8=is_int8)
     if source.num_rows != 1 or len(out) != 1:
         raise ValueError(f"a single row is expected, not {source.num_rows}")
     _check_workspace(plan, workspace, gpu)
@@ -254,6 +281,11 @@ def _check_out(matrix: PackedMatrix, out: torch.Tensor) -> None:
         raise ValueError(
             f"expected float32 rows of {matrix.num_rows}, not {out.dtype} {tuple(out.shape)}"
         )
+
+
+def _check_form(matrix: PackedMatrix, *, is_int8: bool) -> None:
+    if is_int8 and matrix.format.qtype not in INT8_FORMATS:
+        raise ValueError(f"{matrix.format.qtype.name} weights need activations of 16 bits")
 
 
 def _check_workspace(plan: LinearPlan, workspace: Workspace, gpu: Gpu) -> None:

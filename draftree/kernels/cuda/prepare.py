@@ -111,10 +111,15 @@ def row_macros(op: RowOp, head_dim: int, plan: RowPlan) -> tuple[tuple[str, int]
     )
 
 
+def int8_macros(*, is_int8: bool) -> tuple[tuple[str, int], ...]:
+    return (("INT8", 1),) if is_int8 else ()
+
+
 def prepare_source(
-    op: RowOp, plan: RowPlan, *, in_rows: bool, head_dim: int = _SLICE
+    op: RowOp, plan: RowPlan, *, in_rows: bool, is_int8: bool = False, head_dim: int = _SLICE
 ) -> KernelSource:
-    form = ("IN_ROWS", int(in_rows)), ("BLOCKS_AN_SM", plan.blocks_an_sm)
+    form = ("IN_ROWS", int(in_rows)), *int8_macros(is_int8=is_int8)
+    form = *form, ("BLOCKS_AN_SM", plan.blocks_an_sm)
     macros = (*row_macros(op, head_dim, plan), *form)
     return KernelSource("prepare_kernel", ("bits", *ROW_FILES, "prepare"), macros)
 
@@ -134,7 +139,9 @@ def prepare(source: RowSource, into: _Form, gpu: Gpu, *, live: torch.Tensor | No
     if source.num_rows > room:
         raise ValueError(f"{source.num_rows} rows do not fit into prepared activations for {room}")
     plan = plan_row(into.padded_cols, gpu)
-    kernel = prepare_source(source.op, plan, in_rows=in_rows, head_dim=source.head_dim)
+    is_int8 = isinstance(into, Activations) and into.is_int8
+    options = {"in_rows": in_rows, "is_int8": is_int8, "head_dim": source.head_dim}
+    kernel = prepare_source(source.op, plan, **options)
     arrays = source.x, source.other, source.copy
     load_kernel(kernel, gpu).launch(
         (source.num_rows * plan.num_blocks,),

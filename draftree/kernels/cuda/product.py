@@ -29,8 +29,9 @@ def multiply(
     add_to: bool = False,
 ) -> None:
     """out = x @ matrix.T (+ bias), for at most MOST_ROWS rows after `make_input`."""
-    where = out, workspace, gpu
-    if len(out) == 1 and can_own_row(x.tiles.padded_cols, gpu):
-        linear_row(matrix, x.source(1), *where, bias=bias, add_to=add_to, live=live)
+    where, tiles = (out, workspace, gpu), x.tiles
+    if len(out) == 1 and can_own_row(tiles.padded_cols, gpu):
+        form = tiles.is_int8
+        linear_row(matrix, x.source(1), *where, bias=bias, add_to=add_to, live=live, is_int8=form)
     else:
-        linear(matrix, x.tiles, *where, bias=bias, add_to=add_to, live=live)
+        linear(matrix, tiles, *where, bias=bias, add_to=add_to, live=live)

@@ -91,10 +91,9 @@ constexpr bool HAS_OFFSET = FORMAT != F16 && FORMAT != Q6_K;  // something is ad
 constexpr u32 MAGIC = 0x64646464u;
 constexpr float ZERO_POINT = FORMAT == Q4_0 ? 8.0f : FORMAT == Q5_0 ? 16.0f : FORMAT == Q6_K ? 32.0f : 128.0f;
 
-// Where the high bits of a group's weights lie in their word: rotating by this brings them beside the nibbles.
-DEV int high_turn(int group, int step) {
-  return BITS == 5 ? (group & 1) * 2 + step + (group >> 1) * 8 : step * 2 + (group & 1) * 8;
-}
+// Where the high bits of a group's weights lie in their word: rotating by this brings them beside the nibbles. Those of
+// the second step are a byte further, as the nibbles are.
+DEV int high_turn(int group, int step) { return (BITS == 5 ? group : (group & 1) * 2) + step * 8; }
 
 // Where in a unit a lane finds what it needs of a strip and half, in bytes; the next strip lies STRIP_... further.
 struct Place {

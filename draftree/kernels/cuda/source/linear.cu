@@ -3,28 +3,16 @@
 // BAND row tiles make a band; bands are worked on in steps of COLS columns, one unit of each tile. All steps of the
 // matrix, band by band, are shared out evenly among the blocks, in order; a block streams its share through the
 // ring. The shares depend on the matrix alone. So the bits of a token's results do not depend on the other tokens.
-// A warp has STRIPS strips of 16 rows and one half of the columns; at the end of a band it swaps a strip with the warp that
-// has the other half. Blocks leave their parts of a strip in memory; the last warp to come adds them up, in the order of columns.
+// How a warp multiplies its part of a step, and what activations are, say multiply_halves.cu and multiply_bytes.cu. At the end
+// of a band a warp has the sums of one strip, 16 rows. Blocks leave their parts of a strip in memory; the last warp to come adds
+// them up, in the order of columns.
 //
 // OWN_ROW: there is one token, and each block makes all of its activations itself (row_op.cu), in shared memory behind the
-// ring: [cols / 128][4 groups][t] 8 halves, then [cols / 32] sums. Else prepare_kernel has made tiles of them.
-#ifndef OWN_ROW
-#define OWN_ROW 0
-#endif
-constexpr int STRIPS = 2;
-constexpr int BAND_ROWS = BAND * ROWS;
-constexpr int NUM_WARPS = BAND_ROWS / 16 * 2 / STRIPS;
-constexpr int THREADS = NUM_WARPS * 32;
-constexpr int X_TILE_BYTES = 2048 + 128;  // 128 columns of 8 tokens, and sums of 32 columns in two parts
-constexpr int X_BLOCKS = COLS / 128;
-constexpr int STEP_BYTES = BAND * UNIT_BYTES;
+// ring. Else prepare_kernel has made tiles of them.
 constexpr int STAGE_BYTES = STEP_BYTES + (OWN_ROW ? 0 : TOKEN_TILES * X_BLOCKS * X_TILE_BYTES);
-// Behind the stages there is room for this many tiles of a strip for each warp.
-constexpr int SWAP_TILES = TOKEN_TILES < 4 ? TOKEN_TILES : 4;
-constexpr int SLOT = NUM_WARPS * TOKEN_TILES * 32;  // vectors that a block leaves of a band: [strip][tile][lane]
+constexpr int THREADS = NUM_WARPS * 32;
+constexpr int SLOT = NUM_STRIPS * TOKEN_TILES * 32;  // vectors that a block leaves of a band: [strip][tile][lane]
 constexpr int LAST_AHEAD = TOKEN_TILES > 4 ? 1 : 3;  // parts of the last band on their way beside the first
-static_assert(STRIPS == 2, "a strip for each of two warps");
-static_assert(!OWN_ROW || TOKEN_TILES == 1, "a row is one token");
 
 // How warps of a block tell each other how far they are: counted around, from 0 to `last`. (The compiler would wrap the
 // addition of a constant into a dozen instructions.) How blocks do: what a warp wrote before one of its lanes counts is
@@ -57,29 +45,6 @@ struct Problem {
   const u8* x;               // [cols / 128][x_tiles] X_TILE_BYTES
   int x_tiles;
 };
-
-DEV float4 add4(float4 a, float4 b) {
-  return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
-}
-
-// Two warps add up their halves of the columns: each has one strip of its own, and gives the other its sums of the other's.
-DEV void swap_strips(const float (*acc)[TOKEN_TILES][4], float4* room, float4* to) {
-  const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  float4 *own = room + warp * SWAP_TILES * 32 + lane, *other = room + (warp ^ 1) * SWAP_TILES * 32 + lane;
-#pragma unroll
-  for (int n = 0; n < TOKEN_TILES; n++) {
-    const float* given = acc[1][n];
-    other[n % SWAP_TILES * 32] = make_float4(given[0], given[1], given[2], given[3]);
-    if ((n + 1) % SWAP_TILES && n + 1 < TOKEN_TILES) continue;
-    meet_some(1 + warp / 2, 64);
-#pragma unroll
-    for (int i = n / SWAP_TILES * SWAP_TILES; i <= n; i++) {
-      const float* kept = acc[0][i];
-      __stcg(to + i * 32, add4(make_float4(kept[0], kept[1], kept[2], kept[3]), own[i % SWAP_TILES * 32]));
-    }
-    meet_some(1 + warp / 2, 64);
-  }
-}
 
 // The host sees to it that steps times blocks fit into 32 bits.
 DEV u32 first_step(u32 block, u32 num_steps) { return block * num_steps / gridDim.x; }
@@ -123,8 +88,8 @@ DEV u32 find_last_parts(u32* arrived, u32 num_parts, u32* num_stored) {
   if (__shfl_sync(~0u, before, 0) != NUM_WARPS - 1) return 0;
   __threadfence_block();
   __syncwarp();
-  if (lane < NUM_WARPS) before = count_globally(arrived + lane);
-  return __ballot_sync(~0u, lane < NUM_WARPS && before + 1 == num_parts);
+  if (lane < NUM_STRIPS) before = count_globally(arrived + lane);
+  return __ballot_sync(~0u, lane < NUM_STRIPS && before + 1 == num_parts);
 }
 
 // Sums the parts of a strip in the order of the columns; AHEAD of them are on their way beside the first.
@@ -153,16 +118,16 @@ DEV void add_parts(const Problem& p, const Sharers& by, u32 strip, float4* v) {
 // Ends a strip of a band, all parts of which are there.
 template <int AHEAD>
 DEV void finish_strip(const Problem& p, u32 band, u32 strip, const Sharers& by, int live, const float* token_scale) {
-  if (by.head != by.tail && threadIdx.x % 32 == 0) p.arrived[band * NUM_WARPS + strip] = 0;
+  if (by.head != by.tail && threadIdx.x % 32 == 0) p.arrived[band * NUM_STRIPS + strip] = 0;
   // Of each vector, two tokens of a row, then those of the row eight further.
-  const int row = (band * NUM_WARPS + strip) * 16 + threadIdx.x % 32 / 4, first_token = threadIdx.x % 4 * 2;
+  const int row = (band * NUM_STRIPS + strip) * 16 + threadIdx.x % 32 / 4, first_token = threadIdx.x % 4 * 2;
   float *even = p.out + static_cast<u64>(p.first_token + first_token) * p.out_stride + row, *odd = even + p.out_stride;
   const bool has_row[2] = {row < p.num_rows, row + 8 < p.num_rows};
   float old[TOKEN_TILES][4], bias[2], factor[2];
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     bias[i] = p.bias && has_row[i] ? __ldg(p.bias + row + i * 8) : 0.0f;
-    factor[i] = BITS == 16 && has_row[i] ? __ldg(p.row_scale + row + i * 8) : OPERAND_UNIT;
+    factor[i] = BITS == 16 && has_row[i] ? __ldg(p.row_scale + row + i * 8) : RESULT_UNIT;
   }
 #pragma unroll
   for (int n = 0; n < TOKEN_TILES; n++)
@@ -183,123 +148,6 @@ DEV void finish_strip(const Problem& p, u32 band, u32 strip, const Sharers& by, 
       if (has_row[i >> 1] && n * 8 + first_token + (i & 1) < live)
         (i & 1 ? odd : even)[static_cast<u64>(n * 8) * p.out_stride + (i >> 1) * 8] = __fadd_rn(old[n][i], sum);
     }
-  }
-}
-
-// Sums of many tokens leave no registers for the operands of several groups.
-constexpr int GROUP_UNROLL = TOKEN_TILES > 4 ? 1 : GROUPS;
-
-// Where a lane finds its part of a stage, for its own strip and for the other warp's; the compiler keeps it, since it
-// cannot know what comes out of a shuffle.
-struct Offsets {
-  Place place[STRIPS];
-  int x, sums;
-};
-
-DEV int keep(int v) { return __shfl_sync(~0u, v, threadIdx.x & 31); }
-
-DEV Offsets find_offsets() {
-  const int lane = threadIdx.x & 31, half = threadIdx.x >> 5 & 1, first_strip = (threadIdx.x >> 6) * STRIPS;
-  const int unit = first_strip / 8 * UNIT_BYTES;
-  Offsets at;
-#pragma unroll
-  for (int m = 0; m < STRIPS; m++) {
-    const Place p = place_in_unit(first_strip % 8 + (m ^ half), half, lane);
-    at.place[m] = {keep(unit + p.low), HIGH_BYTES ? keep(unit + p.high) : 0, keep(unit + p.scale), keep(unit + p.super), keep(unit + p.min)};
-  }
-  const int column = half * HALF_COLS;
-#if OWN_ROW
-  at.x = keep(column / 32 * 64 + lane % 4 * 16);
-  at.sums = keep(lane % 4 * 4);
-#else
-  at.x = keep(STEP_BYTES + column / 128 * TOKEN_TILES * X_TILE_BYTES + column % 128 / 32 * 512 + lane * 16);
-  at.sums = keep(STEP_BYTES + 2048 + lane * 4);
-#endif
-  return at;
-}
-
-// Where activations of a step begin: halves, and sums.
-struct Input {
-  const u8 *x, *sums;
-
-  DEV_MEMBER uint4 halves(const Offsets& at, int group, int n) const {
-#if OWN_ROW
-    if (threadIdx.x % 32 >= 4) return make_uint4(0, 0, 0, 0);  // other tokens
-    return *reinterpret_cast<const uint4*>(x + at.x + group * 64);
-#else
-    return *reinterpret_cast<const uint4*>(x + at.x + group * 512 + n * X_TILE_BYTES);
-#endif
-  }
-
-  DEV_MEMBER u32 sum(const Offsets& at, int i) const {
-#if OWN_ROW
-    return threadIdx.x % 32 < 4 ? *reinterpret_cast<const u32*>(sums + at.sums + i * 16) : 0;
-#else
-    return *reinterpret_cast<const u32*>(sums + at.sums + i * X_TILE_BYTES);
-#endif
-  }
-};
-
-// One warp: STRIPS strips by half the columns of a unit, and minima for all columns, but for its own strip alone. Calls
-// leave when the stage has been read. Token tiles that are not live give sums that nobody reads.
-template <class F>
-DEV void multiply_unit(const u8* stage, const Input& input, const Offsets& at, u32 magic, float (*acc)[TOKEN_TILES][4], F leave) {
-  Scales scales[STRIPS];
-#pragma unroll
-  for (int m = 0; m < STRIPS; m++) scales[m] = load_scales(stage, at.place[m]);
-  float whole[STRIPS][TOKEN_TILES][4];  // sums over all groups, where scales are in the operands
-#pragma unroll GROUP_UNROLL
-  for (int group = 0; group < GROUPS; group++) {
-    u32 a[STRIPS][2][4];
-#pragma unroll
-    for (int m = 0; m < STRIPS; m++)
-      if (HAS_BYTES)
-        load_scaled_operands(stage, at.place[m], scales[m], group, magic, a[m]);
-      else
-        load_operands(stage, at.place[m], scales[m], group, a[m]);
-#pragma unroll
-    for (int n = 0; n < TOKEN_TILES; n++) {
-      uint4 b = input.halves(at, group, n);
-      if (BITS == 8) b.x = hmul2(b.x, 0x2C002C00u), b.z = hmul2(b.z, 0x2C002C00u);
-#pragma unroll
-      for (int m = 0; m < STRIPS; m++) {
-        float* c = FORMAT == F16 ? acc[m][n] : whole[m][n];
-        if (FORMAT != F16 && (group == 0 || !HAS_BYTES))
-          mma_new(c, a[m][0], b.x, b.y);
-        else
-          mma(c, a[m][0], b.x, b.y);
-        mma(c, a[m][1], b.z, b.w);
-        if (HAS_BYTES || FORMAT == F16) continue;
-#pragma unroll
-        for (int i = 0; i < 4; i++) acc[m][n][i] = __fmaf_rn(c[i], group_scale(scales[m], 0.0f, i >> 1, group, 0), acc[m][n][i]);
-      }
-    }
-  }
-  Supers super[STRIPS];
-  u32 minima[4], sums[TOKEN_TILES][2];
-#pragma unroll
-  for (int m = 0; m < STRIPS; m++) super[m] = load_supers(stage, at.place[m]);
-  if (HAS_OFFSET) load_min_operands(stage, at.place[0], threadIdx.x, minima);
-#pragma unroll
-  for (int i = 0; HAS_OFFSET && i < TOKEN_TILES * X_BLOCKS; i++)
-    sums[i % TOKEN_TILES][i / TOKEN_TILES] = input.sum(at, i);
-  leave();
-#pragma unroll
-  for (int m = 0; HAS_BYTES && m < STRIPS; m++)
-#pragma unroll
-    for (int n = 0; n < TOKEN_TILES; n++)
-#pragma unroll
-      for (int i = 0; i < 4; i++) acc[m][n][i] = __fmaf_rn(whole[m][n][i], super[m].scale[i >> 1], acc[m][n][i]);
-  const float factor[2] = {min_factor(super[0].min[0]), min_factor(super[0].min[1])};
-#pragma unroll
-  for (int n = 0; HAS_OFFSET && n < TOKEN_TILES; n++) {
-    float sum[4];
-    if (COLS == 128)
-      mma_new_short(sum, minima, sums[n][0]);
-    else
-      mma_new(sum, minima, sums[n][0], sums[n][1]);
-#pragma unroll
-    for (int i = 0; i < 4; i++) acc[0][n][i] = __fmaf_rn(sum[i], factor[i >> 1], acc[0][n][i]);
   }
 }
 
@@ -350,7 +198,7 @@ struct RowSource {
 #define X_OF_TILES nullptr, 0
 
 // Leaves the row in shared memory, and its scale. Waits for earlier grids.
-DEV void make_row(const RowSource& source, const int* live_count, int padded_cols, u8* halves, u32* sums, float* scale) {
+DEV void make_row(const RowSource& source, const int* live_count, int padded_cols, u8* to, float* scale) {
   RowSlices row;
   row.load_weights(source.weight, source.num_cols);
   wait_for_earlier_grids();
@@ -359,22 +207,14 @@ DEV void make_row(const RowSource& source, const int* live_count, int padded_col
   row.load(source.x + static_cast<u64>(from) * source.x_stride, source.other, source.num_cols);
   if (source.copy && is_live && blockIdx.x == 0) row.copy(source.copy, source.num_cols);
   row.combine(source.eps);
-  const int e = exponent_to(row.finish(source.num_cols, source.eps), 10);
-  if (threadIdx.x == 0) *scale = pow2(-e);
-#pragma unroll
-  for (int k = 0; k < KEPT; k++) {
-    const int column = slice_column(k);
-    if (column >= padded_cols) continue;
-    for (int i = 0; i < SLICE; i++) row.v[k][i] *= pow2(e);
-    store_halves(row.v[k], halves + column / 32 * 64, sums + column / 32, column);
-  }
+  store_own(row.v, row.finish(source.num_cols, source.eps), to, scale, padded_cols);
 }
 #else
 #define INPUT const u8 *x, const float *token_scale, int x_tiles
 #define X_OF_TILES x, x_tiles
 #endif
 
-KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
+KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
     linear_kernel(const u8* weights, const float* row_scale, float* out, const float* bias, float4* partial, u32* arrived,
                   const int* live_count, int num_tokens, int first_token, int num_rows, int num_bands, int num_chunks,
                   int out_stride, int add_to_out, INPUT) {
@@ -409,12 +249,11 @@ KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
   __syncthreads();
 #if OWN_ROW
   const int padded_cols = (num_chunks * COLS + 255) / 256 * 256;
-  u8 *row = stages + STAGES * STAGE_BYTES + NUM_WARPS * SWAP_TILES * 512, *row_sums = row + padded_cols * 2;
-  make_row({x, other, norm_weight, rows, copy, eps, num_cols, x_stride}, live_count, padded_cols, row,
-           reinterpret_cast<u32*>(row_sums), scales);
+  u8* row = stages + STAGES * STAGE_BYTES + SWAP_BYTES;
+  make_row({x, other, norm_weight, rows, copy, eps, num_cols, x_stride}, live_count, padded_cols, row, scales);
 #else
   wait_for_earlier_grids();
-  if (threadIdx.x < num_tokens) scales[threadIdx.x] = token_scale[first_token + threadIdx.x];
+  if (threadIdx.x < num_tokens) scales[threadIdx.x] = HAS_TOKEN_SCALE ? token_scale[first_token + threadIdx.x] : 1.0f;
 #endif
   for (u32 i = 0; i < STAGES; i++) {
     if (starts && i < count) feeder.copy_x(i, first_band);
@@ -422,7 +261,7 @@ KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
   }
   if (threadIdx.x == 0) live = min(num_tokens, (live_count ? *live_count : first_token + num_tokens) - first_token);
   __syncthreads();
-  const u32 magic = shared_magic, warp = threadIdx.x / 32;
+  const u32 magic = shared_magic, strip = threadIdx.x / 32 * OWN_STRIPS;  // the first that this warp ends
   u32 band = first_band, left = (first_band + 1) * num_chunks - begin, turn = 0, parity = 0;
   float acc[STRIPS][TOKEN_TILES][4] = {};
   for (u32 i = 0; i < count; i++) {
@@ -435,10 +274,9 @@ KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
     u32 before = 0;  // warps that left the stage before this one
     const u8* stage = stages + turn * STAGE_BYTES;
 #if OWN_ROW
-    const u32 chunk = num_chunks - left;
-    const Input input = {row + chunk * COLS * 2, row_sums + chunk * (COLS / 8)};
+    const Input input = input_of_row(row, padded_cols, num_chunks - left);
 #else
-    const Input input = {stage, stage};
+    const Input input = input_of_stage(stage);
 #endif
     multiply_unit(stage, input, offsets, magic, acc, [&] {
 #if BULK
@@ -448,11 +286,11 @@ KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
     });
     if (BULK && before == NUM_WARPS - 1) feeder.refill(i, band);  // the last one
     if (--left == 0 && i + 1 < count) {
-      swap_strips(acc, room, strip_of(p, blockIdx.x * 2 + (band != first_band), warp));
+      store_sums(acc, room, strip_of(p, blockIdx.x * 2 + (band != first_band), strip));
       Sharers by = sharers[0];
       if (band != first_band) by = {blockIdx.x, blockIdx.x, blockIdx.x * 2 + 1};
-      u32 strips = 1u << warp;
-      if (by.head != by.tail) strips = find_last_parts(arrived + band * NUM_WARPS, by.tail - by.head + 1, &num_stored);
+      u32 strips = ((1u << OWN_STRIPS) - 1) << strip;
+      if (by.head != by.tail) strips = find_last_parts(arrived + band * NUM_STRIPS, by.tail - by.head + 1, &num_stored);
       for (; strips; strips &= strips - 1) finish_strip<1>(p, band, __ffs(strips) - 1, by, live, scales);
       band++, left = num_chunks;
 #pragma unroll
@@ -469,8 +307,9 @@ KERNEL void LAUNCH_BOUNDS(THREADS, 512 / THREADS)
 #endif
     if (++turn == STAGES) turn = 0, parity ^= 1;
   }
-  swap_strips(acc, room, strip_of(p, blockIdx.x * 2 + (band != first_band), warp));
+  store_sums(acc, room, strip_of(p, blockIdx.x * 2 + (band != first_band), strip));
   const Sharers by = sharers[1];
-  if (by.head == by.tail || is_last_part(arrived + band * NUM_WARPS + warp, by.tail - by.head + 1))
-    finish_strip<LAST_AHEAD>(p, band, warp, by, live, scales);
+  for (u32 s = strip; s < strip + OWN_STRIPS; s++)
+    if (by.head == by.tail || is_last_part(arrived + band * NUM_STRIPS + s, by.tail - by.head + 1))
+      finish_strip<LAST_AHEAD>(p, band, s, by, live, scales);
 }
