@@ -110,10 +110,7 @@ class EngineConfig:
                 self.budget == "auto" or _is_count(self.budget, 0, 1024),
                 "budget must be auto or a number of nodes from 0 to 1024",
             ),
-            (
-                _is_count(self.block, 0, 64),
-                "block must be between 2 and 64, or 0 for the trained one",
-            ),
+            (_is_count(self.block, 0, 64), "block must be between 2 and 64, or 0 as trained"),
             (
                 _is_count(self.max_ctx) and self.max_ctx != 1,
                 "max ctx must be at least 2, a prompt and a reply, or 0 for the default",

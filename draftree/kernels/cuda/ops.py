@@ -56,9 +56,8 @@ class CudaOps:
         allow_int8: bool = False,
     ) -> None:
         """ring_len: caches hold so many of the last positions; 0: all. copies: where copies of
-        what layers remember lie; None: in main memory.
-
-        is_persistent: short passes are one kernel each. allow_int8: their products may read bytes.
+        what layers remember lie; None: in main memory. is_persistent: short passes are one kernel
+        each. allow_int8: their products may read bytes.
         """
         self.is_persistent = is_persistent
         self.gpu, self.max_ctx, self.ring_len = store.gpu, max_ctx, ring_len
@@ -69,8 +68,7 @@ class CudaOps:
         self._program: Program | None = None
         self._key_format = key_format
         self._kv = KvArena(max_ctx + max_nodes, store.gpu, key_format, value_format, ring_len)
-        self._conv = ConvArena(max_nodes, store.gpu)
-        self._delta = DeltaArena(max_nodes, store.gpu)
+        self._conv, self._delta = ConvArena(max_nodes, store.gpu), DeltaArena(max_nodes, store.gpu)
         self._attention: attend.AttentionWorkspace | None = None
         self._angles: KeyAngles | None = None
 
@@ -298,8 +296,7 @@ class CudaOps:
         def launch(n: int) -> None:
             n = min(n, self.step.max_nodes)
             make_input(source, n, self.gpu, live)
-            workspace = self._weights.workspace
-            multiply(source, matrix, logits[:n], workspace, self.gpu, live=live)
+            multiply(source, matrix, logits[:n], self._weights.workspace, self.gpu, live=live)
 
         self._recording.by_rows = True
         self._recording.add(launch)
