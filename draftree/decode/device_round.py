@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from draftree.core import DraftTree, Request, TokenScores
 from draftree.decode.decoder import DeviceRecord, Round
 from draftree.decode.device_parts import Choosing, DraftParts, draft_parts, read_tree, target_parts
-from draftree.drafts.drafter import Drafter, Proposal
+from draftree.drafts.drafter import Drafter
 from draftree.kernels.cpu.sampling import SamplingArgs
 from draftree.kernels.cuda.accept import RoundRing, accept
 from draftree.kernels.cuda.graph import LaunchGraph, Timestamp
@@ -33,7 +33,15 @@ from draftree.kernels.cuda.sampling import (
     rank,
 )
 from draftree.kernels.cuda.scores import ScoreRing, score
-from draftree.kernels.cuda.tree import advance, build_tree, plan_block, plan_context, plan_plain
+from draftree.kernels.cuda.tree import (
+    TreeBuffer,
+    advance,
+    build_tree,
+    plan_block,
+    plan_context,
+    plan_plain,
+    plan_tree,
+)
 from draftree.kernels.ops import Ops
 from draftree.models.target import Target
 
@@ -74,12 +82,13 @@ class GpuRounds:
             count = min(max(budget, 1), _MAX_CANDIDATES, vocab_size)
             block_len = self._draft.block_len
             self._candidates = new_candidates(block_len - 1, count, self._gpu)
-            self._read_candidates = new_candidates(block_len - 1, count, self._gpu, for_host=True)
             self._text = DeviceText(self._target.ops.max_ctx, self._gpu)
             rows = max(max_rows, block_len)
             self._draft_workspace = new_sampling_workspace(rows, vocab_size, self._gpu)
+        self._drafted, self._given = TreeBuffer(self._gpu), TreeBuffer(self._gpu)
         self._checked = new_choices(max_rows, self._gpu, for_host=True)  # by the host
         self._ends = new_choices(max_rows, self._gpu, for_host=True)
+        self._host_choices = self._checked.numpy(), self._ends.numpy()
         self._masks: TreeMasks | None = None
         self._tree_sizes = sorted({bucket(1), bucket(budget + 1)})  # of passes the host sets up
         largest = bucket(budget + 1)
@@ -164,7 +173,7 @@ class GpuRounds:
             if self._masks is None:
                 rows, vocab_size = self._target.logits.shape
                 self._masks = TreeMasks(rows, vocab_size, self._gpu)
-            if self._draft is not None:
+            if self.can_draft:
                 self._prepare(("propose", way.is_processed), self._propose_to_host)
             for size in self._tree_sizes:
                 for name, launch in self._tree_parts(size).items():
@@ -185,18 +194,16 @@ class GpuRounds:
         self._graphs["propose", self._way.is_processed].run()
         self._proposed = Timestamp(self._gpu)
 
-    def read_proposal(self) -> Proposal:
-        """Wait for that draft. It is overwritten by the next one."""
+    def read_proposal(self) -> tuple[list[int], list[int]]:
+        """Wait for that draft: tokens and parents of a tree that is larger than the budget."""
         self._proposed.wait_since(self._last)
-        ids, log_probs = self._read_candidates
-        return Proposal(ids.numpy(), log_probs.numpy())
+        return self._drafted.read()
 
-    def verify(self, tree: DraftTree, committed: int) -> None:
+    def verify(self, tree: DraftTree) -> None:
         """Queue the target's pass over it."""
-        step, self._tree = self._target.ops.step, tree
-        step.set_tree(tree.tokens, tree.parents, tree.depths, committed)
-        step.set_rows(range(tree.num_nodes))
-        self._ends.zero_()
+        self._tree = tree
+        self._given.write(tree.tokens, tree.parents)
+        self._host_choices[1][:] = 0
         self._run_part("verify")
         self._verified = Timestamp(self._gpu)
 
@@ -219,12 +226,12 @@ class GpuRounds:
         node whether the path must not go on to it. The host changes both.
         """
         self._verified.wait_since(self._last)
-        return self._checked.numpy(), self._ends.numpy()
+        return self._host_choices
 
     def choose_again(self, node: int) -> int:
         """What the node's row of the masks allows; the choices of the other nodes are lost."""
         assert self._masks is not None, "the host builds the trees"
-        self._masks.upload(self._tree.num_nodes)
+        self._masks.upload(node + 1, node)
         self._run_part("choose")
         Timestamp(self._gpu).wait_since(self._last)
         return int(self._checked[node])
@@ -291,7 +298,9 @@ class GpuRounds:
         self._keep(size, self._chosen, is_tree=size > 1)
 
     def _propose_to_host(self) -> None:
-        self._propose(self._read_candidates)
+        self._propose(self._candidates)
+        params, step = self._params, self._target.ops.step
+        build_tree(*self._candidates, params, step, self._gpu, drafted=self._drafted)
 
     def _tree_parts(self, size: int) -> dict[str, Callable[[], None]]:
         """The parts of a round over the host's tree. With masks, the choice waits for them; else it
@@ -301,8 +310,12 @@ class GpuRounds:
         assert masks is not None, "the host builds the trees"
         chosen, checked, ends = self._chosen, self._checked, self._ends[:, None]
 
-        def verify_and_choose() -> None:
+        def verify() -> None:
+            plan_tree(self._given, self._params, self._target.ops.step, self._gpu)
             self._verify(size)
+
+        def verify_and_choose() -> None:
+            verify()
             self._choose(size, checked, use_bias=use_bias)
 
         def choose_and_keep() -> None:
@@ -310,7 +323,7 @@ class GpuRounds:
             self._keep(size, chosen, is_tree=True, ends=masks.device)
 
         if self.needs_masks:
-            return {"verify": partial(self._verify, size), "accept": choose_and_keep}
+            return {"verify": verify, "accept": choose_and_keep}
         return {
             "verify": verify_and_choose,
             "choose": partial(self._choose, size, checked, use_bias=False, masks=masks),

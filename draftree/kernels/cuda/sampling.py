@@ -64,17 +64,12 @@ def new_choices(max_rows: int, gpu: Gpu, *, for_host: bool = False) -> torch.Ten
 
 
 def new_candidates(
-    num_positions: int, num_candidates: int, gpu: Gpu, *, for_host: bool = False
+    num_positions: int, num_candidates: int, gpu: Gpu
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """int32 and float32 [num_positions, num_candidates]: what `rank` found, and its scores.
-
-    for_host: in pinned memory, into which kernels write too.
-    """
+    """int32 and float32 [num_positions, num_candidates]: what `rank` found, and its scores."""
     shape = (num_positions, num_candidates)
-    place = torch.device("cpu") if for_host else gpu.place
-    is_pinned = for_host and gpu.is_real
-    ids = torch.zeros(shape, dtype=torch.int32, device=place, pin_memory=is_pinned)
-    return ids, torch.zeros(shape, device=place, pin_memory=is_pinned)
+    ids = torch.zeros(shape, dtype=torch.int32, device=gpu.place)
+    return ids, torch.zeros(shape, device=gpu.place)
 
 
 def sampling_source(name: str) -> KernelSource:
