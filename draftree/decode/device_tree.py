@@ -37,11 +37,13 @@ class DeviceTreeDecoder(DeviceDecoder):
         use_lookup: bool = False,
         use_index: bool = False,
         controllers: tuple[SpeculationController, SpeculationController] | None = None,
+        draft_filter: DraftFilter | None = None,
         off_reason: str | None = None,
         watch: Callable[[Round], None] | None = None,
     ) -> None:
         """controllers: say which rounds draft, of the free ones and of the others. use_lookup: in
-        free rounds; use_index: the host looks up, and there are no free rounds.
+        free rounds; use_index: the host looks up, and there are no free rounds. draft_filter: knows
+        of earlier requests.
         """
         controllers = controllers if use_draft else None
         super().__init__(
@@ -59,7 +61,7 @@ class DeviceTreeDecoder(DeviceDecoder):
         self._matcher = grammar.new_matcher() if grammar is not None else None
         self._lookup = LookupIndex() if use_index else None
         self._is_free = self._has_trees = False
-        self._filter = DraftFilter()
+        self._filter = draft_filter or DraftFilter()
         self._has_proposal: bool | None = None  # of the next round; None: nobody has said yet
 
     def start(self, anchor: int) -> None:

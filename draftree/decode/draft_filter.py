@@ -12,7 +12,7 @@ from draftree.decode.tree import CountValid
 
 
 class DraftFilter:
-    """Of one request."""
+    """Outlives a request: formats have much in common."""
 
     def __init__(self) -> None:
         self._refused: set[int] = set()  # tokens, at some place
