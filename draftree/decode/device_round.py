@@ -96,8 +96,8 @@ class GpuRounds:
         self._graphs: dict[Hashable, LaunchGraph] = {}
         self._under_way: deque[Timestamp] = deque()
         self._request, self._way, self._tree = (Request((), 0), Choosing(), DraftTree((), (), ()))
-        self._number, self._has_ended, self._has_trees = 0, True, False
-        self._has_filters = False
+        self._number, self._has_ended = 0, True
+        self._has_trees = self._has_filters = False
         self._last = self._proposed = self._verified = Timestamp(self._gpu)
 
     @property
@@ -184,8 +184,10 @@ class GpuRounds:
         self._params.resume(max_tokens, {*self._request.stop_ids, *end_ids})
         self._has_ended, self._last = False, Timestamp(self._gpu)
 
-    def launch(self, size: int) -> None:
+    def launch(self, size: int, max_looked: int | None = None) -> None:
         """Queue a round of a free stretch: of one of the sizes, or 1, which drafts nothing."""
+        if max_looked is not None:
+            self._params.set_looked_limit(max_looked)
         self._graphs[size, self._way].run()
         self._under_way.append(Timestamp(self._gpu))
 
@@ -255,9 +257,8 @@ class GpuRounds:
         assert record is not None, "a round left no record"
         self._has_ended = record.end is not End.RUNNING
         tree = self._tree if self._has_trees else read_tree(record)
-        finished = Round(tree, record.path, record.bonus)
         scores = self._read_scores(len(record.path)) if self._way.has_scores else ()
-        return DeviceRecord(finished, self._has_ended, ms, scores)
+        return DeviceRecord(Round(tree, record.path, record.bonus), self._has_ended, ms, scores)
 
     @property
     def _num_scores(self) -> int:
@@ -299,8 +300,8 @@ class GpuRounds:
 
     def _propose_to_host(self) -> None:
         self._propose(self._candidates)
-        params, step = self._params, self._target.ops.step
-        build_tree(*self._candidates, params, step, self._gpu, drafted=self._drafted)
+        step, gpu = self._target.ops.step, self._gpu
+        build_tree(*self._candidates, self._params, step, gpu, drafted=self._drafted)
 
     def _tree_parts(self, size: int) -> dict[str, Callable[[], None]]:
         """The parts of a round over the host's tree. With masks, the choice waits for them; else it
@@ -393,8 +394,7 @@ class GpuRounds:
         assert features is not None, "a draft's target captures features"
         size = bucket(draft.block_len)
         plan_context(step, draft_step, gpu)
-        live = step.word(PATH_LEN)
-        rows = step.path[:size]
+        rows, live = step.path[:size], step.word(PATH_LEN)
         gather_rows(features, rows, draft.features[:size], gpu, live=live)
         draft.context.launch(size)
         advance(draft_step, gpu)

@@ -67,6 +67,11 @@ class TreeSizes:
                 self._more[each].add(tokens - before, self._num_seen)
                 before = tokens
 
+    def last_worth(self, sizes: Sequence[int], size: int) -> float:
+        """How often one of the last nodes of that size is right."""
+        smaller = max((each for each in sizes if each < size), default=0)
+        return self._more[size].value / (size - smaller)
+
     def _rate(self, sizes: Sequence[int]) -> float:
         """Tokens a millisecond of the last of the sizes."""
         tokens = sum(self._more[size].value for size in sizes)

@@ -36,7 +36,7 @@ class Rounds:
 
     sizes = (24,)
 
-    def launch(self, size: int) -> None:
+    def launch(self, size: int, *limits: int) -> None:
         assert size in (1, *self.sizes)
         self.kinds.append(size > 1)
         self._under_way.append(size > 1)
@@ -73,6 +73,28 @@ class Counting(Rounds):
         return replace(record, round=replace(record.round, tree=tree, bonus=self._position))
 
 
+class Looking(Rounds):
+    """Trees whose first nodes are looked up, of which so many are right."""
+
+    def __init__(self, num_right: int) -> None:
+        super().__init__(1, PLAIN_MS / 4)
+        self.num_right, self.limits = num_right, [10]
+
+    def launch(self, size: int, *limits: int) -> None:
+        super().launch(size)
+        self.limits += limits
+
+    def read(self) -> DeviceRecord:
+        if not self._under_way.popleft():
+            return DeviceRecord(Round(DraftTree.chain([5]), (0,), 7), False, PLAIN_MS)
+        count = self.limits[-1]
+        tree = DraftTree.chain([5] * 16)
+        sources = *(TokenSource.NGRAM,) * (count + 1), *(TokenSource.CHAIN,) * (15 - count)
+        path = tuple(range(min(count, self.num_right) + 1))
+        found = Round(replace(tree, sources=sources), path, 7)
+        return DeviceRecord(found, False, self.ms)
+
+
 class State:
     def __init__(self, committed: int) -> None:
         self.committed = committed
@@ -99,6 +121,20 @@ def write(
         num_tokens += len(emitted)
     decoder.finish()
     return rounds.kinds[first:]
+
+
+@pytest.mark.parametrize(("num_right", "limit"), [(0, 2), (3, 4), (10, 10)])
+def test_looked_up_text_gets_the_nodes_that_it_earns(num_right: int, limit: int) -> None:
+    rounds = Looking(num_right)
+    target = cast("Any", SimpleNamespace(state=State(100)))
+    target.state.tokens = ()
+    options = {"use_draft": True, "use_lookup": True, "controller": new_controller()}
+    decoder = DeviceDecoder(*(target, None, rounds, REQUEST), **options)
+    decoder.start(1)
+    for _ in range(100):
+        decoder.step(1000)
+    assert max(rounds.limits[-20:]) <= limit and max(rounds.limits) == 10
+    assert min(rounds.limits[-20:]) >= limit - 1
 
 
 def test_a_fixed_budget_drafts_every_round() -> None:

@@ -127,6 +127,11 @@ def test_trees_with_looked_up_text(any_gpu: Gpu, steps: int) -> None:
         num_looked = ranked.tree.sources.count(TokenSource.NGRAM)
         assert params.device[Param.NUM_LOOKED] == num_looked and text.match[0] == 0
         num_shared += ranked.tree.parents[num_looked + 1 :].count(num_looked) > 0
+        text.match[0] = 4 << 32 | (committed + 1 - length)
+        params.set_looked_limit(2)
+        build_on(any_gpu, block, params, committed, step, text)
+        ranked = build_on_host(ANCHOR, room, budget, lookup=looked.tolist()[: min(2, budget)])
+        same_tree(any_gpu, step, ranked, committed)
     assert num_shared > 10
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.lookup import MAX_LOOKED, DeviceText
+from draftree.kernels.cuda.lookup import DeviceText
 from draftree.kernels.cuda.pass_args import CudaPassArgs
-from draftree.kernels.cuda.request import PARAM_MACROS, RequestParams
+from draftree.kernels.cuda.request import MAX_LOOKED, PARAM_MACROS, RequestParams
 
 MAX_NODES = 64
 MAX_CANDIDATES = 64

@@ -170,7 +170,7 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
   const int budget = min(words[BUDGET], limit - 1);
   const int room = min(min(words[TOKENS_LEFT] - 1, words[MAX_CTX] - committed - 1), budget);
   const int num_positions = max(0, min(room, block_positions)), from = match ? static_cast<u32>(*match) : 0;
-  const int num_looked = from ? max(0, min(min(committed + 1 - from, room), MAX_LOOKED)) : 0;
+  const int num_looked = from ? max(0, min(min(committed + 1 - from, room), min(words[LOOKED_LIMIT], MAX_LOOKED))) : 0;
   if (node < num_looked) g.looked[node] = text[from + node];
   if (node == 0) g.num_looked = words[NUM_LOOKED] = num_looked;
   for (int i = node; i < num_positions * num_candidates; i += THREADS) g.log_probs[i] = log_probs[i];
