@@ -9,14 +9,21 @@ Graphs are made at first use, by number of nodes and way of choosing.
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING
 
 from draftree.core import DraftTree, Request, TokenScores
 from draftree.decode.decoder import DeviceRecord, Round
-from draftree.decode.device_parts import Choosing, DraftParts, draft_parts, read_tree, target_parts
+from draftree.decode.device_parts import (
+    Choosing,
+    DraftParts,
+    HostExchange,
+    draft_parts,
+    read_tree,
+    sampling_args,
+    target_parts,
+    token_scores,
+)
 from draftree.drafts.drafter import Drafter
-from draftree.kernels.cpu.sampling import SamplingArgs
 from draftree.kernels.cuda.accept import RoundRing, accept
 from draftree.kernels.cuda.graph import LaunchGraph, Timestamp
 from draftree.kernels.cuda.lookup import DeviceText, find_match
@@ -34,7 +41,6 @@ from draftree.kernels.cuda.sampling import (
 )
 from draftree.kernels.cuda.scores import ScoreRing, score
 from draftree.kernels.cuda.tree import (
-    TreeBuffer,
     advance,
     build_tree,
     plan_block,
@@ -85,11 +91,8 @@ class GpuRounds:
             self._text = DeviceText(self._target.ops.max_ctx, self._gpu)
             rows = max(max_rows, block_len)
             self._draft_workspace = new_sampling_workspace(rows, vocab_size, self._gpu)
-        self._drafted, self._given = TreeBuffer(self._gpu), TreeBuffer(self._gpu)
-        self._checked = new_choices(max_rows, self._gpu, for_host=True)  # by the host
-        self._ends = new_choices(max_rows, self._gpu, for_host=True)
-        self._host_choices = self._checked.numpy(), self._ends.numpy()
-        self._masks: TreeMasks | None = None
+        self._host = HostExchange(max_rows, min(_MAX_CANDIDATES, vocab_size), self._gpu)
+        self._masks = TreeMasks(max_rows, vocab_size, self._gpu)
         self._tree_sizes = sorted({bucket(1), bucket(budget + 1)})  # of passes the host sets up
         largest = bucket(budget + 1)
         self.sizes = tuple(n for n in BUCKETS if 1 < n < largest and is_auto) + (largest,)
@@ -122,11 +125,7 @@ class GpuRounds:
         of free stretches are to have what is looked up in them. written: of the reply so far.
         """
         assert not self._under_way, "rounds of the last request are still under way"
-        sampling, vocab_size = request.sampling, self._target.logits.shape[1]
-        filters = SamplingArgs(
-            *(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
-            *(sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty),
-        )
+        filters, vocab_size = sampling_args(request.sampling), self._target.logits.shape[1]
         if self._draft is not None:
             self._draft.ops.step.set_idle(drafted)
         self._ring.clear()
@@ -142,7 +141,7 @@ class GpuRounds:
             self._text.start(text)
         self._params.start(
             filters,
-            sampling.seed,
+            request.sampling.seed,
             anchor=anchor,
             tokens_left=0,
             max_ctx=self._target.ops.max_ctx,
@@ -170,9 +169,6 @@ class GpuRounds:
         self._target.ops.step.set_idle(committed)
         way = self._way
         if has_trees:
-            if self._masks is None:
-                rows, vocab_size = self._target.logits.shape
-                self._masks = TreeMasks(rows, vocab_size, self._gpu)
             if self.can_draft:
                 self._prepare(("propose", way.is_processed), self._propose_to_host)
             for size in self._tree_sizes:
@@ -199,13 +195,13 @@ class GpuRounds:
     def read_proposal(self) -> tuple[list[int], list[int]]:
         """Wait for that draft: tokens and parents of a tree that is larger than the budget."""
         self._proposed.wait_since(self._last)
-        return self._drafted.read()
+        return self._host.drafted.read()
 
     def verify(self, tree: DraftTree) -> None:
         """Queue the target's pass over it."""
         self._tree = tree
-        self._given.write(tree.tokens, tree.parents)
-        self._host_choices[1][:] = 0
+        self._host.given.write(tree.tokens, tree.parents)
+        self._host.ends.zero_()
         self._run_part("verify")
         self._verified = Timestamp(self._gpu)
 
@@ -220,7 +216,6 @@ class GpuRounds:
         """Rows to fill, one for each node: a bit for each token that may follow it, and a last word
         that is 1 if the reply is complete with the node. uint32 [nodes, words + 1].
         """
-        assert self._masks is not None, "the host builds the trees"
         return self._masks.rows
 
     def read_choices(self) -> "tuple[np.ndarray, np.ndarray]":
@@ -228,19 +223,24 @@ class GpuRounds:
         node whether the path must not go on to it. The host changes both.
         """
         self._verified.wait_since(self._last)
-        return self._host_choices
+        return self._host.chosen.numpy(), self._host.ends.numpy()
+
+    def read_best(self, node: int) -> list[int]:
+        """The largest of the node's row, the very largest first, as if there were no grammar."""
+        self._run_part("rank")
+        Timestamp(self._gpu).wait_since(self._last)
+        return self._host.best[node].tolist()
 
     def choose_again(self, node: int) -> int:
         """What the node's row of the masks allows; the choices of the other nodes are lost."""
-        assert self._masks is not None, "the host builds the trees"
         self._masks.upload(node + 1, node)
         self._run_part("choose")
         Timestamp(self._gpu).wait_since(self._last)
-        return int(self._checked[node])
+        return int(self._host.chosen[node])
 
     def accept(self) -> None:
         """Queue the rest of the round, by the masks or choices as they are now."""
-        if self.needs_masks and self._masks is not None:
+        if self.needs_masks:
             self._masks.upload(self._tree.num_nodes)
         self._run_part("accept")
         self._under_way.append(Timestamp(self._gpu))
@@ -270,11 +270,7 @@ class GpuRounds:
 
     def _read_scores(self, path_len: int) -> tuple[TokenScores, ...]:
         found = self._scores.read(self._number, path_len, self._num_scores)
-        wanted = self._request.logprobs
-        return tuple(
-            TokenScores(own, tuple((t, value) for t, value in top if value > -inf)[:wanted])
-            for own, top in found
-        )
+        return token_scores(found, self._request.logprobs)
 
     def _prepare(self, key: Hashable, launch: Callable[[], None]) -> None:
         """The graph of a kind of round, or part of one; nothing is live now."""
@@ -301,23 +297,23 @@ class GpuRounds:
     def _propose_to_host(self) -> None:
         self._propose(self._candidates)
         step, gpu = self._target.ops.step, self._gpu
-        build_tree(*self._candidates, self._params, step, gpu, drafted=self._drafted)
+        build_tree(*self._candidates, self._params, step, gpu, drafted=self._host.drafted)
 
     def _tree_parts(self, size: int) -> dict[str, Callable[[], None]]:
         """The parts of a round over the host's tree. With masks, the choice waits for them; else it
         follows the pass, and is made again if the host asks for it.
         """
         masks, use_bias = self._masks, self._way.is_processed
-        assert masks is not None, "the host builds the trees"
-        chosen, checked, ends = self._chosen, self._checked, self._ends[:, None]
+        step, logits = self._target.ops.step, self._target.logits[:size]
+        chosen, host, gpu, params = self._chosen, self._host, self._gpu, self._params
 
         def verify() -> None:
-            plan_tree(self._given, self._params, self._target.ops.step, self._gpu)
+            plan_tree(host.given, params, step, gpu)
             self._verify(size)
 
         def verify_and_choose() -> None:
             verify()
-            self._choose(size, checked, use_bias=use_bias)
+            self._choose(size, host.chosen, use_bias=use_bias)
 
         def choose_and_keep() -> None:
             self._choose(size, chosen, use_bias=use_bias, masks=masks)
@@ -325,10 +321,12 @@ class GpuRounds:
 
         if self.needs_masks:
             return {"verify": verify, "accept": choose_and_keep}
+        args = *(logits, step, step, params, host.best[:size], host.scores[:size]), self._workspace
         return {
             "verify": verify_and_choose,
-            "choose": partial(self._choose, size, checked, use_bias=False, masks=masks),
-            "accept": partial(self._keep, size, checked, is_tree=True, ends=ends),
+            "rank": partial(rank, *args, gpu, by_node=True),
+            "choose": partial(self._choose, size, host.chosen, use_bias=False, masks=masks),
+            "accept": partial(self._keep, size, host.chosen, is_tree=True, ends=host.ends[:, None]),
         }
 
     def _propose(self, candidates: "tuple[torch.Tensor, torch.Tensor]") -> None:

@@ -204,10 +204,8 @@ def check_choices(tree: DraftTree, matcher: TokenMatcher, rounds: "GpuRounds") -
     free = chosen[: tree.num_nodes].tolist()
     while True:
         token = free[node]
-        if place.count_valid((token,)) == 0 and place.fill_mask(rounds.masks[node, :-1]):
-            only = _find_only(rounds.masks[node, :-1])
-            is_end = only is None
-            token = rounds.choose_again(node) if only is None else only
+        if place.count_valid((token,)) == 0:
+            token, is_end = _choose_allowed(place, node, rounds)
             written.append((node, token))
         child = children.get((node, token))
         if child is None:
@@ -217,10 +215,23 @@ def check_choices(tree: DraftTree, matcher: TokenMatcher, rounds: "GpuRounds") -
             ends[child] = 1
             break
         node = child
-    if is_end:  # the choices of the other nodes are lost
-        chosen[: tree.num_nodes] = free
+    chosen[: tree.num_nodes] = free  # which other choices may have overwritten
     for node, token in written:
         chosen[node] = token
+
+
+def _choose_allowed(place: TokenMatcher, node: int, rounds: "GpuRounds") -> tuple[int, bool]:
+    """What follows a node whose free choice is refused, and whether the walk is to end there. To
+    ask about a few tokens takes less than a mask of all, which is the last resort.
+    """
+    if not place.propose_forced():
+        for token in rounds.read_best(node):
+            if place.count_valid((token,)):
+                return token, False
+    bits = rounds.masks[node, :-1]
+    place.fill_mask(bits)
+    only = _find_only(bits)
+    return (rounds.choose_again(node), True) if only is None else (only, False)
 
 
 def _find_only(bits: "np.ndarray") -> int | None:

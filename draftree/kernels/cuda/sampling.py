@@ -146,10 +146,13 @@ def rank(
     log_probs: torch.Tensor,  # float32 [positions, num_candidates]
     workspace: SamplingWorkspace,
     gpu: Gpu,
+    *,
+    by_node: bool = False,
 ) -> None:
     """The best candidates of each live row of the draft, as `Sampler.rank` has them.
 
     Positions of the noise are the target's, from `step`; how many rows are live says the draft's.
+    by_node: rows are those of step's nodes, as `choose` has them.
     """
     check_logits(logits, workspace)
     num_rows, vocab_size = logits.shape
@@ -161,7 +164,9 @@ def rank(
     load_kernel(sampling_source("rank_kernel"), gpu).launch(
         (workspace.num_slices, num_rows),
         THREADS,
-        *(logits, draft_step.control, step.control, params.device),
+        *(logits, draft_step.control, step.control),
+        *((step.rows, step.positions) if by_node else (None, None)),
+        params.device,
         *(workspace.slices, workspace.weights, workspace.arrived, ids, log_probs),
         *(logits.stride(0), vocab_size, count),
         shared_bytes=WORKSPACE_BYTES,
