@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from draftree.core import DraftTree, TokenSource
 from draftree.decode.tree import CountValid
 
+# An enum's members are looked up slowly, and a tree needs them for every node.
+_CHAIN, _SIBLING = TokenSource.CHAIN, TokenSource.SIBLING
+
 
 class DraftFilter:
     """Outlives a request: formats have much in common."""
@@ -39,33 +42,30 @@ class DraftFilter:
         num_valid = chain_len
         if count_valid is not None and chain_len > 0:
             num_valid = count_valid(drafted[0][1 : chain_len + 1])
+        refused = self._refused if count_valid is not None else ()
         places, self._unasked = [0], []  # of the draft's nodes, -1: not taken
-        for node, (token, drafted_parent) in enumerate(zip(*drafted, strict=True)):
+        for node in range(1, len(drafted[0])):
             if len(tokens) > budget:
                 break
-            if node == 0:
+            token, parent = drafted[0][node], places[drafted[1][node]]
+            place = children.get((parent, token), -1) if first else -1
+            if place >= 0 or parent < 0 or (is_forced and parent == 0):
+                places.append(place)
                 continue
-            parent = places[drafted_parent]
-            place = children.get((parent, token))
-            if place is None:
-                is_taken = parent >= 0 and not (is_forced and parent == 0)
-                if node <= chain_len:
-                    is_taken = is_taken and node <= num_valid
-                elif is_taken and count_valid is not None:
-                    if token in self._refused:
-                        path = [*_path(tokens, parents, parent), token]
-                        is_taken = count_valid(path) == len(path)
-                    else:
-                        self._unasked.append(len(tokens))
-                place = len(tokens) if is_taken else -1
-                if is_taken:
-                    children[parent, token] = place
-                    tokens.append(token)
-                    parents.append(parent)
-                    depths.append(depths[parent] + 1)
-                    is_chain = node <= chain_len
-                    sources.append(TokenSource.CHAIN if is_chain else TokenSource.SIBLING)
-            places.append(place)
+            if node <= chain_len:
+                is_taken = node <= num_valid
+            elif token in refused and count_valid is not None:
+                path = [*_path(tokens, parents, parent), token]
+                is_taken = count_valid(path) == len(path)
+            else:
+                is_taken = True
+                self._unasked.append(len(tokens))
+            places.append(len(tokens) if is_taken else -1)
+            if is_taken:
+                tokens.append(token)
+                parents.append(parent)
+                depths.append(depths[parent] + 1)
+                sources.append(_CHAIN if node <= chain_len else _SIBLING)
         return DraftTree(tuple(tokens), tuple(parents), tuple(depths), tuple(sources))
 
     def learn(self, tree: DraftTree, count_valid: CountValid) -> None:
