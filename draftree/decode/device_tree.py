@@ -130,7 +130,7 @@ class DeviceTreeDecoder(DeviceDecoder):
     def _step_with_tree(self, max_tokens: int) -> list[Emitted]:
         if self._has_proposal is None:
             self._propose()
-        was_drafted = bool(self._has_proposal)
+        size = self._rounds.sizes[-1] if self._has_proposal else 1
         tree = self._build_tree(max_tokens)
         self._rounds.verify(tree)
         if self._matcher is not None:  # else every choice stands
@@ -140,7 +140,7 @@ class DeviceTreeDecoder(DeviceDecoder):
             else:
                 check_choices(tree, self._matcher, self._rounds)
         self._rounds.accept()
-        self._under_way.append(was_drafted)
+        self._under_way.append(size)
         self._propose()
         return self._read()
 
