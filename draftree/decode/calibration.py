@@ -11,6 +11,7 @@ from draftree.decode.tree import NodeKind, RankedTree
 
 _PRIOR_ROUNDS = 2.0  # rounds that the prior counts for
 _FORGIVEN = 0.3  # what is left of earlier rounds when drafting is tried again
+_LOOKED_WEIGHT = 0.1  # of the latest round that looked something up
 _PRIOR_TOKENS, _FADE = 20.0, 0.97  # tokens that were as expected, to begin with; older ones fade
 
 
@@ -61,6 +62,31 @@ class Calibration:
         """Accepted over predicted for the step to `depth` (1 is the first)."""
         ratios = self._ratios[kind]
         return ratios[min(depth, len(ratios)) - 1]
+
+
+class LookedDepth:
+    """How many looked-up tokens are worth nodes of a device's tree, in place of the draft's: by how
+    often they were right at each depth.
+    """
+
+    def __init__(self, max_depth: int = 10) -> None:
+        self._shares = [1.0] * max_depth
+
+    def observe(self, num_looked: int, num_accepted: int) -> None:
+        """A round had so many of them. If all were right, the next one would have been, for all we
+        know.
+        """
+        num_right = num_accepted + (num_accepted == num_looked)
+        for depth, share in enumerate(self._shares):
+            if num_accepted < num_looked or depth < num_right:
+                self._shares[depth] = share + _LOOKED_WEIGHT * ((depth < num_right) - share)
+
+    def limit(self, worth: float) -> int:
+        """worth: how often a node of the draft that has to go is right. At least one is looked up,
+        to see whether more would do.
+        """
+        below = (depth for depth, share in enumerate(self._shares) if share < worth)
+        return max(next(below, len(self._shares)), 1)
 
 
 def path_probabilities(ranked: RankedTree, calibration: Calibration) -> list[float]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from draftree.decode.calibration import Calibration, follow, path_probabilities
+from draftree.decode.calibration import Calibration, LookedDepth, follow, path_probabilities
 from draftree.decode.cost import CostModel, best_budget
 from draftree.decode.tree import RankedTree
 from draftree.decode.tree_size import TreeSizes
@@ -64,7 +64,7 @@ class SpeculationController:
         prior_gain: float = PRIOR_GAIN,
     ) -> None:
         self.cost = cost or schedule.new_cost()
-        self.sizes = TreeSizes()  # of a device's rounds
+        self.sizes, self.looked = TreeSizes(), LookedDepth()  # of a device's rounds
         self._schedule = schedule
         self._calibration = Calibration()
         self._prior_gain = self._gain = prior_gain

@@ -103,8 +103,15 @@ class DeviceDecoder:
     def _launch(self) -> None:
         if not self._is_done:
             size = self._next_size()
-            self._rounds.launch(size)
+            self._rounds.launch(size, *self._limit_lookup(size))
             self._under_way.append(size)
+
+    def _limit_lookup(self, size: int) -> tuple[int, ...]:
+        """The most nodes to be looked up, if that is to be said."""
+        controller = self._controller
+        if controller is None or not self._use_lookup or size == 1:
+            return ()
+        return (controller.looked.limit(controller.sizes.last_worth(self._rounds.sizes, size)),)
 
     def _next_size(self) -> int:
         if not self._is_draft_next():
@@ -128,7 +135,7 @@ class DeviceDecoder:
         if self._drafter is not None:
             self._drafter.record_context(len(path))
         self._anchor = bonus
-        self._observe(size, path, record.ms)
+        self._observe(size, path, record.ms, tree.sources.count(TokenSource.NGRAM))
         self.stats.count(tree.num_nodes, max(tree.depths), len(path) - 1)
         self.stats.verify_ms += record.ms
         self.round_ms.append(record.ms)
@@ -142,8 +149,11 @@ class DeviceDecoder:
             emitted = [token._replace(scores=scores) for token, scores in pairs]
         return emitted
 
-    def _observe(self, size: int, path: Sequence[int], ms: float) -> None:
+    def _observe(self, size: int, path: Sequence[int], ms: float, num_looked: int) -> None:
+        """num_looked: of the tree's nodes, the first besides the root."""
         controller = self._controller
+        if controller is not None and num_looked > 0:
+            controller.looked.observe(num_looked, sum(0 < node <= num_looked for node in path))
         if controller is None or ms <= 0.0:  # a device without a clock
             return
         if size > 1:

@@ -2,14 +2,20 @@
 their records tell them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from draftree.core import DraftTree, TokenSource
+from draftree.core import DraftTree, SamplingParams, TokenScores, TokenSource
 from draftree.drafts.drafter import Drafter
+from draftree.kernels.cpu.sampling import SamplingArgs
 from draftree.kernels.cuda.accept import RoundRecord
+from draftree.kernels.cuda.compile import Gpu
 from draftree.kernels.cuda.ops import CudaOps
 from draftree.kernels.cuda.program import Program
+from draftree.kernels.cuda.sampling import new_candidates, new_choices
+from draftree.kernels.cuda.tree import TreeBuffer
 from draftree.kernels.ops import Ops, narrow
 from draftree.models.target import Target
 
@@ -48,6 +54,20 @@ class DraftParts:
     block_len: int
 
 
+class HostExchange:
+    """What the host and rounds over its trees write for each other, in pinned memory: a draft and
+    the tree made of it, the choice after each node, whether paths must not go on to it, and the
+    best tokens after it.
+    """
+
+    def __init__(self, max_rows: int, num_best: int, gpu: Gpu) -> None:
+        self.drafted, self.given = TreeBuffer(gpu), TreeBuffer(gpu)
+        self.chosen = new_choices(max_rows, gpu, for_host=True)
+        self.ends = new_choices(max_rows, gpu, for_host=True)
+        self.best = new_choices(max_rows * num_best, gpu, for_host=True).view(-1, num_best)
+        self.scores = new_candidates(max_rows, num_best, gpu)[1]  # of the best, on the device
+
+
 def target_parts(target: Target, ops: Ops) -> TargetParts:
     made = target.programs()
     return TargetParts(
@@ -72,6 +92,23 @@ def draft_parts(drafter: Drafter, ops: Ops | None) -> DraftParts:
         logits=made.logits,
         mask_token=made.mask_token,
         block_len=made.block_len,
+    )
+
+
+def sampling_args(sampling: SamplingParams) -> SamplingArgs:
+    return SamplingArgs(
+        *(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
+        *(sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty),
+    )
+
+
+def token_scores(
+    found: Sequence[tuple[float, Sequence[tuple[int, float]]]], wanted: int | None
+) -> tuple[TokenScores, ...]:
+    """Of each token its own score, and the best ones, as many as are wanted."""
+    return tuple(
+        TokenScores(own, tuple((t, value) for t, value in top if value > -inf)[:wanted])
+        for own, top in found
     )
 
 

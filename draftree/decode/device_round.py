@@ -9,14 +9,21 @@ Graphs are made at first use, by number of nodes and way of choosing.
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
-from math import inf
 from typing import TYPE_CHECKING
 
 from draftree.core import DraftTree, Request, TokenScores
 from draftree.decode.decoder import DeviceRecord, Round
-from draftree.decode.device_parts import Choosing, DraftParts, draft_parts, read_tree, target_parts
-from draftree.drafts.drafter import Drafter, Proposal
-from draftree.kernels.cpu.sampling import SamplingArgs
+from draftree.decode.device_parts import (
+    Choosing,
+    DraftParts,
+    HostExchange,
+    draft_parts,
+    read_tree,
+    sampling_args,
+    target_parts,
+    token_scores,
+)
+from draftree.drafts.drafter import Drafter
 from draftree.kernels.cuda.accept import RoundRing, accept
 from draftree.kernels.cuda.graph import LaunchGraph, Timestamp
 from draftree.kernels.cuda.lookup import DeviceText, find_match
@@ -33,7 +40,14 @@ from draftree.kernels.cuda.sampling import (
     rank,
 )
 from draftree.kernels.cuda.scores import ScoreRing, score
-from draftree.kernels.cuda.tree import advance, build_tree, plan_block, plan_context, plan_plain
+from draftree.kernels.cuda.tree import (
+    advance,
+    build_tree,
+    plan_block,
+    plan_context,
+    plan_plain,
+    plan_tree,
+)
 from draftree.kernels.ops import Ops
 from draftree.models.target import Target
 
@@ -74,21 +88,19 @@ class GpuRounds:
             count = min(max(budget, 1), _MAX_CANDIDATES, vocab_size)
             block_len = self._draft.block_len
             self._candidates = new_candidates(block_len - 1, count, self._gpu)
-            self._read_candidates = new_candidates(block_len - 1, count, self._gpu, for_host=True)
             self._text = DeviceText(self._target.ops.max_ctx, self._gpu)
             rows = max(max_rows, block_len)
             self._draft_workspace = new_sampling_workspace(rows, vocab_size, self._gpu)
-        self._checked = new_choices(max_rows, self._gpu, for_host=True)  # by the host
-        self._ends = new_choices(max_rows, self._gpu, for_host=True)
-        self._masks: TreeMasks | None = None
+        self._host = HostExchange(max_rows, min(_MAX_CANDIDATES, vocab_size), self._gpu)
+        self._masks = TreeMasks(max_rows, vocab_size, self._gpu)
         self._tree_sizes = sorted({bucket(1), bucket(budget + 1)})  # of passes the host sets up
         largest = bucket(budget + 1)
         self.sizes = tuple(n for n in BUCKETS if 1 < n < largest and is_auto) + (largest,)
         self._graphs: dict[Hashable, LaunchGraph] = {}
         self._under_way: deque[Timestamp] = deque()
         self._request, self._way, self._tree = (Request((), 0), Choosing(), DraftTree((), (), ()))
-        self._number, self._has_ended, self._has_trees = 0, True, False
-        self._has_filters = False
+        self._number, self._has_ended = 0, True
+        self._has_trees = self._has_filters = False
         self._last = self._proposed = self._verified = Timestamp(self._gpu)
 
     @property
@@ -113,11 +125,7 @@ class GpuRounds:
         of free stretches are to have what is looked up in them. written: of the reply so far.
         """
         assert not self._under_way, "rounds of the last request are still under way"
-        sampling, vocab_size = request.sampling, self._target.logits.shape[1]
-        filters = SamplingArgs(
-            *(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p),
-            *(sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty),
-        )
+        filters, vocab_size = sampling_args(request.sampling), self._target.logits.shape[1]
         if self._draft is not None:
             self._draft.ops.step.set_idle(drafted)
         self._ring.clear()
@@ -133,7 +141,7 @@ class GpuRounds:
             self._text.start(text)
         self._params.start(
             filters,
-            sampling.seed,
+            request.sampling.seed,
             anchor=anchor,
             tokens_left=0,
             max_ctx=self._target.ops.max_ctx,
@@ -161,10 +169,7 @@ class GpuRounds:
         self._target.ops.step.set_idle(committed)
         way = self._way
         if has_trees:
-            if self._masks is None:
-                rows, vocab_size = self._target.logits.shape
-                self._masks = TreeMasks(rows, vocab_size, self._gpu)
-            if self._draft is not None:
+            if self.can_draft:
                 self._prepare(("propose", way.is_processed), self._propose_to_host)
             for size in self._tree_sizes:
                 for name, launch in self._tree_parts(size).items():
@@ -175,8 +180,10 @@ class GpuRounds:
         self._params.resume(max_tokens, {*self._request.stop_ids, *end_ids})
         self._has_ended, self._last = False, Timestamp(self._gpu)
 
-    def launch(self, size: int) -> None:
+    def launch(self, size: int, max_looked: int | None = None) -> None:
         """Queue a round of a free stretch: of one of the sizes, or 1, which drafts nothing."""
+        if max_looked is not None:
+            self._params.set_looked_limit(max_looked)
         self._graphs[size, self._way].run()
         self._under_way.append(Timestamp(self._gpu))
 
@@ -185,18 +192,16 @@ class GpuRounds:
         self._graphs["propose", self._way.is_processed].run()
         self._proposed = Timestamp(self._gpu)
 
-    def read_proposal(self) -> Proposal:
-        """Wait for that draft. It is overwritten by the next one."""
+    def read_proposal(self) -> tuple[list[int], list[int]]:
+        """Wait for that draft: tokens and parents of a tree that is larger than the budget."""
         self._proposed.wait_since(self._last)
-        ids, log_probs = self._read_candidates
-        return Proposal(ids.numpy(), log_probs.numpy())
+        return self._host.drafted.read()
 
-    def verify(self, tree: DraftTree, committed: int) -> None:
+    def verify(self, tree: DraftTree) -> None:
         """Queue the target's pass over it."""
-        step, self._tree = self._target.ops.step, tree
-        step.set_tree(tree.tokens, tree.parents, tree.depths, committed)
-        step.set_rows(range(tree.num_nodes))
-        self._ends.zero_()
+        self._tree = tree
+        self._host.given.write(tree.tokens, tree.parents)
+        self._host.ends.zero_()
         self._run_part("verify")
         self._verified = Timestamp(self._gpu)
 
@@ -211,7 +216,6 @@ class GpuRounds:
         """Rows to fill, one for each node: a bit for each token that may follow it, and a last word
         that is 1 if the reply is complete with the node. uint32 [nodes, words + 1].
         """
-        assert self._masks is not None, "the host builds the trees"
         return self._masks.rows
 
     def read_choices(self) -> "tuple[np.ndarray, np.ndarray]":
@@ -219,19 +223,24 @@ class GpuRounds:
         node whether the path must not go on to it. The host changes both.
         """
         self._verified.wait_since(self._last)
-        return self._checked.numpy(), self._ends.numpy()
+        return self._host.chosen.numpy(), self._host.ends.numpy()
+
+    def read_best(self, node: int) -> list[int]:
+        """The largest of the node's row, the very largest first, as if there were no grammar."""
+        self._run_part("rank")
+        Timestamp(self._gpu).wait_since(self._last)
+        return self._host.best[node].tolist()
 
     def choose_again(self, node: int) -> int:
         """What the node's row of the masks allows; the choices of the other nodes are lost."""
-        assert self._masks is not None, "the host builds the trees"
-        self._masks.upload(self._tree.num_nodes)
+        self._masks.upload(node + 1, node)
         self._run_part("choose")
         Timestamp(self._gpu).wait_since(self._last)
-        return int(self._checked[node])
+        return int(self._host.chosen[node])
 
     def accept(self) -> None:
         """Queue the rest of the round, by the masks or choices as they are now."""
-        if self.needs_masks and self._masks is not None:
+        if self.needs_masks:
             self._masks.upload(self._tree.num_nodes)
         self._run_part("accept")
         self._under_way.append(Timestamp(self._gpu))
@@ -248,9 +257,8 @@ class GpuRounds:
         assert record is not None, "a round left no record"
         self._has_ended = record.end is not End.RUNNING
         tree = self._tree if self._has_trees else read_tree(record)
-        finished = Round(tree, record.path, record.bonus)
         scores = self._read_scores(len(record.path)) if self._way.has_scores else ()
-        return DeviceRecord(finished, self._has_ended, ms, scores)
+        return DeviceRecord(Round(tree, record.path, record.bonus), self._has_ended, ms, scores)
 
     @property
     def _num_scores(self) -> int:
@@ -262,11 +270,7 @@ class GpuRounds:
 
     def _read_scores(self, path_len: int) -> tuple[TokenScores, ...]:
         found = self._scores.read(self._number, path_len, self._num_scores)
-        wanted = self._request.logprobs
-        return tuple(
-            TokenScores(own, tuple((t, value) for t, value in top if value > -inf)[:wanted])
-            for own, top in found
-        )
+        return token_scores(found, self._request.logprobs)
 
     def _prepare(self, key: Hashable, launch: Callable[[], None]) -> None:
         """The graph of a kind of round, or part of one; nothing is live now."""
@@ -291,30 +295,38 @@ class GpuRounds:
         self._keep(size, self._chosen, is_tree=size > 1)
 
     def _propose_to_host(self) -> None:
-        self._propose(self._read_candidates)
+        self._propose(self._candidates)
+        step, gpu = self._target.ops.step, self._gpu
+        build_tree(*self._candidates, self._params, step, gpu, drafted=self._host.drafted)
 
     def _tree_parts(self, size: int) -> dict[str, Callable[[], None]]:
         """The parts of a round over the host's tree. With masks, the choice waits for them; else it
         follows the pass, and is made again if the host asks for it.
         """
         masks, use_bias = self._masks, self._way.is_processed
-        assert masks is not None, "the host builds the trees"
-        chosen, checked, ends = self._chosen, self._checked, self._ends[:, None]
+        step, logits = self._target.ops.step, self._target.logits[:size]
+        chosen, host, gpu, params = self._chosen, self._host, self._gpu, self._params
+
+        def verify() -> None:
+            plan_tree(host.given, params, step, gpu)
+            self._verify(size)
 
         def verify_and_choose() -> None:
-            self._verify(size)
-            self._choose(size, checked, use_bias=use_bias)
+            verify()
+            self._choose(size, host.chosen, use_bias=use_bias)
 
         def choose_and_keep() -> None:
             self._choose(size, chosen, use_bias=use_bias, masks=masks)
             self._keep(size, chosen, is_tree=True, ends=masks.device)
 
         if self.needs_masks:
-            return {"verify": partial(self._verify, size), "accept": choose_and_keep}
+            return {"verify": verify, "accept": choose_and_keep}
+        args = *(logits, step, step, params, host.best[:size], host.scores[:size]), self._workspace
         return {
             "verify": verify_and_choose,
-            "choose": partial(self._choose, size, checked, use_bias=False, masks=masks),
-            "accept": partial(self._keep, size, checked, is_tree=True, ends=ends),
+            "rank": partial(rank, *args, gpu, by_node=True),
+            "choose": partial(self._choose, size, host.chosen, use_bias=False, masks=masks),
+            "accept": partial(self._keep, size, host.chosen, is_tree=True, ends=host.ends[:, None]),
         }
 
     def _propose(self, candidates: "tuple[torch.Tensor, torch.Tensor]") -> None:
@@ -380,8 +392,7 @@ class GpuRounds:
         assert features is not None, "a draft's target captures features"
         size = bucket(draft.block_len)
         plan_context(step, draft_step, gpu)
-        live = step.word(PATH_LEN)
-        rows = step.path[:size]
+        rows, live = step.path[:size], step.word(PATH_LEN)
         gather_rows(features, rows, draft.features[:size], gpu, live=live)
         draft.context.launch(size)
         advance(draft_step, gpu)

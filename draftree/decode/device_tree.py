@@ -6,15 +6,15 @@ it says what a grammar lets follow each node while the target's pass runs. Where
 nothing, rounds are the free ones of device_decoder.py, up to the token that may change that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from draftree.core import DraftTree, Request, TokenMatcher
+from draftree.core import DraftTree, Request, TokenMatcher, TokenSource
 from draftree.decode.controller import SpeculationController
 from draftree.decode.decoder import Emitted, Round
 from draftree.decode.device_decoder import DeviceDecoder
-from draftree.decode.tree import build_tree
-from draftree.drafts.drafter import Drafter, Proposal
+from draftree.decode.draft_filter import DraftFilter
+from draftree.drafts.drafter import Drafter
 from draftree.drafts.lookup import LookupIndex
 from draftree.models.target import Target
 
@@ -37,11 +37,13 @@ class DeviceTreeDecoder(DeviceDecoder):
         use_lookup: bool = False,
         use_index: bool = False,
         controllers: tuple[SpeculationController, SpeculationController] | None = None,
+        draft_filter: DraftFilter | None = None,
         off_reason: str | None = None,
         watch: Callable[[Round], None] | None = None,
     ) -> None:
         """controllers: say which rounds draft, of the free ones and of the others. use_lookup: in
-        free rounds; use_index: the host looks up, and there are no free rounds.
+        free rounds; use_index: the host looks up, and there are no free rounds. draft_filter: knows
+        of earlier requests.
         """
         controllers = controllers if use_draft else None
         super().__init__(
@@ -59,6 +61,7 @@ class DeviceTreeDecoder(DeviceDecoder):
         self._matcher = grammar.new_matcher() if grammar is not None else None
         self._lookup = LookupIndex() if use_index else None
         self._is_free = self._has_trees = False
+        self._filter = draft_filter or DraftFilter()
         self._has_proposal: bool | None = None  # of the next round; None: nobody has said yet
 
     def start(self, anchor: int) -> None:
@@ -131,17 +134,17 @@ class DeviceTreeDecoder(DeviceDecoder):
     def _step_with_tree(self, max_tokens: int) -> list[Emitted]:
         if self._has_proposal is None:
             self._propose()
-        was_drafted = bool(self._has_proposal)
+        size = self._rounds.sizes[-1] if self._has_proposal else 1
         tree = self._build_tree(max_tokens)
-        self._rounds.verify(tree, self._target.state.committed)
-        if self._matcher is None:
-            pass  # every choice stands
-        elif self._rounds.needs_masks:
-            fill_masks(tree, self._matcher, self._rounds.masks)
-        else:
-            check_choices(tree, self._matcher, self._rounds)
+        self._rounds.verify(tree)
+        if self._matcher is not None:  # else every choice stands
+            self._filter.learn(tree, self._matcher.count_valid)
+            if self._rounds.needs_masks:
+                fill_masks(tree, self._matcher, self._rounds.masks)
+            else:
+                check_choices(tree, self._matcher, self._rounds)
         self._rounds.accept()
-        self._under_way.append(was_drafted)
+        self._under_way.append(size)
         self._propose()
         return self._read()
 
@@ -154,20 +157,19 @@ class DeviceTreeDecoder(DeviceDecoder):
     def _build_tree(self, max_tokens: int) -> DraftTree:
         state, matcher = self._target.state, self._matcher
         room = min(max_tokens - 1, state.max_ctx - state.committed - 1, self._budget)
-        forced = tuple(matcher.propose_forced())[: max(room, 0)] if matcher is not None else ()
-        lookup: tuple[int, ...] = ()
-        if self._lookup is not None and room > 0 and not forced:
-            lookup = self._lookup.propose_branch(room, has_draft=bool(self._has_proposal))
-        block: Proposal | None = None
-        if self._has_proposal and room > 0:
-            block = self._rounds.read_proposal()
-            block = Proposal(block.tokens[:room], block.log_probs[:room])
-        return build_tree(
-            *(self._anchor, block, self._budget),
-            lookup=lookup,
-            forced=forced,
-            count_valid=matcher.count_valid if matcher is not None else None,
-        ).tree
+        first: Sequence[int] = ()
+        source = TokenSource.GRAMMAR
+        if matcher is not None:
+            first = matcher.propose_forced()[: max(room, 0)]
+        if self._lookup is not None and room > 0 and not first:
+            source = TokenSource.NGRAM
+            first = self._lookup.propose_branch(room, has_draft=bool(self._has_proposal))
+            first = first[: matcher.count_valid(first)] if matcher is not None and first else first
+        drafted = self._rounds.read_proposal() if self._has_proposal else ([], [])
+        count_valid = matcher.count_valid if matcher is not None else None
+        return self._filter.build(
+            self._anchor, drafted, self._budget, first=first, source=source, count_valid=count_valid
+        )
 
 
 def fill_masks(tree: DraftTree, matcher: TokenMatcher, rows: "np.ndarray") -> None:
@@ -199,26 +201,41 @@ def check_choices(tree: DraftTree, matcher: TokenMatcher, rounds: "GpuRounds") -
     the allowed ones too, if it is allowed; where it is not, and several are, the walk ends with
     what the device chooses among those. The matcher stays at the root.
     """
-    chosen, ends = rounds.read_choices()
     place, node, is_end = matcher.copy(), 0, False
+    children = {edge: i for i, edge in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     written: list[tuple[int, int]] = []
+    chosen, ends = rounds.read_choices()
+    free = chosen[: tree.num_nodes].tolist()
     while True:
-        token = int(chosen[node])
-        if place.count_valid((token,)) == 0 and place.fill_mask(rounds.masks[node, :-1]):
-            only = _find_only(rounds.masks[node, :-1])
-            is_end = only is None
-            token = rounds.choose_again(node) if only is None else only
-        written.append((node, token))
-        place.advance(token)
-        child = tree.find_child(node, token)
+        token = free[node]
+        if place.count_valid((token,)) == 0:
+            token, is_end = _choose_allowed(place, node, rounds)
+            written.append((node, token))
+        child = children.get((node, token))
         if child is None:
             break
+        place.advance(token)
         if is_end or place.is_complete:
             ends[child] = 1
             break
         node = child
+    chosen[: tree.num_nodes] = free  # which other choices may have overwritten
     for node, token in written:
         chosen[node] = token
+
+
+def _choose_allowed(place: TokenMatcher, node: int, rounds: "GpuRounds") -> tuple[int, bool]:
+    """What follows a node whose free choice is refused, and whether the walk is to end there. To
+    ask about a few tokens takes less than a mask of all, which is the last resort.
+    """
+    if not place.propose_forced():
+        for token in rounds.read_best(node):
+            if place.count_valid((token,)):
+                return token, False
+    bits = rounds.masks[node, :-1]
+    place.fill_mask(bits)
+    only = _find_only(bits)
+    return (rounds.choose_again(node), True) if only is None else (only, False)
 
 
 def _find_only(bits: "np.ndarray") -> int | None:

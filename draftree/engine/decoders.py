@@ -9,6 +9,7 @@ from draftree.decode.controller import DEVICE_SCHEDULE, HOST_SCHEDULE, Controlle
 from draftree.decode.decoder import Decoder, Round
 from draftree.decode.device_decoder import DeviceDecoder
 from draftree.decode.device_tree import DeviceTreeDecoder
+from draftree.decode.draft_filter import DraftFilter
 from draftree.decode.host_round import SpeculationOptions, SpeculativeDecoder
 from draftree.decode.plain import PlainDecoder
 from draftree.decode.sampler import Sampler
@@ -32,6 +33,7 @@ class Decoders:
         self._host = ControllerPair.new(HOST_SCHEDULE)
         self._device = ControllerPair.new(DEVICE_SCHEDULE)
         self._device_trees = ControllerPair.new(DEVICE_SCHEDULE)  # with trees of the host
+        self._filter = DraftFilter()
 
     def new(self, request: Request, watch: Callable[[Round], None] | None) -> Decoder:
         rounds = self._rounds
@@ -79,6 +81,7 @@ class Decoders:
                 use_lookup=use_lookup,
                 use_index=use_index,
                 controllers=controllers if is_auto else None,
+                draft_filter=self._filter,
                 off_reason=off_reason,
                 watch=watch,
             )

@@ -5,7 +5,6 @@ engine. Where nothing is asked of a part, its tokens are free and cost next to n
 """
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -83,7 +82,8 @@ class ReplyMatcher:
                 self._think()
 
     def copy(self) -> "ReplyMatcher":
-        other = copy(self)  # what is changed in place is the cursor alone
+        other = ReplyMatcher.__new__(ReplyMatcher)
+        other.__dict__.update(self.__dict__)  # what is changed in place is the cursor alone
         if self._cursor is not None:
             other._cursor = self._cursor.copy()
         return other
@@ -125,6 +125,8 @@ class ReplyMatcher:
         return True
 
     def count_valid(self, tokens: Sequence[int]) -> int:
+        if self._phase is _Phase.CONTENT and self._cursor is not None:  # the most often
+            return self._cursor.count_valid(tokens)
         match self._phase:
             case _Phase.CLOSING:
                 pairs = zip(tokens, self._ending, strict=False)
@@ -147,6 +149,9 @@ class ReplyMatcher:
         if token in self._stop_ids:
             self._phase = _Phase.END
             return
+        if self._phase is _Phase.CONTENT:
+            self._write(token)
+            return
         match self._phase:
             case _Phase.OPENING:
                 self._open(token)
@@ -156,7 +161,7 @@ class ReplyMatcher:
                 self._ending = self._ending[1:]
                 if not self._ending:
                     self._phase = _Phase.CONTENT
-            case _Phase.CONTENT | _Phase.CALL:
+            case _Phase.CALL:
                 self._write(token)
 
     def _open(self, token: int) -> None:

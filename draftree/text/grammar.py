@@ -104,14 +104,15 @@ def quote(text: str) -> str:
 class Cursor:
     """A place in a grammar."""
 
-    def __init__(self, matcher: Any, tokenizer: Tokenizer) -> None:
+    __slots__ = ("_forced", "_matcher", "_stop_ids", "_vocab_size")
+
+    def __init__(self, matcher: Any, vocab_size: int, stop_ids: frozenset[int]) -> None:
         self._matcher = matcher  # llguidance's
-        self._tokenizer = tokenizer
-        self._num_words = (tokenizer.vocab_size + 31) // 32
+        self._vocab_size, self._stop_ids = vocab_size, stop_ids
         self._forced: list[int] | None = None  # None: not asked for yet
 
     def copy(self) -> "Cursor":
-        return Cursor(self._matcher.deep_copy(), self._tokenizer)
+        return Cursor(self._matcher.deep_copy(), self._vocab_size, self._stop_ids)
 
     @property
     def is_complete(self) -> bool:
@@ -119,20 +120,22 @@ class Cursor:
 
     def fill_mask(self, bits: np.ndarray) -> None:
         """Set exactly the bits of tokens that may follow; stop tokens where the text may end."""
-        mask = bits[: self._num_words]
+        num_words = (self._vocab_size + 31) // 32
+        mask = bits[:num_words]
         assert mask.dtype == np.uint32 and mask.flags.c_contiguous
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         self._check()
-        bits[self._num_words :] = 0  # the model may have more rows than there are tokens
+        bits[num_words:] = 0  # the model may have more rows than there are tokens
 
     def count_valid(self, tokens: Sequence[int]) -> int:
-        if tokens[0] in self._tokenizer.stop_ids:
+        if tokens[0] in self._stop_ids:
             return int(self._matcher.is_accepting())
         forced = self.propose_forced()
         if forced and tokens[0] != forced[0]:
             return 0  # the text must be spelled as the tokenizer would
-        known = takewhile(lambda token: token < self._tokenizer.vocab_size, tokens)
-        return int(self._matcher.validate_tokens(list(known)))
+        if max(tokens) >= self._vocab_size:  # the model may have more rows than there are tokens
+            tokens = list(takewhile(lambda token: token < self._vocab_size, tokens))
+        return int(self._matcher.validate_tokens(tokens))
 
     def propose_forced(self) -> list[int]:
         """Tokens of the text that must follow; empty where there is a choice."""
@@ -183,7 +186,7 @@ class GrammarCompiler:
         if first.is_error():
             problem = _read_problem(first.get_error())
             raise GrammarError(f"The reply's format cannot be used: {problem}.")
-        return Cursor(matcher, self._tokenizer)
+        return Cursor(matcher, self._tokenizer.vocab_size, frozenset(self._tokenizer.stop_ids))
 
 
 class Recognizer:

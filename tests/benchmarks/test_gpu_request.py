@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -9,8 +11,11 @@ from benchmarks import gpu_request, gpu_suite
 from benchmarks.gpu_writing import CHAT, Asker, Bench, OpenEngines, Written, read_sets, write
 from benchmarks.parts import Deadline
 from draftree.bench.dataset import Prompt
+from draftree.config import EngineConfig, GpuInfo, Plan, resolve
 from draftree.core import RoundStats, Usage
 from draftree.errors import BenchError
+from draftree.models.model_config import read_model_config
+from draftree.weights.file import open_checkpoint
 
 
 def written(round_ms, num_nodes):
@@ -46,7 +51,6 @@ def test_prompts_of_a_file_by_set(tmp_path):
 
 def test_files_are_cut_to_a_number_of_tokens(smollm2_path):
     from draftree.text.tokenizer import Tokenizer
-    from draftree.weights.file import open_checkpoint
 
     tokenizer = Tokenizer.from_metadata(open_checkpoint(smollm2_path).metadata)
     text = gpu_request.cut_source(tokenizer, "textwrap", 1000)
@@ -71,6 +75,35 @@ def test_all_parts_run_on_the_default_model(smollm2_path):
         assert len(rows) == 11
         limits = gpu_suite.measure_limits(bench)
         assert limits["num_equal"] == limits["num_texts"] and limits["chunks"][1] < 128
+
+
+class PlannedEngines:
+    """Engines that are planned for a GPU, and not opened."""
+
+    def __init__(self, path: Path) -> None:
+        checkpoint = open_checkpoint(path)
+        self._model = read_model_config(checkpoint)
+        self.planned: list[Plan] = []
+
+    def open(self, **config: Any) -> SimpleNamespace:
+        asked = EngineConfig(max_ctx=2048, **config)
+        self.planned.append(resolve(asked, self._model, gpu=GpuInfo(0, "a GPU", 2**37)))
+        return SimpleNamespace(plan=self.planned[-1], tokens=None, close=lambda: None)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_limit_leaves_the_format_and_shortens_chunks(smollm2_path, monkeypatch):
+    engines = PlannedEngines(smollm2_path)
+    plan = engines.open().plan
+    text = Written([1], Usage(prompt_tokens=1), [], [])
+    monkeypatch.setattr(gpu_suite, "_write_unlimited", lambda bench: ([None], [text], plan))
+    monkeypatch.setattr(gpu_suite, "write", lambda *args: text)
+    found = gpu_suite.measure_limits(Bench(engines, {}, 24, Deadline(600), lambda text: None))
+    limited = engines.planned[-1]
+    assert limited.kv == plan.kv and limited.memory.total < plan.memory.total
+    assert found["chunks"] == [plan.chunk, limited.chunk] and limited.chunk < plan.chunk
 
 
 def test_a_text_says_how_long_its_rounds_took(smollm2_path):

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from draftree.decode.device_round import GpuRounds
-from draftree.drafts.drafter import Proposal
 from draftree.engine.engine import TokenEngine
 from draftree.kernels.cuda.pass_args import COMMITTED
 
@@ -21,7 +20,6 @@ class ScriptedRounds(GpuRounds):
 
     def __init__(self, engine: TokenEngine, budget: int, text: Sequence[int], seed: int) -> None:
         super().__init__(engine.target, engine._parts.ops, None, None, budget)
-        self._state = engine.target.state
         place, rng = self._gpu.place, np.random.default_rng(seed)
         padded = [*text, *[0] * (NUM_POSITIONS + 1)]
         self._text = torch.tensor(padded, device=place)
@@ -47,13 +45,3 @@ class ScriptedRounds(GpuRounds):
         at = (step.control[COMMITTED] + self._depths).clamp(max=len(self._text) - 1)
         ids = (self._text[at][:, None] + self._offsets[self._ranks[at]]) % vocab_size
         candidates[0].copy_(ids)
-
-    def propose(self) -> None:
-        """The host knows the text by itself."""
-
-    def read_proposal(self) -> Proposal:
-        vocab_size = self._target.logits.shape[1]
-        depths = self._depths.cpu()
-        at = (self._state.committed + depths).clamp(max=len(self._text) - 1)
-        ids = self._text.cpu()[at][:, None] + self._offsets.cpu()[self._ranks.cpu()[at]]
-        return Proposal((ids % vocab_size).numpy(), self._candidates[1].cpu().numpy())

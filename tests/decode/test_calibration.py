@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from draftree.decode.calibration import Calibration, follow, path_probabilities
+from draftree.decode.calibration import Calibration, LookedDepth, follow, path_probabilities
 from draftree.decode.tree import NodeKind, build_tree
 from draftree.drafts.drafter import Proposal
 
@@ -67,3 +67,23 @@ def test_rounds_that_give_less_than_expected_are_trusted_less() -> None:
     for _ in range(100):
         calibration.observe_rate(0.5, num_tokens=3, ms=10.0)  # five were expected
     assert abs(calibration.trust - 0.6) < 0.05
+
+
+def test_looked_up_text_takes_as_many_nodes_as_it_is_right() -> None:
+    """Against what the draft's last nodes give; it comes back when it is right again."""
+    looked, worth = LookedDepth(), 0.1
+    assert looked.limit(worth) == 10
+    for _ in range(60):
+        looked.observe(looked.limit(worth), min(looked.limit(worth), 2))  # never the third one
+    assert looked.limit(worth) in (2, 3)
+    for _ in range(60):
+        looked.observe(looked.limit(worth), 0)
+    assert looked.limit(worth) == 1
+    for _ in range(12):
+        limit = looked.limit(worth)
+        looked.observe(limit, limit)
+    assert looked.limit(worth) == 10
+    for number in range(400):
+        limit = looked.limit(worth)
+        looked.observe(limit, limit if number % 3 == 0 else 0)
+    assert looked.limit(worth) == 10 and looked.limit(0.7) == 1

@@ -11,6 +11,7 @@ from draftree.core import DraftTree, Request, SamplingParams, TokenSource
 from draftree.decode.controller import DEVICE_SCHEDULE, SpeculationController
 from draftree.decode.decoder import DeviceRecord, Round
 from draftree.decode.device_decoder import DeviceDecoder
+from draftree.decode.device_tree import DeviceTreeDecoder
 
 PLAIN_MS = 5.0
 REQUEST = Request(prompt_ids=(1,), max_tokens=1, sampling=SamplingParams())
@@ -36,7 +37,7 @@ class Rounds:
 
     sizes = (24,)
 
-    def launch(self, size: int) -> None:
+    def launch(self, size: int, *limits: int) -> None:
         assert size in (1, *self.sizes)
         self.kinds.append(size > 1)
         self._under_way.append(size > 1)
@@ -73,6 +74,49 @@ class Counting(Rounds):
         return replace(record, round=replace(record.round, tree=tree, bonus=self._position))
 
 
+class Looking(Rounds):
+    """Trees whose first nodes are looked up, of which so many are right."""
+
+    def __init__(self, num_right: int) -> None:
+        super().__init__(1, PLAIN_MS / 4)
+        self.num_right, self.limits = num_right, [10]
+
+    def launch(self, size: int, *limits: int) -> None:
+        super().launch(size)
+        self.limits += limits
+
+    def read(self) -> DeviceRecord:
+        if not self._under_way.popleft():
+            return DeviceRecord(Round(DraftTree.chain([5]), (0,), 7), False, PLAIN_MS)
+        count = self.limits[-1]
+        tree = DraftTree.chain([5] * 16)
+        sources = *(TokenSource.NGRAM,) * (count + 1), *(TokenSource.CHAIN,) * (15 - count)
+        path = tuple(range(min(count, self.num_right) + 1))
+        found = Round(replace(tree, sources=sources), path, 7)
+        return DeviceRecord(found, False, self.ms)
+
+
+class Trees(Rounds):
+    """The same where the host builds the trees."""
+
+    def __init__(self, length: int, ms: float) -> None:
+        super().__init__(length, ms)
+        self._has_draft = False
+
+    def propose(self) -> None:
+        self._has_draft = True
+
+    def read_proposal(self) -> tuple[list[int], list[int]]:
+        return [5, 6], [-1, 0]
+
+    def verify(self, tree: DraftTree) -> None:
+        assert tree.num_nodes <= 9
+
+    def accept(self) -> None:
+        super().launch(24 if self._has_draft else 1)
+        self._has_draft = False
+
+
 class State:
     def __init__(self, committed: int) -> None:
         self.committed = committed
@@ -99,6 +143,39 @@ def write(
         num_tokens += len(emitted)
     decoder.finish()
     return rounds.kinds[first:]
+
+
+@pytest.mark.parametrize(("num_right", "limit"), [(0, 2), (3, 4), (10, 10)])
+def test_looked_up_text_gets_the_nodes_that_it_earns(num_right: int, limit: int) -> None:
+    rounds = Looking(num_right)
+    target = cast("Any", SimpleNamespace(state=State(100)))
+    target.state.tokens = ()
+    options = {"use_draft": True, "use_lookup": True, "controller": new_controller()}
+    decoder = DeviceDecoder(*(target, None, rounds, REQUEST), **options)
+    decoder.start(1)
+    for _ in range(100):
+        decoder.step(1000)
+    assert max(rounds.limits[-20:]) <= limit and max(rounds.limits) == 10
+    assert min(rounds.limits[-20:]) >= limit - 1
+
+
+@pytest.mark.parametrize(("ms", "is_worth_it"), [(2.0, True), (50.0, False)])
+def test_trees_of_the_host_are_drafted_as_long_as_it_pays(ms: float, is_worth_it: bool) -> None:
+    rounds, state = Trees(3, ms * PLAIN_MS), State(100)
+    target = cast("Any", SimpleNamespace(state=state))
+    state.tokens, state.max_ctx = (), 10_000
+    decoder = DeviceTreeDecoder(
+        *(target, None, rounds, REQUEST),
+        budget=8,
+        use_draft=True,
+        use_index=True,
+        controllers=(new_controller(), new_controller()),
+    )
+    decoder.start(1)
+    for _ in range(200):
+        decoder.step(1000)
+    share = sum(rounds.kinds[-100:]) / 100
+    assert share > 0.9 if is_worth_it else share < 0.3
 
 
 def test_a_fixed_budget_drafts_every_round() -> None:

@@ -196,9 +196,13 @@ class CheckedRounds:
         self.chosen, self.ends = np.array(chosen), np.zeros(len(chosen), dtype=np.int32)
         self.masks = np.zeros((len(chosen), 3), dtype=np.uint32)
         self.asked: list[int] = []
+        self.best: list[int] = []
 
     def read_choices(self) -> tuple[np.ndarray, np.ndarray]:
         return self.chosen, self.ends
+
+    def read_best(self, node: int) -> list[int]:
+        return self.best
 
     def choose_again(self, node: int) -> int:
         self.asked.append(node)
@@ -230,6 +234,10 @@ def test_choices_are_checked_along_the_path() -> None:
     assert rounds.asked == [several]
     assert rounds.chosen[: several + 1].tolist() == [*tokens[:several], first]
     assert rounds.ends.sum() == (first == tokens[several])
+    rounds = CheckedRounds(chosen)
+    rounds.best = [chosen[several], tokens[several], first]
+    check_choices(tree, grammar.new_matcher(), rounds)
+    assert several not in rounds.asked and rounds.chosen[:-1].tolist() == tokens
 
 
 def test_masks_of_a_tree() -> None:

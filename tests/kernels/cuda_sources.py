@@ -128,6 +128,7 @@ def _round_sources() -> list[KernelSource]:
         *(sampling_source(f"{name}_kernel") for name in choices),
         *(plan_source(f"{name}_kernel") for name in plans),
         tree_source(),
+        tree_source("plan_tree_kernel"),
         accept_source(),
         lookup_source(),
         process_source(),

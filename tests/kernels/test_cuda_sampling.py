@@ -18,6 +18,7 @@ from draftree.kernels.cuda.request import RequestParams, needs_threshold  # noqa
 from draftree.kernels.cuda.sampling import (  # noqa: E402
     SamplingWorkspace,
     choose,
+    new_candidates,
     new_sampling_workspace,
     rank,
 )
@@ -281,6 +282,20 @@ def test_ranks_are_those_of_the_sampler(
     block = Sampler(params, VOCAB).rank(logits, COMMITTED + 1, num_candidates)
     assert np.array_equal(ids, block.tokens)
     assert np.abs(log_probs - block.log_probs).max() < 1e-5
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_best_after_each_node_begin_with_its_choice(any_gpu: Gpu, temperature: float) -> None:
+    params, logits = SamplingParams(temperature=temperature, seed=98), made_logits(6, seed=14)
+    step, vocab = tree_step(any_gpu, 6), logits.shape[1]
+    workspace = new_sampling_workspace(6, vocab, any_gpu)
+    ids, scores = new_candidates(6, 16, any_gpu)
+    args = on(any_gpu, logits), step, step, device_params_for(any_gpu, params), ids, scores
+    rank(*args, workspace, any_gpu, by_node=True)
+    assert ids[:, 0].tolist() == chosen_on(any_gpu, logits, params)
+    for row, position in enumerate(step.positions[:6].tolist()):
+        block = Sampler(params, vocab).rank(logits[row : row + 1], position + 1, 16)
+        assert ids[row].tolist() == block.tokens[0].tolist()
 
 
 def test_small_vocabularies(any_gpu: Gpu) -> None:

@@ -24,11 +24,13 @@ from draftree.kernels.cuda.pass_args import (  # noqa: E402
 )
 from draftree.kernels.cuda.request import Param, RequestParams  # noqa: E402
 from draftree.kernels.cuda.tree import (  # noqa: E402
+    TreeBuffer,
     advance,
     build_tree,
     plan_block,
     plan_context,
     plan_plain,
+    plan_tree,
 )
 
 ANCHOR, VOCAB = 77, 5000
@@ -125,6 +127,11 @@ def test_trees_with_looked_up_text(any_gpu: Gpu, steps: int) -> None:
         num_looked = ranked.tree.sources.count(TokenSource.NGRAM)
         assert params.device[Param.NUM_LOOKED] == num_looked and text.match[0] == 0
         num_shared += ranked.tree.parents[num_looked + 1 :].count(num_looked) > 0
+        text.match[0] = 4 << 32 | (committed + 1 - length)
+        params.set_looked_limit(2)
+        build_on(any_gpu, block, params, committed, step, text)
+        ranked = build_on_host(ANCHOR, room, budget, lookup=looked.tolist()[: min(2, budget)])
+        same_tree(any_gpu, step, ranked, committed)
     assert num_shared > 10
 
 
@@ -260,3 +267,50 @@ def test_nothing_runs_before_a_request(any_gpu: Gpu) -> None:
     step = CudaPassArgs(8, 8, any_gpu)
     plan_plain(RequestParams(any_gpu, VOCAB), step, any_gpu)
     assert step.control[NUM_TOKENS] == 0
+
+
+def test_the_host_gets_a_tree_to_choose_from(any_gpu: Gpu) -> None:
+    """Its first nodes are those of any budget, and it is as deep as the request allows."""
+    rng = np.random.default_rng(5)
+    for budget, tokens_left in ((3, 1000), (22, 1000), (22, 4)):
+        block = made_block(rng, 12, 8)
+        drafted, step = TreeBuffer(any_gpu), CudaPassArgs(24, 24, any_gpu)
+        step.set_idle(committed=9)
+        before = [step.control.tolist(), step.tokens.tolist()]
+        ids = torch.tensor(block.tokens, dtype=torch.int32, device=any_gpu.place)
+        log_probs = torch.tensor(block.log_probs, device=any_gpu.place)
+        params = request(any_gpu, budget, tokens_left)
+        build_tree(ids, log_probs, params, step, any_gpu, drafted=drafted)
+        _wait(any_gpu)
+        room = min(budget, tokens_left - 1)
+        block = Proposal(block.tokens[:room, :budget], block.log_probs[:room, :budget])
+        tree = build_on_host(ANCHOR, block, 63).tree
+        assert drafted.read() == (list(tree.tokens), list(tree.parents))
+        assert [step.control.tolist(), step.tokens.tolist()] == before
+        params.stop()
+        build_tree(ids, log_probs, params, step, any_gpu, drafted=drafted)
+        _wait(any_gpu)
+        assert drafted.read() == ([], [])
+
+
+def test_a_pass_over_a_tree_of_the_host(any_gpu: Gpu) -> None:
+    rng, given, step = (
+        np.random.default_rng(6),
+        TreeBuffer(any_gpu),
+        CudaPassArgs(64, 64, any_gpu),
+    )
+    params = request(any_gpu)
+    for budget in (0, 1, 9, 63):
+        ranked = build_on_host(ANCHOR, made_block(rng, 12, 8), budget)
+        given.write(ranked.tree.tokens, ranked.tree.parents)
+        step.set_idle(committed=30)
+        plan_tree(given, params, step, any_gpu)
+        same_tree(any_gpu, step, ranked, 30)
+    params.stop()
+    plan_tree(given, params, step, any_gpu)
+    assert step.control[:5].tolist() == [0, 30, 1, 0, 0]
+
+
+def _wait(gpu: Gpu) -> None:
+    if gpu.is_real:
+        torch.cuda.synchronize()

@@ -12,7 +12,6 @@ from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.pass_args import CudaPassArgs
 from draftree.kernels.cuda.request import PARAM_MACROS, RequestParams
 
-MAX_LOOKED = 10  # tokens that a tree takes over
 _MAX_MATCH, _LONG_MATCH = 6, 4
 _BLOCKS, _THREADS = 64, 256
 _MACROS = (*PARAM_MACROS, ("MAX_MATCH", _MAX_MATCH), ("LONG_MATCH", _LONG_MATCH))

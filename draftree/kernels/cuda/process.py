@@ -27,9 +27,9 @@ class TreeMasks:
         self._host = torch.zeros(shape, dtype=torch.int32, pin_memory=gpu.is_real)
         self.rows: np.ndarray = self._host.numpy().view(np.uint32)
 
-    def upload(self, num_nodes: int) -> None:
+    def upload(self, end: int, first: int = 0) -> None:
         """Does not wait: the rows may be changed when a later launch is known to be done."""
-        self.device[:num_nodes].copy_(self._host[:num_nodes], non_blocking=True)
+        self.device[first:end].copy_(self._host[first:end], non_blocking=True)
 
 
 def process_source() -> KernelSource:

@@ -19,7 +19,8 @@ from draftree.kernels.cuda.compile import Gpu
 MAX_TOP_K = 64  # more than this takes the longer way through a threshold
 SEEN = 1 << 30  # a token that is in the text; the bits below count it in the reply
 SLICE = 8192  # logits that a block works on
-_LENGTH = 20
+MAX_LOOKED = 10  # looked-up tokens that a tree takes over
+_LENGTH = 22
 
 
 class Param(IntEnum):
@@ -42,6 +43,7 @@ class Param(IntEnum):
     FREQUENCY = 17
     NUM_LOOKED = 18  # of the tree's first nodes besides the root, those that were looked up
     NUM_SHARED = 19  # of those, the draft's first choices too
+    LOOKED_LIMIT = 20  # the most of them
 
 
 class End(IntEnum):
@@ -115,6 +117,7 @@ class RequestParams:
         params[Param.TOP_K], params[Param.BUDGET] = filters.top_k, budget
         params[Param.MAX_CTX], params[Param.NUM_SCORES] = max_ctx, num_scores
         params[Param.ANCHOR], params[Param.TOKENS_LEFT] = anchor, tokens_left
+        params[Param.LOOKED_LIMIT] = MAX_LOOKED
         self.device.copy_(self._host)  # waits: the host's copy may be changed at once
 
     def resume(self, tokens_left: int, stop_ids: Collection[int]) -> None:
@@ -123,6 +126,12 @@ class RequestParams:
         words = self._host[Param.TOKENS_LEFT : Param.ENDED + 1]
         words[0], words[1] = tokens_left, int(End.RUNNING)
         self.device[Param.TOKENS_LEFT : Param.ENDED + 1].copy_(words)
+
+    def set_looked_limit(self, count: int) -> None:
+        """In the trees that are built from now on; does not wait."""
+        if count != self._host[Param.LOOKED_LIMIT]:
+            self._host[Param.LOOKED_LIMIT] = count
+            self.device[Param.LOOKED_LIMIT : Param.LOOKED_LIMIT + 1].fill_(count)
 
     def stop(self) -> None:
         """Rounds that are launched after this have no effect."""

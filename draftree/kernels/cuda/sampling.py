@@ -64,17 +64,12 @@ def new_choices(max_rows: int, gpu: Gpu, *, for_host: bool = False) -> torch.Ten
 
 
 def new_candidates(
-    num_positions: int, num_candidates: int, gpu: Gpu, *, for_host: bool = False
+    num_positions: int, num_candidates: int, gpu: Gpu
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """int32 and float32 [num_positions, num_candidates]: what `rank` found, and its scores.
-
-    for_host: in pinned memory, into which kernels write too.
-    """
+    """int32 and float32 [num_positions, num_candidates]: what `rank` found, and its scores."""
     shape = (num_positions, num_candidates)
-    place = torch.device("cpu") if for_host else gpu.place
-    is_pinned = for_host and gpu.is_real
-    ids = torch.zeros(shape, dtype=torch.int32, device=place, pin_memory=is_pinned)
-    return ids, torch.zeros(shape, device=place, pin_memory=is_pinned)
+    ids = torch.zeros(shape, dtype=torch.int32, device=gpu.place)
+    return ids, torch.zeros(shape, device=gpu.place)
 
 
 def sampling_source(name: str) -> KernelSource:
@@ -151,10 +146,13 @@ def rank(
     log_probs: torch.Tensor,  # float32 [positions, num_candidates]
     workspace: SamplingWorkspace,
     gpu: Gpu,
+    *,
+    by_node: bool = False,
 ) -> None:
     """The best candidates of each live row of the draft, as `Sampler.rank` has them.
 
     Positions of the noise are the target's, from `step`; how many rows are live says the draft's.
+    by_node: rows are those of step's nodes, as `choose` has them.
     """
     check_logits(logits, workspace)
     num_rows, vocab_size = logits.shape
@@ -166,7 +164,9 @@ def rank(
     load_kernel(sampling_source("rank_kernel"), gpu).launch(
         (workspace.num_slices, num_rows),
         THREADS,
-        *(logits, draft_step.control, step.control, params.device),
+        *(logits, draft_step.control, step.control),
+        *((step.rows, step.positions) if by_node else (None, None)),
+        params.device,
         *(workspace.slices, workspace.weights, workspace.arrived, ids, log_probs),
         *(logits.stride(0), vocab_size, count),
         shared_bytes=WORKSPACE_BYTES,

@@ -4,12 +4,15 @@ What a pass runs over is written into a `CudaPassArgs`; the anchor and the limit
 request's params. Once the request has ended, every pass is one over nothing. One small block each.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
-from draftree.kernels.cuda.lookup import MAX_LOOKED, DeviceText
+from draftree.kernels.cuda.lookup import DeviceText
 from draftree.kernels.cuda.pass_args import CudaPassArgs
-from draftree.kernels.cuda.request import PARAM_MACROS, RequestParams
+from draftree.kernels.cuda.request import MAX_LOOKED, PARAM_MACROS, RequestParams
 
 MAX_NODES = 64
 MAX_CANDIDATES = 64
@@ -24,8 +27,27 @@ _MACROS = (
 )
 
 
-def tree_source() -> KernelSource:
-    return KernelSource("tree_kernel", ("bits", "request", "tree"), _MACROS)
+class TreeBuffer:
+    """A tree's tokens and parents in pinned memory, between the host and kernels."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        length = 1 + 2 * MAX_NODES
+        self.words = torch.zeros(length, dtype=torch.int32, pin_memory=gpu.is_real)
+        self._words: np.ndarray = self.words.numpy()
+
+    def read(self) -> tuple[list[int], list[int]]:
+        """Tokens and parents; of no nodes if the request had ended."""
+        num_nodes, *words = self._words.tolist()
+        return words[:num_nodes], words[MAX_NODES : MAX_NODES + num_nodes]
+
+    def write(self, tokens: Sequence[int], parents: Sequence[int]) -> None:
+        num_nodes = len(tokens)
+        rest = (0,) * (MAX_NODES - num_nodes)
+        self._words[: 1 + MAX_NODES + num_nodes] = (num_nodes, *tokens, *rest, *parents)
+
+
+def tree_source(name: str = "tree_kernel") -> KernelSource:
+    return KernelSource(name, ("bits", "request", "tree"), _MACROS)
 
 
 def plan_source(name: str) -> KernelSource:
@@ -41,23 +63,40 @@ def build_tree(
     text: DeviceText | None = None,
     *,
     max_nodes: int = MAX_NODES,
+    drafted: TreeBuffer | None = None,
 ) -> None:
     """The tree of decode/tree.py, as deep as the request still may go. text: what `find_match` has
     found in it is the first branch. max_nodes: with the root; the request has a budget, too.
+    drafted: gets the tree instead of the step, as large as trees can be, for the host to choose
+    from.
     """
     num_positions, num_candidates = ids.shape
     if num_positions >= MAX_NODES or num_candidates > MAX_CANDIDATES or step.max_nodes > MAX_NODES:
         raise ValueError(f"a block of {tuple(ids.shape)} is too large for a tree on the device")
     if ids.shape != log_probs.shape or not (ids.is_contiguous() and log_probs.is_contiguous()):
         raise ValueError("candidates must be contiguous and of one shape")
+    limit = min(step.max_nodes, max_nodes) if drafted is None else MAX_NODES
     load_kernel(tree_source(), gpu).launch(
         (1,),
         _THREADS,
         *(ids, log_probs, params.device),
         *((None, None) if text is None else (text.match, text.tokens)),
+        None if drafted is None else drafted.words,
         *(step.control, step.tokens, step.positions),
         *(step.parents, step.depths, step.order, step.rows, step.ancestors),
-        *(num_positions, num_candidates, min(step.max_nodes, max_nodes), step.max_nodes),
+        *(num_positions, num_candidates, limit, step.max_nodes),
+        shared_bytes=_GROWTH_BYTES,
+        is_chained=True,
+    )
+
+
+def plan_tree(tree: TreeBuffer, params: RequestParams, step: CudaPassArgs, gpu: Gpu) -> None:
+    """A speculative pass over a tree of the host, which fits the step and the request."""
+    load_kernel(tree_source("plan_tree_kernel"), gpu).launch(
+        (1,),
+        _THREADS,
+        *(tree.words, params.device, step.control, step.tokens, step.positions, step.parents),
+        *(step.depths, step.order, step.rows, step.ancestors, step.max_nodes),
         shared_bytes=_GROWTH_BYTES,
         is_chained=True,
     )

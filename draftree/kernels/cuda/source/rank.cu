@@ -1,9 +1,10 @@
-// The best candidates of each row of a draft's logits, with log-probabilities.
+// The best candidates of each row of logits, with log-probabilities.
 
-// Blocks [slices, rows]. Row i stands for the position i + 1 after the root of `target`; control counts the rows.
+// Blocks [slices, rows]; control counts the rows. Row i of a draft stands for the position i + 1 after the root of
+// `target`; with positions, it is that of node rows[i], and its tokens stand one position further.
 KERNEL void LAUNCH_BOUNDS(THREADS)
-    rank_kernel(const float* logits, const int* control, const int* target, const int* words, u64* slices, float2* weights,
-                int* arrived, int* ids, float* log_probs, int stride, int vocab, int count) {
+    rank_kernel(const float* logits, const int* control, const int* target, const int* rows, const int* positions,
+                const int* words, u64* slices, float2* weights, int* arrived, int* ids, float* log_probs, int stride, int vocab, int count) {
   DYNAMIC_SHARED(memory);
   SliceWorkspace& workspace = *reinterpret_cast<SliceWorkspace*>(memory);
   Best& best = workspace.best;
@@ -14,7 +15,8 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
   const int row = blockIdx.y;
   if (row >= control[NUM_ROWS]) return;
   const float temperature = temperature_of(words);
-  const Scoring s = {logits + static_cast<u64>(row) * stride, noise_key(word_pair(words, SEED), target[COMMITTED] + 1 + row),
+  const int position = positions ? positions[rows[row]] + 1 : target[COMMITTED] + 1 + row;
+  const Scoring s = {logits + static_cast<u64>(row) * stride, noise_key(word_pair(words, SEED), position),
                      0, temperature, vocab, temperature > 0.0f};
   select_slice(s, blockIdx.x * SLICE, count, true, workspace.v, &best);
   if (!s.is_noisy) weigh_slice(workspace.v, best.sorted[0] ? score_of(best.sorted[0]) : minus_infinity(), weights, parts);

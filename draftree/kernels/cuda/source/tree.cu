@@ -137,12 +137,30 @@ DEV int find_place(Growth& g, int node) {
   return place;
 }
 
-// One block. The step becomes a speculative pass over the tree, or over nothing when the request has ended. match, text:
-// where what follows was found, see lookup.cu, or null.
+// The step becomes a speculative pass over the nodes, of which each thread has one.
+DEV void write_pass(Growth& g, int num_nodes, int token, int* control, int* tokens, int* positions, int* parents, int* depths,
+                    int* order, int* rows, int* ancestors, int max_nodes) {
+  const int node = threadIdx.x, place = find_place(g, node);
+  if (node == 0) {
+    control[NUM_TOKENS] = control[NUM_ROWS] = num_nodes;
+    control[IS_TREE] = 1, control[PATH_LEN] = 0;
+  }
+  if (node >= num_nodes) return;
+  const int depth = g.depths[node];
+  tokens[node] = token;
+  positions[node] = control[COMMITTED] + depth;
+  parents[node] = g.parents[node], depths[node] = depth;
+  order[place] = node, rows[node] = node;
+  for (int a = node; a >= 0; a = g.parents[a]) ancestors[node * max_nodes + g.depths[a]] = a;
+}
+
+// One block. The step becomes a pass over the tree, or over nothing when the request has ended. match, text: where what
+// follows was found, see lookup.cu, or null. drafted: if there is, it gets the tree instead: the number of nodes, tokens,
+// parents; it may lie in the host's memory. Such a tree has more nodes than the budget, of which the host takes some.
 KERNEL void LAUNCH_BOUNDS(THREADS)
-    tree_kernel(const int* ids, const float* log_probs, int* words, u64* match, const int* text, int* control, int* tokens, int* positions,
-                int* parents, int* depths, int* order, int* rows, int* ancestors, int block_positions, int num_candidates,
-                int limit, int max_nodes) {
+    tree_kernel(const int* ids, const float* log_probs, int* words, u64* match, const int* text, int* drafted, int* control,
+                int* tokens, int* positions, int* parents, int* depths, int* order, int* rows, int* ancestors,
+                int block_positions, int num_candidates, int limit, int max_nodes) {
   DYNAMIC_SHARED(memory);
   Growth& g = *reinterpret_cast<Growth*>(memory);
   let_later_grids_start();
@@ -152,7 +170,7 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
   const int budget = min(words[BUDGET], limit - 1);
   const int room = min(min(words[TOKENS_LEFT] - 1, words[MAX_CTX] - committed - 1), budget);
   const int num_positions = max(0, min(room, block_positions)), from = match ? static_cast<u32>(*match) : 0;
-  const int num_looked = from ? max(0, min(min(committed + 1 - from, room), MAX_LOOKED)) : 0;
+  const int num_looked = from ? max(0, min(min(committed + 1 - from, room), min(words[LOOKED_LIMIT], MAX_LOOKED))) : 0;
   if (node < num_looked) g.looked[node] = text[from + node];
   if (node == 0) g.num_looked = words[NUM_LOOKED] = num_looked;
   for (int i = node; i < num_positions * num_candidates; i += THREADS) g.log_probs[i] = log_probs[i];
@@ -161,19 +179,36 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
   begin_growth(g, ids, num_positions, num_candidates, budget);
   __syncthreads();
   if (node < 32 && num_positions > 0 && is_live)
-    grow(g, ids, num_positions, min(budget, num_candidates), num_candidates, budget);
+    grow(g, ids, num_positions, min(budget, num_candidates), num_candidates, drafted ? limit - 1 : budget);
   __syncthreads();
-  const int place = find_place(g, node), num_nodes = is_live ? g.num_nodes : 0;
-  if (node == 0) {
-    control[NUM_TOKENS] = control[NUM_ROWS] = num_nodes;
-    control[IS_TREE] = 1, control[PATH_LEN] = 0, words[NUM_SHARED] = g.num_shared;
+  const int num_nodes = is_live ? g.num_nodes : 0, depth = g.depths[node];
+  int token = words[ANCHOR];
+  if (node && node < num_nodes) token = node > num_looked ? ids[(depth - 1) * num_candidates + g.ranks[node]] : g.looked[node - 1];
+  if (drafted) {
+    if (node == 0) drafted[0] = num_nodes;
+    if (node < num_nodes) drafted[1 + node] = token, drafted[1 + MAX_NODES + node] = g.parents[node];
+    return;
   }
-  if (node >= num_nodes) return;
-  const int depth = g.depths[node];
-  const int token = node > num_looked ? ids[(depth - 1) * num_candidates + g.ranks[node]] : node ? g.looked[node - 1] : words[ANCHOR];
-  tokens[node] = token;
-  positions[node] = committed + depth;
-  parents[node] = g.parents[node], depths[node] = depth;
-  order[place] = node, rows[node] = node;
-  for (int a = node; a >= 0; a = g.parents[a]) ancestors[node * max_nodes + g.depths[a]] = a;
+  if (node == 0) words[NUM_SHARED] = g.num_shared;
+  write_pass(g, num_nodes, token, control, tokens, positions, parents, depths, order, rows, ancestors, max_nodes);
+}
+
+// One block. The same for a tree of the host: the number of nodes, tokens, parents.
+KERNEL void LAUNCH_BOUNDS(THREADS)
+    plan_tree_kernel(const int* tree, const int* words, int* control, int* tokens, int* positions, int* parents, int* depths,
+                     int* order, int* rows, int* ancestors, int max_nodes) {
+  DYNAMIC_SHARED(memory);
+  Growth& g = *reinterpret_cast<Growth*>(memory);
+  let_later_grids_start();
+  wait_for_earlier_grids();
+  const int node = threadIdx.x, num_nodes = is_running(words) ? tree[0] : 0;
+  const int token = tree[1 + node];
+  if (node == 0) g.num_nodes = num_nodes;
+  g.parents[node] = node < num_nodes ? tree[1 + MAX_NODES + node] : -1;
+  __syncthreads();
+  int depth = 0;
+  for (int a = g.parents[node]; a >= 0; a = g.parents[a]) depth++;
+  g.depths[node] = depth;
+  __syncthreads();
+  write_pass(g, num_nodes, token, control, tokens, positions, parents, depths, order, rows, ancestors, max_nodes);
 }
