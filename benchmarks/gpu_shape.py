@@ -48,7 +48,7 @@ class ShapeOptions:
     short_len: int = 100
     long_len: int = 65536
     lengths: tuple[int, ...] = (32768, 65536, 131072)
-    room: int = 10240  # for a compressed prompt and its reply
+    room: int = 14336  # for a compressed prompt and its reply; whole lines take more than the share
     chunk: int = 2048  # of compressed prompts: what is left of the memory is the scorer's
     repeats: int = 2
 

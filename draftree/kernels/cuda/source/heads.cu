@@ -29,7 +29,7 @@ KERNEL void LAUNCH_BOUNDS(WARPS * 32)
 #pragma unroll
   for (int j = 0; j < NUMBERS; j++) {
     const int dim = lane + j * 32;
-    if (dim >= HEAD_DIM) break;
+    if (dim >= HEAD_DIM) continue;
     const float value = norm ? __fmul_rn(__fmul_rn(x[j], factor), norm[dim]) : x[j];
     if (is_query)
       queries[(head * QUERY_LEN + query) * HEAD_DIM + dim] = value;
