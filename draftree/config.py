@@ -161,7 +161,7 @@ class Plan:
     kv_v: str
     prefix_bytes: int  # main memory at most, as conversations fill it
     parallel: int  # unfinished requests at most, which take turns
-    parked_bytes: int  # main memory at most that they are copied to
+    swapped_bytes: int  # main memory at most that they are copied to
     memory: MemoryPlan
     gpu: GpuInfo | None = None  # None: the CPU
     memory_limit: int = 0  # bytes of the GPU that may be used
@@ -246,7 +246,7 @@ def resolve(
             f"but the machine has {limit / _GIB:.1f} GiB; try a smaller --max-ctx or model."
         )
     free = limit - memory.total
-    parallel, parked_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
+    parallel, swapped_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
     return Plan(
         threads=config.threads or usable_cores(),
         max_ctx=max_ctx,
@@ -257,7 +257,7 @@ def resolve(
         kv_v=kv_v,
         prefix_bytes=plan_prefix_bytes(config, free),
         parallel=parallel,
-        parked_bytes=parked_bytes,
+        swapped_bytes=swapped_bytes,
         memory=memory,
         window=config.window,
     )
@@ -379,7 +379,7 @@ def _resolve_gpu(
     needed = f"{largest / _GIB:.1f} GiB of {limit / _GIB:.1f}"
     note = "" if word == first else f"keys and values in {word}: {first} would need {needed}"
     free = machine_memory()
-    parallel, parked_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
+    parallel, swapped_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
     return Plan(
         threads=config.threads or usable_cores(),
         max_ctx=max_ctx,
@@ -390,7 +390,7 @@ def _resolve_gpu(
         kv_v=kv_v,
         prefix_bytes=plan_prefix_bytes(config, free),
         parallel=parallel,
-        parked_bytes=parked_bytes,
+        swapped_bytes=swapped_bytes,
         memory=memory,
         gpu=gpu,
         memory_limit=limit,

@@ -87,7 +87,7 @@ class DeviceTreeDecoder(DeviceDecoder):
         if not self._is_begun:
             self._begin()
         if not self._is_free:
-            self._choose_stretch(max_tokens)
+            self._choose_segment(max_tokens)
         if not self._is_free:
             return self._step_with_tree(max_tokens)
         self._launch()
@@ -107,7 +107,7 @@ class DeviceTreeDecoder(DeviceDecoder):
         while self._under_way:
             self._read()
 
-    def _choose_stretch(self, max_tokens: int) -> None:
+    def _choose_segment(self, max_tokens: int) -> None:
         """Free rounds as soon as the grammar lets them, unless text is to be looked up."""
         span = None
         if self._matcher is not None and self._lookup is None:
@@ -122,7 +122,7 @@ class DeviceTreeDecoder(DeviceDecoder):
             self._has_trees, self._has_proposal = True, None
             self._controller = self._controllers[1]
             committed = self._target.state.committed
-            self._rounds.begin_stretch(max_tokens, committed, has_trees=True)
+            self._rounds.begin_segment(max_tokens, committed, has_trees=True)
 
     def _step_with_tree(self, max_tokens: int) -> list[Emitted]:
         if self._has_proposal is None:

@@ -112,9 +112,9 @@ def _add_own_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        num_parked, num_waiting = len(service.thread.turns.parked), service.queue.num_waiting
+        num_preempted, num_waiting = len(service.thread.turns.preempted), service.queue.num_waiting
         wait_s = service.queue.expect_wait(num_waiting)
-        text = service.metrics.render(num_waiting, service.num_running, num_parked, wait_s)
+        text = service.metrics.render(num_waiting, service.num_running, num_preempted, wait_s)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 

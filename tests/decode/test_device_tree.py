@@ -73,7 +73,7 @@ def test_a_complete_grammar_ends_the_reply(open_engine, length: int) -> None:
 @pytest.mark.parametrize(
     ("length", "span"), [pytest.param(1, None, marks=pytest.mark.long), (4, 3)]
 )
-def test_triggers_begin_constrained_stretches(
+def test_triggers_begin_constrained_segments(
     open_engine, any_gpu: Gpu, length: int, span: int | None
 ) -> None:
     """Free text that ends at a trigger, or that must be asked about again after a while."""
