@@ -78,7 +78,7 @@ class ChatWire(_FramedWire):
         self._num_calls = [0] * options.num_each
 
     def opening(self) -> str:
-        first = '{"role":"assistant","content":null,"refusal":null}'
+        first = '{"role":"assistant","content":"","refusal":null}'
         return "".join(self._choice(index, first) for index in range(self._options.num_each))
 
     def chunk(self, index: int, deltas: "Sequence[Delta]") -> str:

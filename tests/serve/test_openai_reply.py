@@ -36,7 +36,7 @@ def test_chat_stream(client):
     assert {c["object"] for c in found} == {"chat.completion.chunk"}
     assert all("usage" not in c for c in found)
     first, *middle, last = [c["choices"][0] for c in found]
-    assert first["delta"] == {"role": "assistant", "content": None, "refusal": None}
+    assert first["delta"] == {"role": "assistant", "content": "", "refusal": None}
     assert "".join(c["delta"]["content"] for c in middle) == "Hello there"
     assert (last["delta"], last["finish_reason"]) == ({}, "stop")
     assert {c["finish_reason"] for c in (first, *middle)} == {None}
@@ -71,7 +71,7 @@ def test_reasoning_and_calls_in_a_stream(client, engine):
     }
     deltas = [c["choices"][0]["delta"] for c in chunks(chat(client, tools=[TOOL], stream=True))]
     assert "".join(d.get("reasoning_content", "") for d in deltas) == "Let me see"
-    assert "".join(d.get("content") or "" for d in deltas) == "Adding."
+    assert "".join(d.get("content", "") for d in deltas) == "Adding."
     pieces = [piece for d in deltas for piece in d.get("tool_calls", ())]
     assert "".join(p["function"]["arguments"] for p in pieces if p["index"] == 0) == '{"a": 1}'
     named = [(p["index"], p["id"], p["type"], p["function"]["name"]) for p in pieces if "id" in p]
@@ -184,4 +184,4 @@ def test_text_that_is_not_utf8_can_be_sent(client, engine):
     text = chat(client).json()["choices"][0]["message"]["content"]
     streamed = chunks(chat(client, stream=True))
     assert text == "a?b\u2028 \n\r\"'"
-    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in streamed) == text
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in streamed) == text

@@ -66,7 +66,7 @@ def expect(queue, jobs):
     return [queue.expect_wait(queue.place_of(job)) for job in jobs]
 
 
-@examples(300)
+@examples(150)
 @given(HISTORIES, DURATIONS)
 def test_jobs_begin_in_the_order_of_their_places(history, durations_s):
     engine, waiting = play(history, durations_s)
@@ -76,7 +76,7 @@ def test_jobs_begin_in_the_order_of_their_places(history, durations_s):
     assert [places[job] for job in begun] == list(range(1, len(waiting) + 1))
 
 
-@examples(300)
+@examples(150)
 @given(HISTORIES, st.floats(LEAST_S, MOST_S))
 def test_equal_jobs_wait_as_expected_but_for_half_of_one(history, duration_s):
     engine, waiting = play(history, [duration_s])
@@ -87,7 +87,7 @@ def test_equal_jobs_wait_as_expected_but_for_half_of_one(history, duration_s):
         assert abs(engine.begun_s[job] - now_s - wait_s) <= duration_s / 2 + 1e-6
 
 
-@examples(300)
+@examples(150)
 @given(HISTORIES, DURATIONS)
 def test_what_is_expected_lies_between_the_shortest_and_the_longest_job(history, durations_s):
     engine, waiting = play(history, durations_s)
@@ -99,7 +99,7 @@ def test_what_is_expected_lies_between_the_shortest_and_the_longest_job(history,
             assert min(durations_s) - 1e-6 <= mean_s <= max(durations_s) + 1e-6
 
 
-@examples(300)
+@examples(150)
 @given(HISTORIES, DURATIONS, st.integers(0, 30), CLIENTS)
 def test_nobody_waits_longer_for_who_leaves_or_for_a_later_job_of_ones_own(
     history, durations_s, number, client

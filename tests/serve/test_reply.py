@@ -183,7 +183,7 @@ def test_what_need_not_be_waited_for_is_written_together(client, engine, writes,
     monkeypatch.setattr(queue, "_FRAME_S", 5.0)
     engine.pieces = ["word "] * 100
     found = chunks(client.post(PATH, json={**HELLO, "stream": True}))
-    assert "".join(c["choices"][0]["delta"].get("content") or "" for c in found) == "word " * 100
+    assert "".join(c["choices"][0]["delta"].get("content", "") for c in found) == "word " * 100
     head, first, *rest, end = writes
     assert head.startswith(b"HTTP/1.1 200") and end == b"0\r\n\r\n"
     assert b'"role":"assistant"' in first and b"word" in first
@@ -315,7 +315,7 @@ def test_two_streams_are_not_mixed(start, engine):
     def ask(name):
         body = {**HELLO, "messages": [{"role": "user", "content": name}], "stream": True}
         found = chunks(httpx2.post(running.url + PATH, json=body, timeout=120))
-        return "".join(c["choices"][0]["delta"].get("content") or "" for c in found)
+        return "".join(c["choices"][0]["delta"].get("content", "") for c in found)
 
     with ThreadPoolExecutor(8) as pool:
         texts = list(pool.map(ask, (f"n{number}" for number in range(16))))

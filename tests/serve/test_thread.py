@@ -152,7 +152,7 @@ def test_stream_is_whole_at_any_speed(start, engine):
     running = start()
     engine.pieces = [f"{number} " for number in range(2000)]
     text = "".join(
-        choice["delta"].get("content") or ""
+        choice["delta"].get("content", "")
         for chunk in chunks(post(running, stream=True))
         for choice in chunk["choices"]
     )
