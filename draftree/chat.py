@@ -201,7 +201,8 @@ class Engine:
         """
         settings = replace(config or EngineConfig(), **options)
         located = locate(model, settings.draft)
-        tokenizer = Tokenizer.from_metadata(located.checkpoint.metadata)
+        metadata = located.checkpoint.metadata
+        tokenizer = Tokenizer.from_metadata(metadata, settings.chat_template)
         tokens = TokenEngine(located.checkpoint, settings, located.draft_checkpoint, report)
         return cls(tokens, tokenizer, tokens.model_config.name)
 

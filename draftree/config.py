@@ -39,7 +39,7 @@ _GIB = 2**30
 _PREFIX_BYTES = 4 * _GIB
 _LEAST_WINDOW = 128
 _PARALLEL, _MAX_PARALLEL = 4, 256
-_PARKED_SHARE = 4  # of free main memory, for requests that take turns
+_SWAPPED_SHARE = 4  # of free main memory, for requests that take turns
 _COPY_SIZE, _NUM_STATES = 1.25, 5  # copies have edges; a recurrent state is there several times
 
 
@@ -93,6 +93,7 @@ class EngineConfig:
     compress: str = "off"  # leave parts of long messages out: "off", "auto" or "always"
     compress_keep: float | str = "auto"  # share of a text that its scores keep
     compress_with: str = "self"  # who scores: "self", or a model's name or path
+    chat_template: str = ""  # a file with a Jinja template, in place of the model's own
 
     def __post_init__(self) -> None:
         checks = (
@@ -156,7 +157,7 @@ class Plan:
     kv_v: str
     prefix_bytes: int  # main memory at most, as conversations fill it
     parallel: int  # unfinished requests at most, which take turns
-    parked_bytes: int  # main memory at most that they are copied to
+    swapped_bytes: int  # main memory at most that they are copied to
     memory: MemoryPlan
     gpu: GpuInfo | None = None  # None: the CPU
     memory_limit: int = 0  # bytes of the GPU that may be used
@@ -198,7 +199,7 @@ def plan_parallel(
     request_bytes = int(_COPY_SIZE * (kv_bytes + draft_bytes))
     request_bytes += _NUM_STATES * model.recurrent_bytes
     count = config.parallel or max(
-        min(_PARALLEL, free_bytes // _PARKED_SHARE // max(request_bytes, 1)), 1
+        min(_PARALLEL, free_bytes // _SWAPPED_SHARE // max(request_bytes, 1)), 1
     )
     if count == 1:
         return 1, 0
@@ -242,7 +243,7 @@ def resolve(
             f"but the machine has {limit / _GIB:.1f} GiB; try a smaller --max-ctx or model."
         )
     free = limit - memory.total
-    parallel, parked_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
+    parallel, swapped_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
     return Plan(
         threads=config.threads or usable_cores(),
         max_ctx=max_ctx,
@@ -253,7 +254,7 @@ def resolve(
         kv_v=kv_v,
         prefix_bytes=plan_prefix_bytes(config, free),
         parallel=parallel,
-        parked_bytes=parked_bytes,
+        swapped_bytes=swapped_bytes,
         memory=memory,
         window=config.window,
     )
@@ -375,7 +376,7 @@ def _resolve_gpu(
     needed = f"{largest / _GIB:.1f} GiB of {limit / _GIB:.1f}"
     note = "" if word == first else f"keys and values in {word}: {first} would need {needed}"
     free = machine_memory()
-    parallel, parked_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
+    parallel, swapped_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
     return Plan(
         threads=config.threads or usable_cores(),
         max_ctx=max_ctx,
@@ -386,11 +387,11 @@ def _resolve_gpu(
         kv_v=kv_v,
         prefix_bytes=(prefix_bytes := plan_prefix_bytes(config, free)),
         parallel=parallel,
-        parked_bytes=parked_bytes,
+        swapped_bytes=swapped_bytes,
         memory=memory,
         gpu=gpu,
         memory_limit=limit,
-        copy_bytes=min((limit - memory.total) // 2, prefix_bytes + parked_bytes),
+        copy_bytes=min((limit - memory.total) // 2, prefix_bytes + swapped_bytes),
         is_persistent=config.persistent,
         activations=config.activations,
         window=config.window,

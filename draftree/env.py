@@ -31,6 +31,18 @@ def api_keys() -> tuple[str, ...]:
     return (key,) if key else ()
 
 
-def disable_ray_reports() -> None:
-    """RAY_USAGE_STATS_ENABLED: nothing leaves the machine, unless its user says so."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+def prepare_ray() -> None:
+    """What a Ray that is started here is told, unless its user says otherwise: nothing leaves the
+    machine, and a piece of a reply costs little: it goes from process to process by gRPC, each
+    handles it in one event loop, and who supervises them looks twice a second.
+    """
+    settings = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),  # bodies have a limit of ours
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+        "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    }
+    for name, value in settings.items():
+        os.environ.setdefault(name, value)

@@ -7,7 +7,7 @@ import pytest
 
 from draftree import Engine
 from draftree.core import FinishReason, SamplingParams
-from draftree.errors import CapacityError, DraftreeError
+from draftree.errors import CapacityError, DraftreeError, TokenizerError
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +120,16 @@ def test_a_window_leaves_the_system_prompt(smollm2_path: Path) -> None:
     next(generation)
     assert generation.usage.sinks == 4
     engine.close()
+
+
+def test_a_template_of_the_users_own(smollm2_path, tmp_path):
+    path = tmp_path / "own.jinja"
+    path.write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}> ")
+    options = {"max_ctx": 64, "draft": "none"}
+    engine = Engine.open(str(smollm2_path), chat_template=str(path), **options)
+    try:
+        assert engine.render_chat([{"role": "user", "content": "Hé"}]) == "[user] Hé\n> "
+    finally:
+        engine.close()
+    with pytest.raises(TokenizerError, match=r"none\.jinja cannot be read"):
+        Engine.open(str(smollm2_path), chat_template=str(tmp_path / "none.jinja"), **options)

@@ -76,18 +76,18 @@ def test_earlier_conversations_get_a_share_of_what_is_left() -> None:
 def test_requests_that_take_turns_get_a_share_of_what_is_left() -> None:
     """As many as fit by default; a number that does not fit is refused."""
     needed = resolve(EngineConfig(), FACTS).memory.total
-    one = resolve(EngineConfig(parallel=2), FACTS).parked_bytes // 2
+    one = resolve(EngineConfig(parallel=2), FACTS).swapped_bytes // 2
     assert one > 4 * FACTS.num_kv_layers * FACTS.head_dim * 1000 + 5 * FACTS.recurrent_bytes
     for left, expected in ((0, 1), (4 * one, 1), (8 * one, 2), (1 << 40, 4)):
         plan = resolve(EngineConfig(), FACTS, memory_limit=needed + left)
         assert plan.parallel == expected
-        assert plan.parked_bytes == (0 if expected == 1 else expected * one)
+        assert plan.swapped_bytes == (0 if expected == 1 else expected * one)
     asked = EngineConfig(parallel=6)
     assert resolve(asked, FACTS, memory_limit=needed + 6 * one).parallel == 6
     with pytest.raises(CapacityError, match=r"6 requests .* that take turns .*--parallel"):
         resolve(asked, FACTS, memory_limit=needed + 6 * one - 1)
     alone = resolve(EngineConfig(parallel=1), FACTS, memory_limit=needed)
-    assert (alone.parallel, alone.parked_bytes) == (1, 0)
+    assert (alone.parallel, alone.swapped_bytes) == (1, 0)
 
 
 @pytest.mark.parametrize(

@@ -28,3 +28,11 @@ def test_key_of_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert env.api_keys() == ()
     monkeypatch.setenv("DRAFTREE_API_KEY", "secret")
     assert env.api_keys() == ("secret",)
+
+
+def test_a_ray_of_ours_is_told_what_its_user_did_not_say(monkeypatch):
+    found = {"RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "3"}
+    monkeypatch.setattr(env.os, "environ", found)
+    env.prepare_ray()
+    assert found["RAY_SERVE_CONTROL_LOOP_INTERVAL_S"] == "3"
+    assert (found["RAY_USAGE_STATS_ENABLED"], found["RAY_SERVE_USE_GRPC_BY_DEFAULT"]) == ("0", "1")

@@ -60,7 +60,7 @@ def cluster(
     name = settings.choose_model(model)
     name = str(Path(name).resolve()) if Path(name).is_file() else name
     host, shared = server.host, server.serve_fields(name)
-    env.disable_ray_reports()
+    env.prepare_ray()
     from draftree.cluster import deploy
     from draftree.cluster.scale import choose_scale
 

@@ -142,6 +142,10 @@ class Settings:
     compress_with: Annotated[
         str | None, _engine("Who scores: a small model's name or file, or `self`.")
     ] = None
+    chat_template: Annotated[
+        str | None,
+        _engine("Jinja file that messages are written with, in place of the model's own template."),
+    ] = None
     prefix_cache: Annotated[
         int | None,
         _engine(
@@ -174,7 +178,7 @@ class Settings:
 
         names = (
             *("draft", "ngram", "block", "max_ctx", "window", "math", "threads", "device"),
-            *("gpu_memory", "compress", "compress_with"),
+            *("gpu_memory", "compress", "compress_with", "chat_template"),
         )
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         both = self._read_kv()

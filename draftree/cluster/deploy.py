@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 import ray
+from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.config import RequestRouterConfig
@@ -72,7 +73,7 @@ class RayPool:
         try:
             async for piece in response:
                 yield piece
-        except (RayActorError, RayTaskError) as error:
+        except (RayActorError, RayTaskError, AioRpcError) as error:
             raise ReplicaLost from error
         except (BackPressureError, DeploymentUnavailableError) as error:
             raise Unavailable from error

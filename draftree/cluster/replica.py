@@ -53,7 +53,7 @@ class Replica:
     async def report(self) -> Report:
         service = self._service
         waiting, running = service.queue.num_waiting, service.num_running
-        metrics = service.metrics.render(waiting, running, len(service.thread.turns.parked))
+        metrics = service.metrics.render(waiting, running, len(service.thread.turns.preempted))
         health = {"name": self.name, "pid": os.getpid(), "queue": waiting, "running": running}
         return Report(self.name, metrics, health)
 

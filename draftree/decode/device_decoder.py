@@ -56,7 +56,7 @@ class DeviceDecoder:
     def rehearse(self) -> None:
         """Have all that rounds are made of prepared; none is launched."""
         self._begin()
-        self._rounds.begin_stretch(1, self._target.state.committed)
+        self._rounds.begin_segment(1, self._target.state.committed)
         self._is_begun = False
 
     def step(self, max_tokens: int) -> list[Emitted]:
@@ -96,7 +96,7 @@ class DeviceDecoder:
         self._is_begun = True
 
     def _begin_free(self, max_tokens: int, end_ids: Collection[int] = ()) -> None:
-        self._rounds.begin_stretch(max_tokens, self._target.state.committed, end_ids=end_ids)
+        self._rounds.begin_segment(max_tokens, self._target.state.committed, end_ids=end_ids)
         self._is_done = False
         self._launch()
 

@@ -61,7 +61,7 @@ _MAX_CANDIDATES = 16  # of a position
 
 class GpuRounds:
     """Rounds of one sequence, which follow each other on the stream. A request is decoded in
-    stretches, mostly a single one: free, with whole rounds in a row, or one in which the host
+    segments, mostly a single one: free, with whole rounds in a row, or one in which the host
     builds the trees, and checks or masks the choices.
     """
 
@@ -120,9 +120,9 @@ class GpuRounds:
         text: Sequence[int] = (),
         written: Sequence[int] = (),
     ) -> None:
-        """What is launched from now on is this request's, as soon as a stretch of it begins.
+        """What is launched from now on is this request's, as soon as a segment of it begins.
         drafted: how many positions the draft has read. text: the tokens up to the anchor, if trees
-        of free stretches are to have what is looked up in them. written: of the reply so far.
+        of free segments are to have what is looked up in them. written: of the reply so far.
         """
         assert not self._under_way, "rounds of the last request are still under way"
         filters, vocab_size = sampling_args(request.sampling), self._target.logits.shape[1]
@@ -152,7 +152,7 @@ class GpuRounds:
             num_scores=self._num_scores,
         )
 
-    def begin_stretch(
+    def begin_segment(
         self,
         max_tokens: int,
         committed: int,
@@ -163,7 +163,7 @@ class GpuRounds:
         """Go on for at most so many tokens, to a stop token or one of end_ids. Nothing is under
         way. committed: how many positions the target has read.
         """
-        assert not self._under_way, "rounds of the last stretch are still under way"
+        assert not self._under_way, "rounds of the last segment are still under way"
         self._has_trees = has_trees
         self._params.stop()
         self._target.ops.step.set_idle(committed)
@@ -181,7 +181,7 @@ class GpuRounds:
         self._has_ended, self._last = False, Timestamp(self._gpu)
 
     def launch(self, size: int, max_looked: int | None = None) -> None:
-        """Queue a round of a free stretch: of one of the sizes, or 1, which drafts nothing."""
+        """Queue a round of a free segment: of one of the sizes, or 1, which drafts nothing."""
         if max_looked is not None:
             self._params.set_looked_limit(max_looked)
         self._graphs[size, self._way].run()

@@ -71,7 +71,7 @@ class DeviceTreeDecoder(DeviceDecoder):
 
     def rehearse(self) -> None:
         super().rehearse()
-        self._rounds.begin_stretch(1, self._target.state.committed, has_trees=True)
+        self._rounds.begin_segment(1, self._target.state.committed, has_trees=True)
 
     def step(self, max_tokens: int) -> list[Emitted]:
         emitted = self._unread.popleft() if self._unread else self._next(max_tokens)
@@ -94,7 +94,7 @@ class DeviceTreeDecoder(DeviceDecoder):
         if not self._is_begun:
             self._begin()
         if not self._is_free:
-            self._choose_stretch(max_tokens)
+            self._choose_segment(max_tokens)
         if not self._is_free:
             return self._step_with_tree(max_tokens)
         self._launch()
@@ -114,7 +114,7 @@ class DeviceTreeDecoder(DeviceDecoder):
         while self._under_way:
             self._read()
 
-    def _choose_stretch(self, max_tokens: int) -> None:
+    def _choose_segment(self, max_tokens: int) -> None:
         """Free rounds as soon as the grammar lets them, unless text is to be looked up."""
         span = None
         if self._matcher is not None and self._lookup is None:
@@ -129,7 +129,7 @@ class DeviceTreeDecoder(DeviceDecoder):
             self._has_trees, self._has_proposal = True, None
             self._controller = self._controllers[1]
             committed = self._target.state.committed
-            self._rounds.begin_stretch(max_tokens, committed, has_trees=True)
+            self._rounds.begin_segment(max_tokens, committed, has_trees=True)
 
     def _step_with_tree(self, max_tokens: int) -> list[Emitted]:
         if self._has_proposal is None:

@@ -20,12 +20,12 @@ from draftree.engine.decoders import Decoders
 from draftree.engine.embedding import MAX_LEN, Embedder
 from draftree.engine.identity import open_folder
 from draftree.engine.live import EngineUse, LiveRequest
-from draftree.engine.parking import Parking
+from draftree.engine.lock import EngineLock
 from draftree.engine.parts import open_parts
 from draftree.engine.prefix import PrefixCache
 from draftree.engine.scoring import OwnedScorer, open_scorer, score_with_own
+from draftree.engine.slot import Slots
 from draftree.engine.stream import TokenStream
-from draftree.engine.turnstile import Turnstile
 from draftree.engine.warm import Report, warm_up
 from draftree.errors import CapacityError
 from draftree.weights.checkpoint import Checkpoint
@@ -53,13 +53,13 @@ class TokenEngine:
         self.watch: Callable[[Round], None] | None = None
         self._scorers: list[OwnedScorer] = []
         self._embedder: Embedder | None = None  # made when it is first asked for
-        self._turnstile = Turnstile()
+        self._lock = EngineLock()
         folder = open_folder(config, self.plan, checkpoint, draft_checkpoint)
         prefix_bytes = self.plan.prefix_bytes
         self._prefix = PrefixCache(self.target.state, self.drafter, prefix_bytes, folder)
-        self._parking = Parking(self._prefix, self.target.state, self.plan.parallel)
+        self._slots = Slots(self._prefix, self.target.state, self.plan.parallel)
         decoders = Decoders(self._parts, config)
-        self._use = EngineUse(self._parts, decoders, self._prefix, self._parking, self._turnstile)
+        self._use = EngineUse(self._parts, decoders, self._prefix, self._slots, self._lock)
         self.target.state.commit_program()
         checkpoint.release()
         self._parts.device.finish_loading()
@@ -84,7 +84,7 @@ class TokenEngine:
 
     def new_scorer(self, checkpoint: Checkpoint | None) -> OwnedScorer:
         """Of long texts: by another model, or by this one. It is closed with the engine."""
-        parts, hold = self._parts, self._turnstile.hold
+        parts, hold = self._parts, self._lock.hold
         with hold():
             parts.device.release_copies()
         if checkpoint is None:
@@ -98,7 +98,7 @@ class TokenEngine:
     def embed(self, ids: Sequence[int]) -> np.ndarray:
         """A text as a vector of length one, see Embedder; no conversation is disturbed."""
         self.check_embedding(ids)
-        with self._turnstile.hold():
+        with self._lock.hold():
             if self._embedder is None:
                 self._embedder = Embedder(self._parts)
             return self._embedder.embed(ids)
@@ -118,11 +118,11 @@ class TokenEngine:
 
     def close(self) -> None:
         """Ends after the pass that is being computed; an unfinished reply raises when read on."""
-        if not self._turnstile.is_closed:
+        if not self._lock.is_closed:
             if self.config.prefix_dir:
                 with suppress(Exception):  # what cannot be kept is read again
                     self.offload()
-            self._turnstile.is_closed = True
+            self._lock.is_closed = True
             for scorer in self._scorers:
                 scorer.close()
             self._parts.device.close()
@@ -131,7 +131,7 @@ class TokenEngine:
         """Continue the prompt. One request at a time: those of other threads wait until it ends, or
         pauses, if its `should_pause` says so.
         """
-        self._turnstile.check_open()
+        self._lock.check_open()
         self._check(request)
         stream = TokenStream(iter(()), Usage(prompt_tokens=len(request.prompt_ids)))
         stream._events = LiveRequest(self._use, request, stream, lambda: self.watch).run()
@@ -142,13 +142,13 @@ class TokenEngine:
         that begin like it need not wait for it to be saved, or read it again. Where there is a
         folder for copies, write them until should_stop says that something is to be done.
         """
-        with self._turnstile.try_hold() as is_free:
+        with self._lock.try_hold() as is_free:
             if is_free:
                 try:
                     self._parts.device.make_room()
                     self._prefix.offload(should_stop)
                 except BaseException:
-                    self._parking.reset()
+                    self._slots.reset()
                     raise
 
     def read_ahead(
@@ -159,7 +159,7 @@ class TokenEngine:
         what could not be kept beside the last conversation, is left.
         """
         ids, max_ctx = tuple(tokens), self.plan.max_ctx
-        with self._turnstile.try_hold() as is_free:
+        with self._lock.try_hold() as is_free:
             num_new = len(ids) - self._prefix.count_known(ids) if is_free else 0
         if num_new < _WORTH_READING or len(ids) >= max_ctx or self.plan.prefix_bytes == 0:
             return 0
@@ -178,14 +178,14 @@ class TokenEngine:
         return self._prefix.store.num_bytes + self._prefix.store.reserved_bytes
 
     @property
-    def parked_bytes(self) -> int:
+    def swapped_bytes(self) -> int:
         """Main memory that the unfinished requests take, which take turns."""
-        return self._parking.num_bytes
+        return self._slots.num_bytes
 
     def reset(self) -> None:
         """Begin the next request with nothing, as a new engine would."""
-        with self._turnstile.hold():
-            self._parking.vacate()
+        with self._lock.hold():
+            self._slots.vacate()
             self._prefix.store.clear()
 
     def _check(self, request: Request) -> None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from draftree.core import FinishReason, Request, TokenEvent
 from draftree.decode.decoder import Decoder, Round
 from draftree.engine.decoders import Decoders
-from draftree.engine.parking import Parking, Seat
+from draftree.engine.lock import EngineLock, Turn
 from draftree.engine.parts import EngineParts
 from draftree.engine.prefix import PrefixCache
+from draftree.engine.slot import Slot, Slots
 from draftree.engine.stream import PAUSE, TokenStream
-from draftree.engine.turnstile import Turn, Turnstile
 from draftree.prefill.chunked import prefill
 
 _LEAST_SINKS = 4  # tokens at the beginning: without them, attention has nowhere to rest
@@ -29,8 +29,8 @@ class EngineUse:
     parts: EngineParts
     decoders: Decoders
     prefix: PrefixCache
-    parking: Parking
-    turnstile: Turnstile
+    slots: Slots
+    lock: EngineLock
 
 
 class LiveRequest:
@@ -45,33 +45,33 @@ class LiveRequest:
     ) -> None:
         self._use, self._request, self._stream = use, request, stream
         self._find_watch = find_watch
-        self._turn = Turn(use.turnstile)
+        self._turn = Turn(use.lock)
         self._paused_s = 0.0
 
     def run(self) -> Iterator[TokenEvent]:
         with self._turn:
-            parking = self._use.parking
+            slots = self._use.slots
             usage, request = self._stream.usage, self._request
             usage.window = self._use.parts.plan.window
             usage.sinks = max(request.sink_len, _LEAST_SINKS) if usage.window else 0
-            seat = parking.admit(request.prompt_ids[:-1], usage.sinks)
+            slot = slots.admit(request.prompt_ids[:-1], usage.sinks)
             try:
-                yield from self._events(seat)
+                yield from self._events(slot)
             except GeneratorExit:  # closed between two tokens: state and draft are in step
                 raise
             except BaseException as error:  # inside a pass: nobody knows what the state holds
                 if self._turn.is_held:
-                    parking.reset()
+                    slots.reset()
                 if isinstance(error, RuntimeError):
-                    self._use.turnstile.check_open()
+                    self._use.lock.check_open()
                 raise
             finally:
-                parking.leave(seat)
+                slots.leave(slot)
 
-    def _events(self, seat: Seat) -> Iterator[TokenEvent]:
+    def _events(self, slot: Slot) -> Iterator[TokenEvent]:
         stream, usage = self._stream, self._stream.usage
         start = self._now()
-        yield from self._prefill(seat)
+        yield from self._prefill(slot)
         usage.prefill_ms = (self._now() - start) * 1000
         if stream.is_cancelled or self._request.max_tokens == 0:
             stream.finish_reason = FinishReason.CANCELLED
@@ -81,20 +81,20 @@ class LiveRequest:
         decoder.start(self._request.prompt_ids[-1])
         usage.prefill_ms = (self._now() - start) * 1000
         try:
-            yield from self._decode(seat, decoder)
+            yield from self._decode(slot, decoder)
         finally:
             decoder.finish()
 
-    def _prefill(self, seat: Seat) -> Iterator[TokenEvent]:
+    def _prefill(self, slot: Slot) -> Iterator[TokenEvent]:
         """Run all but the last token, which is the anchor."""
-        parts, stream, parking = self._use.parts, self._stream, self._use.parking
-        usage, body, state, drafter = stream.usage, seat.prompt, parts.target.state, parts.drafter
+        parts, stream, slots = self._use.parts, self._stream, self._use.slots
+        usage, body, state, drafter = stream.usage, slot.prompt, parts.target.state, parts.drafter
         extend = drafter.extend_context if drafter is not None else None
-        while stream.should_pause and not stream.is_cancelled and parking.is_read_elsewhere(seat):
+        while stream.should_pause and not stream.is_cancelled and slots.is_read_elsewhere(slot):
             yield from self._pause()
         with self._switching():
-            is_parked = parking.park()
-        stops = parking.begin(seat, self._request.cache_points, is_parked=is_parked)
+            is_swapped = slots.swap_out()
+        stops = slots.begin(slot, self._request.cache_points, is_swapped=is_swapped)
         usage.cached_tokens = usage.read_tokens = state.committed
         for stop in (*stops, len(body)):
             while not stream.is_cancelled and state.committed < stop:
@@ -104,17 +104,17 @@ class LiveRequest:
                     drafter.flush_context()
                 if state.committed in stops:
                     self._use.prefix.save_checkpoint()
-                usage.read_tokens = seat.num_read = state.committed
-                seat.is_reading = state.committed < len(body)
+                usage.read_tokens = slot.num_read = state.committed
+                slot.is_reading = state.committed < len(body)
                 stream.on_chunk()
-                yield from self._pause_if_asked(seat)
+                yield from self._pause_if_asked(slot)
 
-    def _decode(self, seat: Seat, decoder: Decoder) -> Iterator[TokenEvent]:
+    def _decode(self, slot: Slot, decoder: Decoder) -> Iterator[TokenEvent]:
         request, stream, usage = self._request, self._stream, self._stream.usage
         start, position = self._now(), len(request.prompt_ids)
         end = min(position + request.max_tokens, self._use.parts.plan.max_ctx)
         while position < end and not stream.is_cancelled:
-            self._use.turnstile.enter()
+            self._use.lock.enter()
             for emitted in decoder.step(end - position):
                 usage.decode_ms = (self._now() - start) * 1000
                 if usage.completion_tokens == 0:
@@ -133,11 +133,11 @@ class LiveRequest:
                 position += 1
             stream.on_round()
             if position < end:
-                yield from self._pause_if_asked(seat, decoder)
+                yield from self._pause_if_asked(slot, decoder)
         is_cancelled = stream.is_cancelled
         stream.finish_reason = FinishReason.CANCELLED if is_cancelled else FinishReason.LENGTH
 
-    def _pause_if_asked(self, seat: Seat, decoder: Decoder | None = None) -> Iterator[TokenEvent]:
+    def _pause_if_asked(self, slot: Slot, decoder: Decoder | None = None) -> Iterator[TokenEvent]:
         should_pause = self._stream.should_pause
         if should_pause is None or not should_pause():
             return
@@ -146,7 +146,7 @@ class LiveRequest:
         yield from self._pause()
         if not self._stream.is_cancelled:
             with self._switching():
-                self._use.parking.enter(seat)
+                self._use.slots.enter(slot)
 
     @contextmanager
     def _switching(self) -> Iterator[None]:

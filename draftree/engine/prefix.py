@@ -19,7 +19,7 @@ _MIN_GAP = 16  # tokens between checkpoints; fewer than that are sooner read aga
 _NUM_POINTS = 2  # of those that a request names, the last ones
 _OPENING_LEN = 12  # tokens at a prompt's end that open the reply, which a later one may not repeat
 NUM_CHECKPOINTS = 4  # of the sequence at hand
-_SHORT_SPAN = 64  # positions; a parked one is copied again with what follows it
+_SHORT_SPAN = 64  # positions; one that was swapped out is copied again with what follows it
 
 
 class PrefixCache:
@@ -38,10 +38,10 @@ class PrefixCache:
         self._state, self._drafter = state, drafter
         self._sinks = 0
 
-    def set_sinks(self, count: int, *, is_parked: bool) -> None:
-        """Use nothing that was read under other sinks. is_parked: the sequence at hand is."""
+    def set_sinks(self, count: int, *, is_swapped: bool) -> None:
+        """Use nothing that was read under other sinks. is_swapped: the one at hand is, out."""
         if count != self._sinks:
-            if not is_parked and self._state.committed:
+            if not is_swapped and self._state.committed:
                 self.save()
             self.reset()
             self._sinks = count
@@ -52,11 +52,11 @@ class PrefixCache:
         return self.store.find(_keys(tokens, sinks))
 
     def resume(
-        self, tokens: tuple[int, ...], points: Sequence[int], held: Match, *, is_parked: bool
+        self, tokens: tuple[int, ...], points: Sequence[int], held: Match, *, is_swapped: bool
     ) -> list[int]:
         """Go to the longest prefix of the tokens that is known; positions further on where
         `save_checkpoint` is to be called. points: lengths of prefixes that later requests are
-        likely to share. held: what is known of it elsewhere. is_parked: the sequence at hand is.
+        likely to share. held: what is known of it elsewhere. is_swapped: the one at hand is, out.
         """
         state = self._state
         state.rollback()
@@ -67,7 +67,7 @@ class PrefixCache:
         is_whole = shared == state.committed
         at_hand = shared
         if not is_whole:
-            if not is_parked:
+            if not is_swapped:
                 self.save()
             if state.is_recurrent:
                 at_hand = max((at for at in state.checkpoints if at <= shared), default=0)
@@ -118,7 +118,7 @@ class PrefixCache:
             self._drafter.reset()
         self._limit_checkpoints()
 
-    def park(self, last: Snapshot | None) -> Snapshot:
+    def swap_out(self, last: Snapshot | None) -> Snapshot:
         """A copy of the sequence at hand and of the draft's context. last: an earlier one, so that
         only what is new is copied.
         """
@@ -131,11 +131,11 @@ class PrefixCache:
             spans.append(Span(start, len(tokens), self._copy(start, len(tokens))))
         return Snapshot(tokens, tuple(spans), self._state.copy_recurrent())
 
-    def unpark(self, parked: Snapshot, checkpoints: dict[int, Parts]) -> None:
+    def swap_in(self, swapped: Snapshot, checkpoints: dict[int, Parts]) -> None:
         """Go on from such a copy, and with the checkpoints that its sequence had."""
         if not self._is_in_step:
             self.reset()
-        self._restore(parked.tokens, parked.spans, parked.recurrent)
+        self._restore(swapped.tokens, swapped.spans, swapped.recurrent)
         self._state.checkpoints = checkpoints
         self._limit_checkpoints()
 

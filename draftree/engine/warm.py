@@ -76,12 +76,12 @@ def warm_up(
         for size in sizes:
             _read(use, size)
         for request in (*_USUAL, *_RARE):
-            use.parking.reset()
+            use.slots.reset()
             decoder = use.decoders.new(request, None)
             if isinstance(decoder, DeviceDecoder):
                 decoder.start(0)
                 decoder.rehearse()
-        use.parking.reset()
+        use.slots.reset()
 
     use.parts.device.compile_kernels(rehearse, report)
     with use.parts.device.warm():
@@ -90,7 +90,7 @@ def warm_up(
         for request in _USUAL:
             for _ in generate(request):
                 pass
-            use.parking.reset()
+            use.slots.reset()
     use.decoders.reset()
     target.num_forwards = num_forwards
 
@@ -104,4 +104,4 @@ def _read(use: EngineUse, size: int) -> None:
         prefill(parts.target, tokens[start : start + size], size, extend)
         if drafter is not None:
             drafter.flush_context()
-    use.parking.reset()
+    use.slots.reset()

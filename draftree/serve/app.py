@@ -12,7 +12,6 @@ from typing import Any, Final
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -30,6 +29,7 @@ from draftree.serve import (
     tokens,
 )
 from draftree.serve.access import client_name
+from draftree.serve.cors import Cors
 from draftree.serve.identity import Identity
 from draftree.serve.log import log_event
 from draftree.serve.openai_reply import render_error
@@ -80,7 +80,7 @@ def build_app(service: Service) -> FastAPI:
     app.add_middleware(Gate, service=service)
     if service.options.cors_origins:
         app.add_middleware(
-            CORSMiddleware,
+            Cors,
             allow_origins=service.options.cors_origins,
             allow_methods=["*"],
             allow_headers=["*"],
@@ -112,9 +112,9 @@ def _add_own_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        num_parked, num_waiting = len(service.thread.turns.parked), service.queue.num_waiting
+        num_preempted, num_waiting = len(service.thread.turns.preempted), service.queue.num_waiting
         wait_s = service.queue.expect_wait(num_waiting)
-        text = service.metrics.render(num_waiting, service.num_running, num_parked, wait_s)
+        text = service.metrics.render(num_waiting, service.num_running, num_preempted, wait_s)
         return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
 
 

@@ -66,17 +66,17 @@ class Metrics:
         self._totals["engine_failures"] += 1
 
     def render(
-        self, num_waiting: int, num_running: int, num_parked: int, wait_s: float | None = None
+        self, num_waiting: int, num_running: int, num_preempted: int, wait_s: float | None = None
     ) -> str:
         """wait_s: that the last one in the queue has to expect; None: not known."""
-        lines = [*self._lines(num_waiting, num_running, num_parked)]
+        lines = [*self._lines(num_waiting, num_running, num_preempted)]
         if wait_s is not None:
             name = "draftree_queue_wait_seconds"
             lines += _head(name, "gauge", "Expected wait of the last request in the queue.")
             lines.append(f"{name} {wait_s:.3f}")
         return "".join(f"{line}\n" for line in lines)
 
-    def _lines(self, num_waiting: int, num_running: int, num_parked: int) -> Iterator[str]:
+    def _lines(self, num_waiting: int, num_running: int, num_preempted: int) -> Iterator[str]:
         name = "draftree_requests_total"
         yield from _head(name, "counter", "HTTP requests by route and status.")
         for (route, status), count in sorted(self._requests.items()):
@@ -99,7 +99,7 @@ class Metrics:
             ("draftree_acceptance_length", f"{al:.4f}", "Tokens committed a round, over all."),
             ("draftree_queue_length", num_waiting, "Requests that wait for the engine."),
             ("draftree_running", num_running, "Requests that take turns on the engine."),
-            ("draftree_parked", num_parked, "Of those, requests that wait for their next turn."),
+            ("draftree_preempted", num_preempted, "Of those, requests between two turns."),
         ):
             yield from _head(name, "gauge", help_text)
             yield f"{name} {value}"

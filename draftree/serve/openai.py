@@ -18,15 +18,20 @@ from draftree.serve.body import describe_body, read_body
 from draftree.serve.conversation import EFFORT_BUDGETS, TINY_TOP_P, continue_options
 from draftree.serve.length import check_length, count_characters
 from draftree.serve.openai_fields import (
-    AssistantMessage,
     ChatRequest,
     CompletionRequest,
     JsonSchemaFormat,
-    Message,
     NamedToolChoice,
     SamplingFields,
     TextFormat,
     compress_options,
+)
+from draftree.serve.openai_messages import (
+    check_beginning,
+    continues,
+    read_messages,
+    read_tools,
+    render_prompt,
 )
 from draftree.serve.openai_reply import ChatWire, CompletionWire, ReplyOptions
 from draftree.serve.queue import Call
@@ -56,7 +61,12 @@ def make_routes(service: Service) -> APIRouter:
         if kwargs is not None and kwargs.enable_thinking and not service.check_ready().can_think:
             request.state.ignored.append("chat_template_kwargs.enable_thinking")
         request.state.user = body.user or body.safety_identifier
-        options = _reply_options(service, request, body, has_logprobs=bool(body.logprobs))
+        prompt = None
+        if body.verbose and not body.stream:
+            prompt = await service.run_beside(lambda engine: render_prompt(engine, body))
+        options = _reply_options(
+            service, request, body, has_logprobs=bool(body.logprobs), prompt=prompt
+        )
         calls = chat_calls(body, service.options.temperature, request.state.identity.seed)
         return await _answer(request, service, body, calls, ChatWire(options), "messages")
 
@@ -111,13 +121,7 @@ def check_chat(body: ChatRequest) -> None:
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true.", param="top_logprobs")
     _check_sampling(body, body.max_tokens, body.max_completion_tokens)
-    is_begun = continues(body)
-    if body.continue_final_message and not is_begun:
-        sentence = "continue_final_message needs a last message of the assistant's, without calls."
-        raise ApiError(400, sentence, param="continue_final_message")
-    if body.add_generation_prompt is is_begun:
-        sentence = "add_generation_prompt must be the opposite of continue_final_message."
-        raise ApiError(400, sentence, param="add_generation_prompt")
+    check_beginning(body)
     formats = (body.response_format, body.grammar, body.json_schema)
     if sum(each is not None for each in formats) > 1:
         sentence = "response_format, grammar and json_schema cannot be given together."
@@ -147,13 +151,6 @@ def _check_sampling(body: SamplingFields, *limits: int | None) -> None:
     if body.repeat_last_n not in (None, -1, 0) and penalties - {1.0}:
         sentence = "repeat_last_n must be -1 or 0: penalties count all tokens seen."
         raise ApiError(400, sentence, param="repeat_last_n")
-
-
-def continues(body: ChatRequest) -> bool:
-    """Whether the reply goes on from the last message."""
-    last = body.messages[-1]
-    is_begun = isinstance(last, AssistantMessage) and not last.tool_calls
-    return is_begun and body.continue_final_message is not False
 
 
 def check_completion(body: CompletionRequest) -> None:
@@ -204,14 +201,6 @@ def chat_calls(body: ChatRequest, temperature: float, seed: int) -> list[Call]:
         )
         for sampling in samplings(body, temperature, seed, body.n or 1)
     ]
-
-
-def read_messages(body: ChatRequest) -> list[dict[str, Any]]:
-    return [_message(message) for message in body.messages]
-
-
-def read_tools(body: ChatRequest) -> list[dict[str, Any]] | None:
-    return [tool.model_dump(exclude_none=True) for tool in body.tools or ()] or None
 
 
 def completion_calls(
@@ -314,21 +303,6 @@ def check_tokens(engine: "Engine", field: str, tokens: Iterable[int]) -> None:
         raise ApiError(400, sentence, param=field)
 
 
-def _message(message: Message) -> dict[str, Any]:
-    """In the words of chat templates; what is empty is left out."""
-    plain = message.model_dump(exclude_none=True)
-    if plain["role"] == "developer":
-        plain["role"] = "system"
-    refusal = plain.pop("refusal", None)
-    if refusal and not plain.get("content"):
-        plain["content"] = refusal
-    for call in plain.get("tool_calls", ()):
-        call["type"] = "function"
-    if not plain.get("tool_calls"):
-        plain.pop("tool_calls", None)
-    return plain
-
-
 def _thinking(body: ChatRequest) -> bool | None:
     """Effort limits how long a model thinks, and is no reason to refuse one that does not."""
     if _effort(body) == "none":
@@ -380,6 +354,7 @@ def _reply_options(
     *,
     num_prompts: int = 1,
     echoes: tuple[str, ...] = (),
+    prompt: str | None = None,
 ) -> ReplyOptions:
     has_statistics = wants_statistics(request.headers, body.draftree)
     return ReplyOptions(
@@ -392,5 +367,6 @@ def _reply_options(
         has_usage=has_statistics or bool(body.stream_options and body.stream_options.include_usage),
         has_statistics=has_statistics,
         echoes=echoes,
+        prompt=prompt,
         token=request.state.identity.token,
     )

@@ -92,7 +92,7 @@ class PeerFields(SamplerFields):
     n_keep: Any = ignored("Nothing of a prompt is dropped.")
     id_slot: Any = ignored("Requests need no slot.")
     timings_per_token: bool | None = optional("Add llama.cpp's `timings` to what is sent.")
-    verbose: Any = ignored("Ask for statistics instead.")
+    verbose: bool | None = optional("Show the prompt of a whole chat reply in `__verbose`.")
     return_tokens: Any = ignored("Replies are text.")
     return_progress: bool | None = optional(
         "Say in a stream how much of the prompt was read, as `prompt_progress`."

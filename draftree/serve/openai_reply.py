@@ -36,6 +36,7 @@ class ReplyOptions:
     has_usage: bool = False  # at the end of a stream
     has_statistics: bool = False
     echoes: tuple[str, ...] = ()  # prompts to repeat
+    prompt: str | None = None  # as the template wrote it, to be shown
     token: str = field(default_factory=new_token)  # of its id
 
 
@@ -229,7 +230,8 @@ def whole(
     jobs: Sequence[Job],
 ) -> dict[str, Any]:
     head = _head(reply_id, kind, options)
-    return {**head, "choices": choices, "usage": usage_of(jobs, options)}
+    shown = {} if options.prompt is None else {"__verbose": {"prompt": options.prompt}}
+    return {**head, "choices": choices, "usage": usage_of(jobs, options), **shown}
 
 
 def _head(reply_id: str, kind: str, options: ReplyOptions) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from draftree.core import FinishReason, Usage
-from draftree.serve.queue import Call, Job
+from draftree.serve.queue import RELAYED_FRAME_S, Call, Job
 from draftree.serve.service import Service
 from draftree.serve.wire import OUTLET, ApiError, Outlet, encode, to_json
 from draftree.text.reply import DeltaKind
@@ -102,12 +102,15 @@ async def answer(
     if not is_stream:
         return await answer_whole(request, service, calls, wire.whole, prompt_field=prompt_field)
     jobs = await _submit(request, service, calls, is_stream=True, prompt_field=prompt_field)
+    is_relayed = request.state.identity.is_repeatable
+    for job in jobs if is_relayed else ():
+        job.frame_s = RELAYED_FRAME_S
     watcher = asyncio.create_task(_watch(request, service, jobs))
     try:
         first = await _read_first(jobs[0])
         stream = EventStream(service, jobs, wire, first, watcher, kind)
-        stream.is_repeatable = request.state.identity.is_repeatable
-        stream.progress = None if stream.is_repeatable else progress  # how often is chance
+        stream.is_repeatable = is_relayed
+        stream.progress = None if is_relayed else progress  # how often is chance
         return stream
     except BaseException:
         watcher.cancel()

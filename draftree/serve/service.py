@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from draftree.core import FinishReason
 from draftree.errors import DraftreeError
@@ -25,6 +25,7 @@ from draftree.serve.wire import ApiError, busy
 if TYPE_CHECKING:
     from draftree.chat import Engine
 
+_Answer = TypeVar("_Answer")
 _LOADING_RETRY_S: Final = 2
 _STOPPING_RETRY_S: Final = 10
 _TAG: Final = ":latest"  # what Ollama's clients may add to any name
@@ -102,11 +103,21 @@ class Service:
             raise busy(503, "The server is shutting down.", _STOPPING_RETRY_S)
         raise busy(503, "The model is being loaded.", _LOADING_RETRY_S)
 
+    async def run_beside(self, ask: "Callable[[Engine], _Answer]") -> _Answer:
+        """Ask the engine what needs no turn, beside the event loop: long texts take their time."""
+        engine = self.check_ready()
+        try:
+            return await asyncio.to_thread(ask, engine)
+        except (DraftreeError, ValueError) as error:
+            raise explain(error, engine) from error
+
     def choose_model(self, name: str | None) -> str:
         """The model that answers a request for this name: there is one. None: no name was given."""
         own = self.options.model_id
-        if name is None or self._has_model(name):
-            return name or own
+        if name is None:
+            return next(iter(self.options.aliases), own)
+        if self._has_model(name):
+            return name
         if not self.options.any_model:
             self.check_model(name)
         return own

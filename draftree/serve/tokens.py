@@ -3,30 +3,25 @@
 The shapes are those of llama.cpp's server.
 """
 
-import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.requests import Request
 
-from draftree.errors import DraftreeError
 from draftree.serve.body import describe_body, read_body
-from draftree.serve.length import check_length, count_characters
-from draftree.serve.openai import check_chat, check_tokens, continues, read_messages, read_tools
+from draftree.serve.length import check_length
+from draftree.serve.openai import check_chat, check_tokens
 from draftree.serve.openai_fields import MODEL_WORDS, ChatRequest, ModelName, TokenId
+from draftree.serve.openai_messages import render_prompt as render_chat
 from draftree.serve.responses import check as check_response
 from draftree.serve.responses import render_prompt
 from draftree.serve.responses_fields import ResponsesRequest
 from draftree.serve.service import Service
-from draftree.serve.thread import explain
 from draftree.serve.wire import WireModel, optional
 
 if TYPE_CHECKING:
     from draftree.chat import Engine
-
-Answer = TypeVar("Answer")
 
 
 class TokenizeRequest(WireModel):
@@ -55,41 +50,32 @@ def make_routes(service: Service) -> APIRouter:
     @router.post("/tokenize", openapi_extra=describe_body(TokenizeRequest))
     async def tokenize(request: Request) -> dict[str, Any]:
         body = await read_body(request, service, TokenizeRequest)
-        return await _run(service, lambda engine: _tokenize(engine, body))
+        return await service.run_beside(lambda engine: _tokenize(engine, body))
 
     @router.post("/detokenize", openapi_extra=describe_body(DetokenizeRequest))
     async def detokenize(request: Request) -> dict[str, Any]:
         body = await read_body(request, service, DetokenizeRequest)
-        return await _run(service, lambda engine: _detokenize(engine, body))
+        return await service.run_beside(lambda engine: _detokenize(engine, body))
 
     @router.post("/apply-template", openapi_extra=describe_body(ChatRequest))
     async def apply_template(request: Request) -> dict[str, Any]:
         body = await read_body(request, service, ChatRequest)
         check_chat(body)
-        return await _run(service, lambda engine: {"prompt": _render(engine, body)})
+        return await service.run_beside(lambda engine: {"prompt": render_chat(engine, body)})
 
     @router.post("/v1/chat/completions/input_tokens", openapi_extra=describe_body(ChatRequest))
     async def count_chat(request: Request) -> dict[str, Any]:
         body = await read_body(request, service, ChatRequest)
         check_chat(body)
-        return await _run(service, lambda engine: _count(engine, _render(engine, body)))
+        return await service.run_beside(lambda engine: _count(engine, render_chat(engine, body)))
 
     @router.post("/v1/responses/input_tokens", openapi_extra=describe_body(ResponsesRequest))
     async def count_response(request: Request) -> dict[str, Any]:
         body = await read_body(request, service, ResponsesRequest)
         check_response(body)
-        return await _run(service, lambda engine: _count(engine, render_prompt(engine, body)))
+        return await service.run_beside(lambda engine: _count(engine, render_prompt(engine, body)))
 
     return router
-
-
-async def _run(service: Service, answer: "Callable[[Engine], Answer]") -> Answer:
-    """Beside the event loop: long texts take their time."""
-    engine = service.check_ready()
-    try:
-        return await asyncio.to_thread(answer, engine)
-    except (DraftreeError, ValueError) as error:
-        raise explain(error, engine) from error
 
 
 def _tokenize(engine: "Engine", body: TokenizeRequest) -> dict[str, Any]:
@@ -115,16 +101,6 @@ def _piece(text: bytes) -> str | list[int]:
 def _detokenize(engine: "Engine", body: DetokenizeRequest) -> dict[str, Any]:
     check_tokens(engine, "tokens", body.tokens)
     return {"content": engine.tokenizer.decode(body.tokens)}
-
-
-def _render(engine: "Engine", body: ChatRequest) -> str:
-    messages, tools = read_messages(body), read_tools(body)
-    check_length(engine, count_characters(messages) + count_characters(tools))
-    kwargs = body.chat_template_kwargs
-    thinking = kwargs.enable_thinking if kwargs is not None and engine.can_think else None
-    return engine.render_chat(
-        messages, tools=tools or (), thinking=thinking, continue_final=continues(body)
-    )
 
 
 def _count(engine: "Engine", prompt: str) -> dict[str, Any]:

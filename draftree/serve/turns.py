@@ -24,38 +24,38 @@ class Turns:
         self.running: Job | None = None
         self._slice_s, self._clock = slice_s, clock
         self._fresh: deque[Job] = deque()
-        self._parked: deque[Job] = deque()
+        self._preempted: deque[Job] = deque()
         self._num_fresh = 0  # in a row, of those that went before others
         self._start_s = 0.0
 
     @property
-    def parked(self) -> list[Job]:
+    def preempted(self) -> list[Job]:
         """Those that have had a turn, and wait for the next."""
-        return list(self._parked)
+        return list(self._preempted)
 
     @property
     def jobs(self) -> list[Job]:
         """All that are live."""
         running = self.running
-        return [*([running] if running is not None else ()), *self._fresh, *self._parked]
+        return [*([running] if running is not None else ()), *self._fresh, *self._preempted]
 
     @property
     def has_others(self) -> bool:
-        return bool(self._fresh or self._parked)
+        return bool(self._fresh or self._preempted)
 
     def add(self, job: Job) -> None:
         self._fresh.append(job)
 
     def begin(self) -> Job:
         """The next one's turn begins. Those that were cancelled take no time, and go first."""
-        cancelled = next((job for job in self._parked if job.is_cancelled), None)
-        is_fresh = bool(self._fresh) and not (self._parked and self._num_fresh >= _MOST_FRESH)
+        cancelled = next((job for job in self._preempted if job.is_cancelled), None)
+        is_fresh = bool(self._fresh) and not (self._preempted and self._num_fresh >= _MOST_FRESH)
         if cancelled is not None:
-            self._parked.remove(cancelled)
+            self._preempted.remove(cancelled)
             self.running = cancelled
         else:
-            self.running = (self._fresh if is_fresh else self._parked).popleft()
-            self._num_fresh = self._num_fresh + 1 if is_fresh and self._parked else 0
+            self.running = (self._fresh if is_fresh else self._preempted).popleft()
+            self._num_fresh = self._num_fresh + 1 if is_fresh and self._preempted else 0
         self._start_s = self._clock()
         return self.running
 
@@ -66,13 +66,13 @@ class Turns:
     def end(self, *, is_finished: bool) -> float:
         """The running job's turn is over; seconds that it took."""
         if self.running is not None and not is_finished:
-            self._parked.append(self.running)
+            self._preempted.append(self.running)
         self.running = None
         return self._clock() - self._start_s
 
     def clear(self) -> list[Job]:
         """Those that were live and did not run."""
-        jobs = [*self._fresh, *self._parked]
+        jobs = [*self._fresh, *self._preempted]
         self._fresh.clear()
-        self._parked.clear()
+        self._preempted.clear()
         return jobs

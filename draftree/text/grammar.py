@@ -21,7 +21,7 @@ from draftree.text.tokenizer import Tokenizer
 
 # Bounded, or a small model may write spaces for ever.
 _LOOSE = {"whitespace_pattern": r"[ ]?|\n[ ]{0,40}"}
-# As templates write JSON: long stretches are then known beforehand.
+# As templates write JSON: long runs of text are then known beforehand.
 STRICT_SPACING = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 _MAX_KEPT = 64
 _MAX_REFERENCES = 500  # the library follows a chain of them on the stack, and may crash

@@ -8,6 +8,7 @@ It does not know about chat: see template.
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 from draftree.errors import TokenizerError
@@ -112,7 +113,8 @@ class Tokenizer:
         self._marked = sorted(marked, key=lambda i: len(scheme.text_of(i).encode()), reverse=True)
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> Self:
+    def from_metadata(cls, metadata: Mapping[str, Any], template_file: str = "") -> Self:
+        """template_file: a chat template in place of the file's own."""
         model = read_text(metadata, "tokenizer.ggml.model")
         if model is None:
             raise TokenizerError("The model file has no tokenizer (tokenizer.ggml.model).")
@@ -145,7 +147,9 @@ class Tokenizer:
             scheme,
             adds_bos=read_flag(metadata, "add_bos_token", adds_bos),
             adds_eos=read_flag(metadata, "add_eos_token", False),
-            chat_template=read_text(metadata, "tokenizer.chat_template"),
+            chat_template=_read_template(template_file)
+            if template_file
+            else read_text(metadata, "tokenizer.chat_template"),
         )
 
     def encode(
@@ -248,3 +252,10 @@ class Tokenizer:
 
 def _present(token_id: int | None, is_added: bool) -> tuple[int, ...]:
     return (token_id,) if is_added and token_id is not None else ()
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"The chat template {path} cannot be read ({error}).") from error

@@ -41,8 +41,10 @@ def test_a_command_that_fails_is_no_recording(tmp_path):
     assert not (tmp_path / "run.svg").exists()
 
 
-def test_times_are_stretched_to_the_recording():
-    times = [time_s for time_s, _ in recording.stretch("abc", [(5.0, "x"), (5.1, "y"), (5.2, "z")])]
+def test_times_fill_the_recording():
+    times = [
+        time_s for time_s, _ in recording.slow_down("abc", [(5.0, "x"), (5.1, "y"), (5.2, "z")])
+    ]
     assert times == sorted(times)
     begin_s, middle_s, end_s = times[-3:]
     assert end_s == pytest.approx(15.0)

@@ -11,9 +11,10 @@ import pytest
 
 from benchmarks.chaos import Chaos, prepare_questions, read_health, read_metrics
 from benchmarks.cluster import ClusterOptions, measure_chaos, run_cluster
-from draftree.bench.http import Endpoint, read_events
+from draftree.bench.http import Endpoint, ask, read_events
 from draftree.chat import Engine
 from draftree.core import SamplingParams
+from draftree.errors import BenchError
 from tests.needs import needs_package
 from tests.serve.conftest import wait_for
 from tests.tiny import tiny_path
@@ -70,6 +71,8 @@ def test_a_reply_outlives_its_replica():
         niceness = [os.getpriority(os.PRIO_PROCESS, pid) for pid in (os.getpid(), *replicas)]
         assert len(set(niceness)) == 1 and len(replicas) == 2
         assert read_texts(endpoint, int) == expected
+        with pytest.raises(BenchError, match="maximum context length"):  # it got there, 6 MiB long
+            ask(endpoint, endpoint.find_model(), "Hi " * 2**21, 1)
         while not read_metrics(endpoint)["draftree_cancelled_total"]:  # it may have been too late
             with suppress(Left):
                 read_texts(endpoint, leave)

@@ -67,6 +67,19 @@ def test_a_stream_has_one_event_a_piece_however_it_comes(replica, engine):
     assert engine.calls[0]["sampling"].seed == engine.calls[1]["sampling"].seed == 4
 
 
+def test_after_its_first_piece_a_stream_comes_in_longer_frames(replica, engine, monkeypatch):
+    """Every message passes through three processes."""
+    monkeypatch.setattr("draftree.serve.reply.RELAYED_FRAME_S", 3600.0)
+    engine.pieces, engine.round_s = ["word "] * 40, 0.01
+
+    async def run():
+        return [piece async for piece in replica.relay(relayed(stream=True))][2:]
+
+    messages = asyncio.run(run())
+    assert b"".join(messages).count(b"word ") == 40
+    assert sum(b"word" in message for message in messages) == 2
+
+
 def test_closing_is_the_clients_leaving(replica, engine):
     engine.pieces, engine.round_s = ["word "] * 2000, 0.01
 

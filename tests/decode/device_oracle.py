@@ -53,7 +53,7 @@ def decode(
         if has_pauses:
             decoder.pause()
             rounds.begin(OTHER, 3, 0)
-            rounds.begin_stretch(1, 0)
+            rounds.begin_segment(1, 0)
     decoder.finish()
     return emitted, len(emitted) / decoder.stats.num_rounds
 

@@ -32,7 +32,7 @@ class Rounds:
     def begin(self, *args: Any) -> None:
         assert not self._under_way
 
-    def begin_stretch(self, *args: Any, **options: Any) -> None:
+    def begin_segment(self, *args: Any, **options: Any) -> None:
         assert not self._under_way
 
     sizes = (24,)
@@ -60,8 +60,8 @@ class Counting(Rounds):
         super().begin(*args)
         self._anchor = args[1]
 
-    def begin_stretch(self, *args: Any, **options: Any) -> None:
-        super().begin_stretch(*args, **options)
+    def begin_segment(self, *args: Any, **options: Any) -> None:
+        super().begin_segment(*args, **options)
         max_tokens, committed = args
         assert self._anchor == committed
         self.begun.append((max_tokens, committed))

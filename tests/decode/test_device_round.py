@@ -51,7 +51,7 @@ def test_drafting_changes_no_text(open_engine, any_gpu: Gpu) -> None:
         assert stream.usage.rounds.off_reason == "the budget is 0"
         assert plain.target.state.tokens == [*PROMPT, *expected[name][:-1]]
     assert len({tuple(text) for text in expected.values()}) == len(samplings)
-    for budget in (8, 22, 40) if any_gpu.is_real else (22,):
+    for budget in (8, 22, 40) if any_gpu.is_real else FEW_NODES:
         engine = open_engine(budget)
         for name, sampling in samplings.items():
             stream = engine.generate(request(sampling, count))
@@ -68,7 +68,7 @@ def test_the_host_runs_rounds_that_the_device_cannot(
     asked = request(SAMPLINGS[sampling], 7)
     expected = [event.token for event in open_engine(0).generate(asked)]
     monkeypatch.setattr(BlockDrafter, "programs", lambda self: None)
-    stream = open_engine(8).generate(asked)
+    stream = open_engine(7).generate(asked)
     assert [event.token for event in stream] == expected
     rounds = stream.usage.rounds
     assert rounds.host_reason == "a GPU cannot run whole rounds with this kind of draft"
@@ -158,7 +158,7 @@ def test_every_kind_of_request(open_engine, any_gpu: Gpu, kind: str) -> None:
 
 def test_kinds_take_turns_on_one_engine(open_engine) -> None:
     """What one request leaves on the device is nothing to the next."""
-    engine, texts = open_engine(8), {}
+    engine, texts = open_engine(7), {}
     for name in (None, "all", "bias", "scores", "penalties", None, "all"):
         options = KINDS[name] if name is not None else {"sampling": HOT}
         events = list(engine.generate(Request(PROMPT, 4, **options)))
@@ -179,18 +179,18 @@ def test_kinds_take_turns_on_one_engine(open_engine) -> None:
 )
 def test_a_draft_expects_what_the_request_wants(open_engine, options) -> None:
     """Soon one token is all that follows, which the draft of random weights cannot know."""
-    stream = open_engine(8).generate(Request(PROMPT, 16, **options))
+    stream = open_engine(7).generate(Request(PROMPT, 16, **options))
     tokens = [event.token for event in stream]
     assert len(set(tokens)) <= 4 and stream.usage.acceptance_length > 1.6
 
 
 def test_log_probabilities_without_alternatives(open_engine) -> None:
-    events = list(open_engine(8).generate(replace(request(HOT, 3), logprobs=0)))
+    events = list(open_engine(7).generate(replace(request(HOT, 3), logprobs=0)))
     assert all(e.scores is not None and e.scores.top == () for e in events)
 
 
 def test_a_stream_left_early_does_no_harm(open_engine) -> None:
-    engine = open_engine(8)
+    engine = open_engine(7)
     whole = [event.token for event in engine.generate(request(HOT, 8))]
     stream = engine.generate(request(HOT, 8))
     assert [event.token for event in islice(stream, 2)] == whole[:2]
@@ -203,7 +203,7 @@ def test_a_stream_left_early_does_no_harm(open_engine) -> None:
 
 
 def test_stop_tokens_end_on_the_device(open_engine) -> None:
-    engine = open_engine(8)
+    engine = open_engine(7)
     whole = [event.token for event in engine.generate(request(HOT, 8))]
     stop = next(t for i, t in enumerate(whole) if i > 0 and t not in whole[:i])
     stream = engine.generate(replace(request(HOT, 8), stop_ids=frozenset({stop})))
@@ -212,7 +212,7 @@ def test_stop_tokens_end_on_the_device(open_engine) -> None:
 
 
 def test_rounds_can_be_watched(open_engine) -> None:
-    engine, seen = open_engine(8), []
+    engine, seen = open_engine(7), []
     engine.watch = seen.append
     text = [event.token for event in engine.generate(request(HOT, 6))]
     assert all(isinstance(r, Round) and r.tree.num_nodes <= 9 for r in seen)

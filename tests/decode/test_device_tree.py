@@ -46,7 +46,7 @@ def test_the_text_of_the_host(open_engine, any_gpu: Gpu, kind: str) -> None:
 
 def test_kinds_take_turns_on_one_engine(open_engine) -> None:
     """What one request leaves on the device is nothing to the next."""
-    engine, texts = open_engine(8), {}
+    engine, texts = open_engine(7), {}
     grammar = RuleGrammar(engine.model_config.vocab_size, seed=1)
     for name in ("all", "greedy", "hot", "all", "greedy"):
         asked = Request(PROMPT, 4, grammar=grammar, **KINDS[name])
@@ -60,7 +60,7 @@ def test_kinds_take_turns_on_one_engine(open_engine) -> None:
 @pytest.mark.parametrize("length", mark_long((1, 2, 5, 9), but=(2, 5)))
 def test_a_complete_grammar_ends_the_reply(open_engine, length: int) -> None:
     """Inside a path that was drafted right, or behind the tree."""
-    engine = open_engine(8)
+    engine = open_engine(7)
     grammar = RuleGrammar(engine.model_config.vocab_size, seed=3, length=length)
     asked = Request(PROMPT, 30, HOT, grammar=grammar)
     check_kind(engine, asked, FEW_NODES)
@@ -73,7 +73,7 @@ def test_a_complete_grammar_ends_the_reply(open_engine, length: int) -> None:
 @pytest.mark.parametrize(
     ("length", "span"), [pytest.param(1, None, marks=pytest.mark.long), (4, 3)]
 )
-def test_triggers_begin_constrained_stretches(
+def test_triggers_begin_constrained_segments(
     open_engine, any_gpu: Gpu, length: int, span: int | None
 ) -> None:
     """Free text that ends at a trigger, or that must be asked about again after a while."""
@@ -87,7 +87,7 @@ def test_triggers_begin_constrained_stretches(
 
 
 def test_free_text_asks_nothing(open_engine) -> None:
-    engine = open_engine(8)
+    engine = open_engine(7)
     free = [event.token for event in engine.generate(Request(PROMPT, 8, HOT))]
     absent = next(token for token in range(VOCAB) if token not in free)
     grammar = TriggerGrammar(RuleGrammar(VOCAB, seed=2), frozenset({absent}), 4)
@@ -104,7 +104,7 @@ def test_free_text_asks_nothing(open_engine) -> None:
 
 def test_what_a_grammar_forces_needs_no_draft(open_engine) -> None:
     """Without a draft, forced tokens are the tree."""
-    engine = open_engine(8)
+    engine = open_engine(7)
     grammar = RuleGrammar(engine.model_config.vocab_size, seed=6, share=0.02)
     engine._use.decoders._parts = replace(engine._use.decoders._parts, drafter=None)
     engine._prefix._drafter = engine.drafter = None
@@ -136,7 +136,7 @@ LONG_LOOKUPS = (("plain", True), ("scores", False), ("grammar", False))
 )
 def test_text_that_is_looked_up(open_engine, kind: str, has_draft: bool) -> None:
     """By the device where a draft's tree takes it in, else by the host."""
-    engine = open_engine(8, ngram="on")
+    engine = open_engine(7, ngram="on")
     if not has_draft:
         engine._use.decoders._parts = replace(engine._use.decoders._parts, drafter=None)
         engine._prefix._drafter = engine.drafter = None

@@ -44,7 +44,7 @@ class Turn:
 @dataclass(frozen=True)
 class Setting:
     """What a walk runs on. span_len: of the store, so that forks fall inside and between spans.
-    window: of the draft, 0 if its context is all. stretch: how many times as long texts are.
+    window: of the draft, 0 if its context is all. scale: how many times as long texts are.
     """
 
     model: Path
@@ -55,14 +55,14 @@ class Setting:
     budget: int = 7
     kv_type: str = "auto"
     window: int = 0
-    stretch: int = 1
+    scale: int = 1
 
     def open(self, prefix_bytes: int) -> TokenEngine:
         is_cpu = self.device == "cpu"
         config = EngineConfig(
             device=self.device,
             budget=self.budget,
-            max_ctx=_MAX_CTX * self.stretch,
+            max_ctx=_MAX_CTX * self.scale,
             threads=1,
             math="exact" if is_cpu and self.kv_type == "auto" else "auto",
             kv_k=self.kv_type,
@@ -208,7 +208,7 @@ class Walk:
                     assert tuple(reply) == expected, f"{reply} instead of {expected}"
                 turns.append(Turn(request.prompt_ids, tuple(reply)))
         assert self._engine.kept_bytes <= self._engine.plan.prefix_bytes
-        assert self._engine.parked_bytes == 0
+        assert self._engine.swapped_bytes == 0
 
     def _offload(self) -> None:
         self._engine.offload()
@@ -262,16 +262,16 @@ class Walk:
 
     def _pick_client(self) -> list[Turn]:
         turns = self._clients[self._rng.integers(len(self._clients))]
-        if len(turns[-1].text) > _LONGEST * self.setting.stretch:
+        if len(turns[-1].text) > _LONGEST * self.setting.scale:
             turns.append(Turn(turns[0].prompt))
         return turns
 
     def _fit(self, prompt: Tokens) -> Tokens:
-        return prompt[: _MAX_CTX * self.setting.stretch - 16]
+        return prompt[: _MAX_CTX * self.setting.scale - 16]
 
     def _random_tokens(self, least: int, most: int) -> Tokens:
         """Of few kinds, so that texts often part later than at their first token."""
-        length = self._rng.integers(least, most * self.setting.stretch + 1)
+        length = self._rng.integers(least, most * self.setting.scale + 1)
         return tuple((self._rng.integers(0, 4, length) * (_VOCAB // 4) + 3).tolist())
 
 

@@ -36,7 +36,7 @@ def test_interleaved_requests_give_what_they_give_alone(kind: str, prefix_bytes:
         replies = take_turns(engine, REQUESTS, order)
         assert [reply.facts for reply in replies] == expected
         assert replies[0].num_pauses > 8, "the prompt alone has 8 chunks"
-        assert engine.parked_bytes == 0 and engine.kept_bytes <= prefix_bytes
+        assert engine.swapped_bytes == 0 and engine.kept_bytes <= prefix_bytes
     fresh.close()
     engine.close()
 

@@ -19,7 +19,7 @@ KINDS = {
     "hybrid, drafted": ("qwen35-mtp", (0, 1, 3), "auto"),
 }
 LONG_STEPS = 4_000
-WINDOW, STRETCH = 90, 3  # a ring of 256 positions, and texts of up to 864
+WINDOW, SCALE = 90, 3  # a ring of 256 positions, and texts of up to 864
 
 
 def _setting(kind: str, **options: object) -> Setting:
@@ -65,7 +65,7 @@ def test_conversations_longer_than_the_context_of_a_draft(
 
 def _ring_setting(kind: str, **options: object) -> Setting:
     draft = make_draft(feature_layers=KINDS[kind][1] or (), window=WINDOW)
-    return replace(_setting(kind, **options), draft=draft, window=WINDOW, stretch=STRETCH)
+    return replace(_setting(kind, **options), draft=draft, window=WINDOW, scale=SCALE)
 
 
 @pytest.mark.long

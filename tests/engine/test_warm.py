@@ -46,7 +46,7 @@ def answer(engine: TokenEngine) -> list[object]:
         found.append([(event.token, event.source, event.round_index) for event in stream])
         usage = stream.usage
         found += [usage.cached_tokens, usage.rounds.num_rounds, usage.rounds.num_drafted]
-        found += [engine.kept_bytes, engine.parked_bytes, engine.target.num_forwards]
+        found += [engine.kept_bytes, engine.swapped_bytes, engine.target.num_forwards]
     return found
 
 

@@ -62,13 +62,24 @@ def test_cors_is_off_unless_asked(client, start):
     asked = {**origin, "Access-Control-Request-Method": "POST"}
     asked["Access-Control-Request-Headers"] = "authorization, content-type"
     preflight = httpx2.options(f"{url}/v1/chat/completions", headers=asked)
-    assert preflight.is_success
+    assert preflight.status_code == 204
     assert preflight.headers["access-control-allow-origin"] == "http://page.example"
     refused = httpx2.get(f"{url}/v1/models", headers=origin)
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] == "http://page.example"
     other = httpx2.get(f"{url}/health", headers={"Origin": "http://other.example"})
     assert "access-control-allow-origin" not in other.headers
+
+
+def test_options_without_an_origin_says_who_may_connect(client, start):
+    url = f"{start(cors_origins=('*',)).url}/v1/chat/completions"
+    for headers in ({}, {"Origin": "http://page.example"}):
+        found = httpx2.options(url, headers=headers)
+        assert found.status_code == 204
+        assert found.headers["access-control-allow-origin"] == "*"
+    wrong = {"Origin": "http://page.example", "Access-Control-Request-Method": "BREW"}
+    assert httpx2.options(url, headers=wrong).status_code == 400
+    assert client.options("/v1/chat/completions").status_code == 405
 
 
 def test_metrics_count_routes_and_tokens(start):

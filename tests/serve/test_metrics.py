@@ -34,7 +34,7 @@ def test_requests_replies_and_queue_are_counted():
     metrics.count_first_token(0.02)
     metrics.count_start(0.01)
     metrics.count_engine_failure()
-    found = values(metrics.render(num_waiting=3, num_running=2, num_parked=1, wait_s=2.5))
+    found = values(metrics.render(num_waiting=3, num_running=2, num_preempted=1, wait_s=2.5))
     expected = {
         'draftree_requests_total{route="/v1/models",status="200"}': 2,
         'draftree_requests_total{route="/v1/models",status="401"}': 1,
@@ -50,7 +50,7 @@ def test_requests_replies_and_queue_are_counted():
         "draftree_queue_length": 3,
         "draftree_running": 2,
         "draftree_queue_wait_seconds": 2.5,
-        "draftree_parked": 1,
+        "draftree_preempted": 1,
         "draftree_ttft_seconds_count": 1,
         "draftree_queue_seconds_count": 1,
         "draftree_request_seconds_count": 3,

@@ -163,6 +163,14 @@ def test_beginnings_that_are_not_there(client, engine, messages, fields):
     assert engine.calls == []
 
 
+def test_a_reply_goes_on_from_one_message(client, engine):
+    error = error_of(chat(client, messages=[USER, BEGUN, BEGUN]), 400)
+    assert error["param"] == "messages" and "both the assistant's" in error["message"]
+    assert engine.calls == []
+    fields = {"continue_final_message": False}
+    assert chat(client, messages=[USER, BEGUN, BEGUN], **fields).is_success
+
+
 def test_a_call_is_no_beginning(client, engine):
     call = {"id": "c", "function": {"name": "add", "arguments": "{}"}}
     assert chat(client, messages=[USER, {"role": "assistant", "tool_calls": [call]}]).is_success
@@ -176,6 +184,13 @@ def test_any_name_of_a_model(start, engine):
             reply = chat(client, model=name)
             assert reply.json()["model"] == told
             assert reply.headers.get("x-draftree-ignored") == ("model" if name != told else None)
+
+
+def test_an_alias_is_the_name_where_none_was_given(start):
+    with httpx2.Client(base_url=start(aliases=("short", "other")).url, timeout=120) as client:
+        assert client.post("/v1/chat/completions", json={"messages": [USER]}).json()["model"] == (
+            "short"
+        )
 
 
 def test_the_name_may_be_missing(client):

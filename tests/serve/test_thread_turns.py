@@ -71,43 +71,43 @@ def test_interleaved_replies_are_those_of_requests_alone(running):
     expected = [ask(running, body) for body in bodies()]
     assert all(text for text, *_ in expected) and expected[1][1]
     engine = running.service.thread.engine.tokens
-    most_parked, most_live, turns = 0, 0, running.service.thread.turns
+    most_swapped, most_live, turns = 0, 0, running.service.thread.turns
     begin = turns.begin
 
     def watch():
-        nonlocal most_parked, most_live
+        nonlocal most_swapped, most_live
         most_live = max(most_live, len(turns.jobs))
-        most_parked = max(most_parked, engine.parked_bytes)
+        most_swapped = max(most_swapped, engine.swapped_bytes)
         return begin()
 
     turns.begin = watch
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda body: ask(running, body), bodies()))
     assert found == expected
-    assert most_live == 3 and 0 < most_parked <= engine.plan.parked_bytes
+    assert most_live == 3 and 0 < most_swapped <= engine.plan.swapped_bytes
     wait_for(lambda: turns.jobs == [])
-    assert engine.parked_bytes == 0
+    assert engine.swapped_bytes == 0
 
 
-def test_leaving_while_parked_and_while_reading(running):
+def test_leaving_while_preempted_and_while_reading(running):
     """Of requests that could go on for long, none is left behind."""
     thread = running.service.thread
     text = [{"role": "user", "content": "word " * 30}]
     for _ in range(3):
         streams = [open_stream(running, messages=text, max_tokens=200) for _ in range(5)]
-        wait_for(lambda: thread.turns.parked)
+        wait_for(lambda: thread.turns.preempted)
         for stream in streams:
             stream.close()
         wait_for(lambda: running.service.queue.num_admitted == 0)
     wait_for(lambda: thread.turns.jobs == [])
-    assert thread.engine.tokens.parked_bytes == 0
+    assert thread.engine.tokens.swapped_bytes == 0
     assert ask(running, next(bodies()))[0]
 
 
-def test_stopping_ends_what_is_parked(running):
+def test_stopping_ends_what_is_preempted(running):
     service = running.service
     streams = [open_stream(running, max_tokens=220, n=1) for _ in range(6)]
-    wait_for(lambda: service.thread.turns.parked)
+    wait_for(lambda: service.thread.turns.preempted)
     service.options = replace(service.options, grace_s=0.0)
     running.stop()
     assert not service.thread._thread.is_alive() and service.thread.failure is None
@@ -185,13 +185,13 @@ def test_when_the_engine_fails_those_begin_again_that_can(start, engine):
         failing = pool.submit(httpx2.post, url, json={**HELLO, "stream": True}, timeout=120)
         wait_for(lambda: engine.started)
         engine.pieces = ["three", " four", " five"] * 20
-        parked = pool.submit(httpx2.post, url, json={**HELLO, "stream": True}, timeout=120)
+        preempted = pool.submit(httpx2.post, url, json={**HELLO, "stream": True}, timeout=120)
         whole = pool.submit(httpx2.post, url, json=HELLO, timeout=120)
         wait_for(lambda: count_jobs(running) == 3)
         gate.set()
         assert "Broken: once" in failing.result().text
-        assert "three" in parked.result().text
-        assert "is opened again" in parked.result().text
+        assert "three" in preempted.result().text
+        assert "is opened again" in preempted.result().text
         text = whole.result().json()["choices"][0]["message"]["content"]
     assert text == "three four five" * 20
     wait_for(lambda: running.service.state is State.READY)
@@ -200,7 +200,7 @@ def test_when_the_engine_fails_those_begin_again_that_can(start, engine):
     assert "draftree_engine_failures_total 1" in httpx2.get(f"{running.url}/metrics").text
 
 
-def test_live_and_parked_requests_are_counted(start, engine):
+def test_live_and_preempted_requests_are_counted(start, engine):
     running, gates = start(), [threading.Event() for _ in range(2)]
     running.service.thread.turns._slice_s = 0.0
     engine.pieces = ["one ", lambda: gates[0].wait(120), "two ", lambda: gates[1].wait(120), "."]
@@ -209,9 +209,9 @@ def test_live_and_parked_requests_are_counted(start, engine):
     second = open_stream(running)
     wait_for(lambda: count_jobs(running) == 2)
     gates[0].set()
-    wait_for(lambda: len(running.service.thread.turns.parked) == 1)
+    wait_for(lambda: len(running.service.thread.turns.preempted) == 1)
     text = httpx2.get(f"{running.url}/metrics").text
-    assert "draftree_running 2" in text and "draftree_parked 1" in text
+    assert "draftree_running 2" in text and "draftree_preempted 1" in text
     assert httpx2.get(f"{running.url}/health").json()["running"] == 2
     gates[1].set()
     wait_for(lambda: len(engine.ended) == 2)

@@ -57,6 +57,15 @@ def test_a_conversation_as_the_template_writes_it(client):
     assert counted["input_tokens"] == len(tokens)
 
 
+def test_a_reply_shows_its_prompt_where_that_is_asked(client):
+    prompt = client.post("/apply-template", json={"messages": MESSAGES}).json()
+    ask = {"messages": MESSAGES, "max_tokens": 1}
+    shown = client.post("/v1/chat/completions", json={**ask, "verbose": True}).json()
+    assert shown["__verbose"] == prompt
+    for more in ({"verbose": False}, {}):
+        assert "__verbose" not in client.post("/v1/chat/completions", json={**ask, **more}).json()
+
+
 def test_prompts_are_counted_before_they_are_sent(client):
     tool = {"type": "function", "name": "add", "parameters": {"type": "object"}}
     asks = {

@@ -76,7 +76,7 @@ def test_what_was_cancelled_goes_first():
     jobs[2].is_cancelled = True
     assert turns.begin() is jobs[2]
     turns.end(is_finished=True)
-    assert turns.jobs == turns.parked and len(turns.parked) == 2
+    assert turns.jobs == turns.preempted and len(turns.preempted) == 2
 
 
 def test_what_is_live_is_told():
@@ -86,8 +86,8 @@ def test_what_is_live_is_told():
     for each in jobs[:2]:
         turns.add(each)
     assert turns.begin() is jobs[0] and turns.has_others
-    assert (turns.running, turns.jobs, turns.parked) == (jobs[0], jobs[:2], [])
+    assert (turns.running, turns.jobs, turns.preempted) == (jobs[0], jobs[:2], [])
     turns.end(is_finished=False)
     turns.add(jobs[2])
-    assert (turns.running, turns.parked) == (None, [jobs[0]])
+    assert (turns.running, turns.preempted) == (None, [jobs[0]])
     assert {*turns.clear()} == {*jobs} and turns.jobs == []

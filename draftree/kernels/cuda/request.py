@@ -50,7 +50,7 @@ class End(IntEnum):
     """Whether a request goes on, and why not."""
 
     RUNNING = 0
-    STOP = 1  # the last token is a stop token, or one that ends a stretch of free text
+    STOP = 1  # the last token is a stop token, or one that ends a segment of free text
     LENGTH = 2  # no tokens left
     IDLE = 3  # nothing was asked for yet, or the host called it off
 

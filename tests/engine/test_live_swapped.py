@@ -1,4 +1,4 @@
-"""Requests that are parked: cancelled, closed, failing, bounded, and told how far they are."""
+"""Requests that are swapped out: cancelled, closed, failing, bounded, and told how far they are."""
 
 from collections.abc import Iterator
 
@@ -17,31 +17,31 @@ def engine() -> Iterator[TokenEngine]:
     engine.close()
 
 
-def _park_one(engine: TokenEngine, num_pauses: int) -> tuple[Reply, Reply]:
+def _swap_one_out(engine: TokenEngine, num_pauses: int) -> tuple[Reply, Reply]:
     """A request that others have taken the device from, and the one that has it."""
-    parked, other = (Reply.start(engine, request) for request in REQUESTS[:2])
-    for reply in (parked, other):
+    swapped, other = (Reply.start(engine, request) for request in REQUESTS[:2])
+    for reply in (swapped, other):
         reply.stream.should_pause = lambda: True
     for _ in range(num_pauses):
-        assert parked.advance()
-    assert other.advance() and engine.parked_bytes > 0
-    return parked, other
+        assert swapped.advance()
+    assert other.advance() and engine.swapped_bytes > 0
+    return swapped, other
 
 
 @pytest.mark.parametrize("num_pauses", [2, 12], ids=["in the prompt", "in the reply"])
-def test_cancelling_a_parked_request(engine: TokenEngine, num_pauses: int) -> None:
+def test_cancelling_a_swapped_request(engine: TokenEngine, num_pauses: int) -> None:
     expected = alone(engine, REQUESTS[1]).tokens
     engine.reset()
     for close in (False, True):
-        parked, other = _park_one(engine, num_pauses)
+        swapped, other = _swap_one_out(engine, num_pauses)
         before = engine.target.num_forwards
         if close:
-            parked.stream.close()
+            swapped.stream.close()
         else:
-            parked.stream.cancel()
-            assert not parked.advance()
-        assert parked.stream.finish_reason is FinishReason.CANCELLED
-        assert engine.target.num_forwards == before and engine.parked_bytes == 0
+            swapped.stream.cancel()
+            assert not swapped.advance()
+        assert swapped.stream.finish_reason is FinishReason.CANCELLED
+        assert engine.target.num_forwards == before and engine.swapped_bytes == 0
         while other.advance():
             continue
         assert other.tokens == expected
@@ -71,22 +71,22 @@ def test_progress_of_a_prompt_is_shown_chunk_by_chunk(engine: TokenEngine) -> No
     stream.close()
 
 
-def test_a_closed_engine_raises_in_parked_requests() -> None:
+def test_a_closed_engine_raises_in_swapped_requests() -> None:
     engine = open_engine()
-    parked, other = _park_one(engine, 3)
+    swapped, other = _swap_one_out(engine, 3)
     engine.close()
-    for reply in (parked, other):
+    for reply in (swapped, other):
         with pytest.raises(EngineError, match="closed"):
             reply.advance()
-    assert engine.parked_bytes == 0
+    assert engine.swapped_bytes == 0
 
 
-def test_a_failing_request_does_not_harm_parked_ones(
+def test_a_failing_request_does_not_harm_swapped_ones(
     engine: TokenEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = alone(engine, REQUESTS[0]).facts
     engine.reset()
-    parked, other = _park_one(engine, 9)
+    swapped, other = _swap_one_out(engine, 9)
 
     def fail(**_: object) -> None:
         raise KeyboardInterrupt
@@ -94,9 +94,9 @@ def test_a_failing_request_does_not_harm_parked_ones(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(engine.target, "forward", fail)
         other.advance()
-    while parked.advance():
+    while swapped.advance():
         continue
-    assert parked.facts == expected
+    assert swapped.facts == expected
 
 
 def test_a_request_that_could_not_be_copied_says_so(
@@ -127,8 +127,8 @@ def test_live_requests_are_bounded_and_so_is_their_memory() -> None:
         for _ in range(24):
             for reply in replies[:3]:
                 assert reply.advance()
-            assert engine.parked_bytes <= engine.plan.parked_bytes
-        assert engine.parked_bytes > engine.plan.parked_bytes / 5
+            assert engine.swapped_bytes <= engine.plan.swapped_bytes
+        assert engine.swapped_bytes > engine.plan.swapped_bytes / 5
         with pytest.raises(EngineError, match="3 replies of this engine are unfinished"):
             replies[3].advance()
         for reply in replies[:3]:
@@ -138,10 +138,10 @@ def test_live_requests_are_bounded_and_so_is_their_memory() -> None:
         engine.close()
 
 
-def test_reset_and_offload_leave_parked_requests_as_they_are(engine: TokenEngine) -> None:
+def test_reset_and_offload_leave_swapped_requests_as_they_are(engine: TokenEngine) -> None:
     expected = [alone(engine, request).facts for request in REQUESTS[:2]]
     engine.reset()
-    replies = _park_one(engine, 9)
+    replies = _swap_one_out(engine, 9)
     engine.offload()
     engine.reset()
     for reply in replies:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from draftree.errors import EngineError
 
 
-class Turnstile:
+class EngineLock:
     def __init__(self) -> None:
         self.is_closed = False
         self._lock = threading.Lock()
@@ -70,9 +70,9 @@ class Turnstile:
 class Turn:
     """One reply's use of the engine, given up while the reply pauses."""
 
-    def __init__(self, turnstile: Turnstile) -> None:
+    def __init__(self, lock: EngineLock) -> None:
         self.is_held = False
-        self._turnstile = turnstile
+        self._lock = lock
 
     def __enter__(self) -> "Turn":
         self.begin()
@@ -83,9 +83,9 @@ class Turn:
             self.end()
 
     def begin(self) -> None:
-        self._turnstile.acquire()
+        self._lock.acquire()
         self.is_held = True
 
     def end(self) -> None:
         self.is_held = False
-        self._turnstile.release()
+        self._lock.release()

@@ -15,126 +15,126 @@ from draftree.state.span import Parts, count_bytes
 _WORTH_WAITING = 16  # tokens; fewer are sooner read than waited for
 
 
-class Seat:
-    """One live request: what it reads, how far it is, and its copy while it is parked."""
+class Slot:
+    """One live request: what it reads, how far it is, and its copy while it is swapped out."""
 
     def __init__(self, prompt: tuple[int, ...], sinks: int = 0) -> None:
         self.prompt, self.sinks = prompt, sinks
         self.num_read = 0
         self.stops: Sequence[int] = ()  # where checkpoints will be, from when reading began
         self.is_reading = False
-        self.parked: Snapshot | None = None
+        self.swapped: Snapshot | None = None
         self.checkpoints: dict[int, Parts] = {}
         self.is_lost = False
 
     @property
-    def parked_bytes(self) -> int:
-        kept = () if self.parked is None else self.parked.parts
+    def swapped_bytes(self) -> int:
+        kept = () if self.swapped is None else self.swapped.parts
         return count_bytes(kept) + sum(map(count_bytes, self.checkpoints.values()))
 
 
-class Parking:
+class Slots:
     def __init__(self, prefix: PrefixCache, state: SequenceState, max_live: int) -> None:
         self._prefix, self._state, self._max_live = prefix, state, max_live
-        self._seated: Seat | None = None  # whose sequence is at hand
-        self._live: set[Seat] = set()
+        self._active: Slot | None = None  # whose sequence is at hand
+        self._live: set[Slot] = set()
 
     @property
     def num_bytes(self) -> int:
         """Main memory that the copies take."""
-        return sum(seat.parked_bytes for seat in tuple(self._live))
+        return sum(slot.swapped_bytes for slot in tuple(self._live))
 
-    def admit(self, prompt: tuple[int, ...], sinks: int = 0) -> Seat:
+    def admit(self, prompt: tuple[int, ...], sinks: int = 0) -> Slot:
         if len(self._live) >= self._max_live:
             raise EngineError(
                 f"{len(self._live)} replies of this engine are unfinished already; read one to its "
                 "end, close it, or open the engine with a larger `parallel`."
             )
-        seat = Seat(prompt, sinks)
-        self._live.add(seat)
-        return seat
+        slot = Slot(prompt, sinks)
+        self._live.add(slot)
+        return slot
 
-    def leave(self, seat: Seat) -> None:
+    def leave(self, slot: Slot) -> None:
         """The request has ended; what the device holds of it stays for others to begin with."""
-        self._live.discard(seat)
-        seat.parked, seat.checkpoints = None, {}
+        self._live.discard(slot)
+        slot.swapped, slot.checkpoints = None, {}
 
-    def begin(self, seat: Seat, points: Sequence[int], *, is_parked: bool) -> Sequence[int]:
+    def begin(self, slot: Slot, points: Sequence[int], *, is_swapped: bool) -> Sequence[int]:
         """Give the device to a new request, as far in its prompt as anything is known of it;
-        positions where its checkpoints are to be saved. is_parked: what `park` said.
+        positions where its checkpoints are to be saved. is_swapped: what `swap_out` said.
         """
-        held = self._find(seat)
-        self._seated = seat
-        self._prefix.set_sinks(seat.sinks, is_parked=is_parked)
-        seat.stops = self._prefix.resume(seat.prompt, points, held, is_parked=is_parked)
-        seat.is_reading, seat.num_read = True, self._state.committed
-        return seat.stops
+        held = self._find(slot)
+        self._active = slot
+        self._prefix.set_sinks(slot.sinks, is_swapped=is_swapped)
+        slot.stops = self._prefix.resume(slot.prompt, points, held, is_swapped=is_swapped)
+        slot.is_reading, slot.num_read = True, self._state.committed
+        return slot.stops
 
-    def enter(self, seat: Seat) -> None:
+    def enter(self, slot: Slot) -> None:
         """Give the device to a request that has begun."""
-        if seat.is_lost:
+        if slot.is_lost:
             raise EngineError(
                 "The reply could not be kept while others had their turns; ask again."
             )
-        if self._seated is seat:
+        if self._active is slot:
             return
-        if not self.park():
+        if not self.swap_out():
             self._prefix.save()
-        assert seat.parked is not None, "whoever lost the device was parked"
-        self._seated = None  # until all of it is there
-        self._prefix.set_sinks(seat.sinks, is_parked=True)
-        self._prefix.unpark(seat.parked, dict(seat.checkpoints))
-        self._seated = seat
+        assert slot.swapped is not None, "whoever lost the device was swapped out"
+        self._active = None  # until all of it is there
+        self._prefix.set_sinks(slot.sinks, is_swapped=True)
+        self._prefix.swap_in(slot.swapped, dict(slot.checkpoints))
+        self._active = slot
 
     def vacate(self) -> None:
         """Have nothing at hand."""
-        self.park()
+        self.swap_out()
         self.reset()
 
     def reset(self) -> None:
         """The sequence at hand cannot be trusted; copies can."""
-        self._seated = None
+        self._active = None
         self._prefix.reset()
 
-    def is_read_elsewhere(self, seat: Seat) -> bool:
+    def is_read_elsewhere(self, slot: Slot) -> bool:
         """Whether another request is on its way to read what this one begins with, so that it is
         sooner waited for than read twice.
         """
-        known = self._prefix.find(seat.prompt, seat.sinks).length
-        for other in self._live - {seat}:
-            if other.is_reading and other.sinks == seat.sinks:
-                end = common_len(other.prompt, seat.prompt)
+        known = self._prefix.find(slot.prompt, slot.sinks).length
+        for other in self._live - {slot}:
+            if other.is_reading and other.sinks == slot.sinks:
+                end = common_len(other.prompt, slot.prompt)
                 if self._state.is_recurrent:
                     end = max((stop for stop in other.stops if stop <= end), default=0)
                 if end - max(known, other.num_read) >= _WORTH_WAITING:
                     return True
         return False
 
-    def park(self) -> bool:
+    def swap_out(self) -> bool:
         """Copy the sequence at hand, if a live request still needs it."""
-        seat = self._seated
-        if seat is None or seat not in self._live:
+        slot = self._active
+        if slot is None or slot not in self._live:
             return False
         try:
-            seat.parked = self._prefix.park(seat.parked)
-            seat.checkpoints = dict(self._state.checkpoints)
+            slot.swapped = self._prefix.swap_out(slot.swapped)
+            slot.checkpoints = dict(self._state.checkpoints)
         except BaseException:
-            seat.is_lost = True
+            slot.is_lost = True
             raise
         return True
 
-    def _find(self, wanted: Seat) -> Match:
+    def _find(self, wanted: Slot) -> Match:
         """What the copies hold of a sequence."""
         best = Match()
-        for seat in tuple(self._live):
-            if seat.parked is None or seat.sinks != wanted.sinks:
+        for slot in tuple(self._live):
+            if slot.swapped is None or slot.sinks != wanted.sinks:
                 continue
-            shared = common_len(seat.parked.tokens, wanted.prompt)
+            shared = common_len(slot.swapped.tokens, wanted.prompt)
             recurrent: Parts = ()
             length = shared
             if self._state.is_recurrent:
-                length = max((at for at in seat.checkpoints if at <= shared), default=0)
-                recurrent = seat.checkpoints.get(length, ())
+                length = max((at for at in slot.checkpoints if at <= shared), default=0)
+                recurrent = slot.checkpoints.get(length, ())
             if length > best.length:
-                best = Match(length, seat.parked.spans, recurrent, shared)
+                best = Match(length, slot.swapped.spans, recurrent, shared)
         return best
