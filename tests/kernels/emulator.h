@@ -199,20 +199,15 @@ static void finish_barrier(u32 id) {
   }
 }
 
-// One more has come to the barrier.
-static void arrive(u32 id, u32 count, bool value) {
+static int meet(u32 id, u32 count, Vote vote, bool value) {
+  Fiber& f = fibers[current];
   if (id >= NUM_BARRIERS || count % 32 || count > num_threads) fail("there is no barrier %u of %u threads", id, count);
   Barrier& b = barriers[id];
   if (b.arrived && b.num_threads != count) fail("barrier %u is used for %u and %u threads at once", id, b.num_threads, count);
   b.num_threads = count, b.arrived++, b.votes += value;
   if (count && b.arrived > count) fail("more than %u threads at barrier %u", count, id);
-  finish_barrier(id);
-}
-
-static int meet(u32 id, u32 count, Vote vote, bool value) {
-  Fiber& f = fibers[current];
   f.state = AT_BARRIER, f.barrier = id, f.vote = vote;
-  arrive(id, count, value);
+  finish_barrier(id);
   if (f.state != READY) leave();
   return f.out[0];
 }

@@ -160,10 +160,6 @@ static inline unsigned short to_half(float v) { return emulator::round_to_half(v
 static inline float from_half(unsigned short v) { return emulator::widen(v); }
 static inline float lower_half(unsigned v) { return emulator::widen(v & 0xFFFF); }
 static inline float upper_half(unsigned v) { return emulator::widen(v >> 16); }
-static inline float exp2_flushed(float v) {
-  const float r = exp2f(v);
-  return r < 0x1p-126f ? 0.0f : r;
-}
 static inline void mma(float* c, const unsigned* a, unsigned b0, unsigned b1) {
   const unsigned b[2] = {b0, b1};
   emulator::multiply<16>(c, a, b, c);
@@ -190,7 +186,6 @@ static inline void commit_copies() { emulator::fibers[emulator::current].copy_gr
 template <int PENDING>
 void wait_copies() { emulator::finish_copies(PENDING); }
 static inline void meet_some(int barrier, int num_threads) { emulator::meet(barrier, num_threads, emulator::SYNC, false); }
-static inline void arrive_some(int barrier, int num_threads) { emulator::arrive(barrier, num_threads, false); }
 
 // The twins of source/ring.cu.
 static inline emulator::Mbarrier& emulator_barrier(unsigned long long* b) { return *reinterpret_cast<emulator::Mbarrier*>(b); }

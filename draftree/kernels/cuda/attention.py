@@ -17,15 +17,12 @@ from draftree.kernels.quant.kv_format import PAGE, KvCode
 
 SEGMENT_LEN = 256
 _THREADS, _MOST_MERGE_THREADS = 256, 1024
-_TILES = 64, 32  # keys that are weighed together; the smaller where shared memory is small
-_SPAN, _FOLD_WAVES = 4, 3  # as in source/attention_plan.cu
+_TILE, _SPAN, _FOLD_WAVES = 64, 4, 3  # as in source/attention_plan.cu
 _MERGED_SPANS = 32  # between two meetings, as in source/attention_merge.cu
 _MOST_COL_TILES = 6  # groups of 8 columns that a block works on
 _FEW_COL_TILES = 1  # where one row is all there is: more blocks fit beside each other
-_MOST_STAGES, _FEW_STAGES = 4, 3  # tiles of keys, and as many of values
-_HELD_SUMS = 256 * 8 * 6  # of an item, that fit in registers
-_FEW_SUMS = 384  # dimensions times groups of columns, where two blocks fit a multiprocessor
-_RESERVED_SHARED = 6144  # what a block needs beside its stages, and the driver's own
+_MOST_STAGES, _FEW_STAGES = 6, 4
+_RESERVED_SHARED = 3072  # what a block needs beside its stages, and the driver's own
 _FEW_ROWS, _LONG_CTX = 8, 16384
 _SLICE_ROWS = 32  # of one launch: bounds the workspace
 
@@ -41,33 +38,28 @@ class AttentionPlan:
     blocks_an_sm: int
     num_blocks: int
     segment_len: int
-    tile_len: int
 
     @property
     def stage_bytes(self) -> int:
-        """Of a tile's keys and values as they lie in the cache, and the angles of its positions;
-        half floats are padded to `dim`.
+        """Of a half tile as it lies in the cache, and the angles of its positions; half floats are
+        padded to `dim`.
         """
         formats = self.shape.keys, self.shape.values
         angles = 2 * self.dim if self.shape.is_centred else 0
-        return self.tile_len * (sum(form.row_bytes(self.dim) for form in formats) + angles)
+        return _TILE * (max(form.row_bytes(self.dim) for form in formats) + angles)
 
     @property
     def shared_bytes(self) -> int:
-        groups = self.col_tiles + self.col_tiles % 2  # warps share them in two halves
-        weights = 2 * 8 * groups * self.tile_len * 2
-        formats = self.shape.keys, self.shape.values
-        num_decoded = sum(form.code != KvCode.HALF for form in formats)
-        decoded = num_decoded * self.tile_len * self.dim * 2
-        num_sums = self.dim * 8 * self.col_tiles
-        sums = 4 * num_sums if num_sums > _HELD_SUMS else 0
-        return self.num_stages * self.stage_bytes + weights + decoded + sums
+        query_dims = self.dim * (1 + self.shape.is_centred)
+        columns = 8 * self.col_tiles * (query_dims + _TILE) * 2
+        is_coded = {self.shape.keys.code, self.shape.values.code} != {KvCode.HALF}
+        decoded = _TILE * self.dim * 2 if is_coded else 0
+        return self.num_stages * self.stage_bytes + columns + decoded
 
     @property
     def source(self) -> KernelSource:
         macros = (("STAGES", self.num_stages), ("BLOCKS_AN_SM", self.blocks_an_sm))
-        files = ("attention_feed", "attention_score", "attention")
-        return self._source("attention_kernel", files, macros)
+        return self._source("attention_kernel", ("attention_feed", "attention"), macros)
 
     @property
     def merge_source(self) -> KernelSource:
@@ -78,8 +70,7 @@ class AttentionPlan:
     ) -> KernelSource:
         sizes = ("DIM", self.dim), ("SEGMENT", self.segment_len), ("COL_TILES", self.col_tiles)
         files = (*CACHE_FILES, "attention_plan", *files)
-        tile = ("TILE", self.tile_len)
-        return KernelSource(name, files, (*sizes, tile, *self.shape.macros, *macros))
+        return KernelSource(name, files, (*sizes, *self.shape.macros, *macros))
 
     def shrunk(self, gpu: Gpu) -> "AttentionPlan":
         """For a persistent kernel: one block a multiprocessor, with fewer registers a thread and
@@ -123,20 +114,17 @@ def plan_attention(
     dim = next((n for n in (64, 128, 256) if n >= head_dim), 0)
     if not dim:
         raise ValueError(f"attention with heads of {head_dim} dimensions is not supported")
-    if segment_len % _TILES[0]:
-        raise ValueError(f"segments of {segment_len} positions are not whole tiles of {_TILES[0]}")
-    for tile_len in _TILES:  # the same for any number of columns
-        plan = AttentionPlan(shape, dim, _MOST_COL_TILES, 2, 1, 0, segment_len, tile_len)
-        if plan.shared_bytes > gpu.shared_per_block - _RESERVED_SHARED:
-            continue
-        plan = replace(plan, col_tiles=col_tiles, num_stages=0)
-        # Sums of many columns and dimensions fill the registers of a multiprocessor.
-        for blocks in (2, 1) if dim * col_tiles <= _FEW_SUMS else (1,):
-            room = min(gpu.shared_per_block, gpu.shared_per_sm // blocks - 1024) - _RESERVED_SHARED
-            stages = min(_MOST_STAGES, (room - plan.shared_bytes) // plan.stage_bytes)
-            if blocks == 1 or stages >= _FEW_STAGES:
-                num_blocks = blocks * gpu.num_sms
-                return replace(plan, num_stages=stages, blocks_an_sm=blocks, num_blocks=num_blocks)
+    if segment_len % _TILE:
+        raise ValueError(f"segments of {segment_len} positions are not whole tiles of {_TILE}")
+    empty = AttentionPlan(shape, dim, col_tiles, 0, 1, 0, segment_len)
+    # Sums of many columns and dimensions fill the registers of half a multiprocessor.
+    most_blocks = 1 if dim * col_tiles > 128 * _MOST_COL_TILES else 2
+    for blocks, least in ((2, _FEW_STAGES), (1, 2)):
+        room = min(gpu.shared_per_block, gpu.shared_per_sm // blocks - 1024) - _RESERVED_SHARED
+        stages = min(_MOST_STAGES, (room - empty.shared_bytes) // empty.stage_bytes)
+        if blocks <= most_blocks and stages >= least:
+            num_blocks = gpu.num_sms * blocks
+            return replace(empty, num_stages=stages, blocks_an_sm=blocks, num_blocks=num_blocks)
     raise ValueError(f"heads of {head_dim} dimensions need more shared memory than the GPU has")
 
 

@@ -1,11 +1,10 @@
-// Keys and values on their way to shared memory. A block has two roles: half of its threads compute scores from keys,
-// the other half add values up. Each half fills a ring of tiles of its own, ahead of use. Half floats are copied to
-// where the matrix instructions find them, other rows as they are.
-constexpr int ROLE_THREADS = 128, THREADS = 2 * ROLE_THREADS;
+// Keys and values on their way to shared memory: a ring of half tiles that a block fills ahead of use. Half floats are
+// copied to where the matrix instructions find them, other rows as they are.
+constexpr int WARPS = 8, THREADS = WARPS * 32;
 constexpr int CHUNKS = DIM / 8;                      // of 16 bytes, in a row of DIM halves
 constexpr int KEY_BYTES = Row<KEY_CODE, DIM>::BYTES, VALUE_BYTES = Row<VALUE_CODE, DIM>::BYTES;
-constexpr int KEY_STAGE = TILE * (KEY_BYTES + (CENTRED ? DIM * 2 : 0)), VALUE_STAGE = TILE * VALUE_BYTES;
-constexpr int SCORING = 1, ADDING = 2;               // barriers of a role's threads
+constexpr int ANGLES_AT = TILE * (KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES);  // in a stage of keys
+constexpr int STAGE_BYTES = ANGLES_AT + (CENTRED ? TILE * DIM * 2 : 0);
 
 struct Pass {
   const int *control, *positions, *ancestors;  // of this launch's rows
@@ -23,50 +22,18 @@ struct Pass {
 
 DEV int swizzled(int row, int chunk) { return (row * CHUNKS + (chunk ^ (row & 7))) * 16; }
 
-// Walks over the tiles of the block's items, ahead of use, and copies keys or values into the ring.
-template <bool IS_VALUE>
+// Walks over the tiles of the block's items, ahead of the worker, and copies them into the ring.
 struct Feeder {
-  static constexpr int CODE = IS_VALUE ? VALUE_CODE : KEY_CODE, STAGE_BYTES = IS_VALUE ? VALUE_STAGE : KEY_STAGE;
   const Pass& pass;
   const Plan& plan;
   const Shape& shape;
-  u8 *ring, *halves;
-  int index, segment, row, next_fed, next_used;
+  u8* ring;
+  int index, segment, row, stage;
   Item item;
   Run run;   // what is left of it
   int page;  // of its next tile
 
-  DEV_MEMBER static int thread() { return threadIdx.x % ROLE_THREADS; }
-  DEV_MEMBER static void meet() { meet_some(IS_VALUE ? ADDING : SCORING, ROLE_THREADS); }
-
-  DEV_MEMBER void begin(Item& first) {
-    begin_item();
-    if (thread() == 0) first = item;
-    seek();
-    find_page();
-#pragma unroll 1
-    for (int i = 0; i < STAGES - 1; i++) feed();
-  }
-
-  // The next tile as half floats. The one before it is filled again.
-  DEV_MEMBER const u8* next() {
-    wait_copies<STAGES - 2>();
-    meet();
-    feed();
-    const u8* found = ring + next_used * STAGE_BYTES;
-    next_used = next_used + 1 == STAGES ? 0 : next_used + 1;
-    if constexpr (CODE == HALF) return found;
-    decode_tile(found);
-    meet();
-    return halves;
-  }
-
-  // Angles of the positions of the tile that next gave.
-  DEV_MEMBER const u8* angles() const {
-    return ring + (next_used ? next_used - 1 : STAGES - 1) * STAGE_BYTES + TILE * KEY_BYTES;
-  }
-
-  DEV_MEMBER void begin_item() {
+  DEV_MEMBER void begin() {
     if (index >= plan.num_items) return;
     item = item_at(plan, shape, index);
     segment = item.segment, row = item.first_row - 1;
@@ -79,7 +46,7 @@ struct Feeder {
       if (++row >= item.end_row) {
         if (++segment == item.segment + item.num_segments) {
           index += gridDim.x;
-          begin_item();
+          begin();
           continue;
         }
         row = item.first_row - 1;
@@ -93,46 +60,49 @@ struct Feeder {
     if (index < plan.num_items) page = pass.cache.table[run.begin / PAGE];
   }
 
-  // Asks for the next tile.
-  DEV_MEMBER void feed() {
+  // Asks for the next half tile. The values of a tile follow its keys.
+  DEV_MEMBER void feed(bool is_value) {
+    constexpr bool IS_ALIKE = KEY_BYTES == VALUE_BYTES && (KEY_CODE == HALF) == (VALUE_CODE == HALF);
     if (index < plan.num_items) {
-      copy_tile();
-      if (CENTRED && !IS_VALUE) copy_angles();
-      run.begin += TILE, seek(), find_page();
+      if (IS_ALIKE || !is_value)
+        copy_tile<KEY_CODE>(is_value);
+      else
+        copy_tile<VALUE_CODE>(is_value);
+      if (CENTRED && !is_value) copy_angles();
+      if (is_value) run.begin += TILE, seek(), find_page();
     }
     commit_copies();
-    next_fed = next_fed + 1 == STAGES ? 0 : next_fed + 1;
+    stage = stage + 1 == STAGES ? 0 : stage + 1;
   }
 
   DEV_MEMBER void copy_angles() {
     const u8* from = pass.angles + static_cast<u64>(run.begin) * DIM * 2;
-    u8* to = ring + next_fed * STAGE_BYTES + TILE * KEY_BYTES;
-    for (int at = thread(); at < TILE * CHUNKS; at += ROLE_THREADS)
-      copy16_async(to + swizzled(at / CHUNKS, at % CHUNKS), from + at * 16);
+    u8* to = ring + stage * STAGE_BYTES + ANGLES_AT;
+    for (int at = threadIdx.x; at < TILE * CHUNKS; at += THREADS) copy16_async(to + swizzled(at / CHUNKS, at % CHUNKS), from + at * 16);
   }
 
-  DEV_MEMBER void copy_tile() {
+  template <int CODE>
+  DEV_MEMBER void copy_tile(bool is_value) {
     constexpr bool IS_HALF = CODE == HALF;
     constexpr int PIECES = Row<CODE, DIM>::BYTES / 16, COUNT = TILE * PIECES;  // of 16 bytes: in a row, in a tile
-    constexpr int ROUNDS = (COUNT + ROLE_THREADS - 1) / ROLE_THREADS;
-    const int row_bytes = IS_HALF ? shape.head_dim * 2 : PIECES * 16, plane = pass.cache.plane(IS_VALUE, item.kv_head);
-    u8* to = ring + next_fed * STAGE_BYTES;
+    constexpr int ROUNDS = (COUNT + THREADS - 1) / THREADS;
+    const int row_bytes = IS_HALF ? shape.head_dim * 2 : PIECES * 16, plane = pass.cache.plane(is_value, item.kv_head);
+    // The swizzle is the same in every round, which takes a multiple of 8 keys.
+    u8* to = ring + stage * STAGE_BYTES + (IS_HALF ? swizzled(threadIdx.x / PIECES, threadIdx.x % PIECES) : threadIdx.x * 16);
     const bool is_looked_up = row >= item.first_row && pass.control[IS_TREE];
     if (!is_looked_up && run.begin + TILE <= run.limit && row_bytes == PIECES * 16) {
-      constexpr int TURN = IS_HALF ? ROLE_THREADS / PIECES % 8 * 16 : 0;  // of the swizzle, from round to round
-      const int place = IS_HALF ? swizzled(thread() / PIECES, thread() % PIECES) : thread() * 16;
-      const u8* from = pass.cache.page(page) + plane + run.begin % PAGE * row_bytes + thread() * 16;
+      const u8* from = pass.cache.page(page) + plane + run.begin % PAGE * row_bytes + threadIdx.x * 16;
 #pragma unroll
       for (int i = 0; i < ROUNDS; i++)
-        if (COUNT % ROLE_THREADS == 0 || thread() + i * ROLE_THREADS < COUNT)
-          copy16_async(to + (place ^ i * TURN % 128) + i * ROLE_THREADS * 16, from + i * ROLE_THREADS * 16);
+        if (COUNT % THREADS == 0 || threadIdx.x + i * THREADS < COUNT)
+          copy16_async(to + i * THREADS * 16, from + i * THREADS * 16);
       return;
     }
     const int* ancestors = pass.ancestors + row * pass.ancestor_stride - plan.committed;
 #pragma unroll 1  // the last tiles of a pass: short code serves the others
-    for (int at = thread(); at < COUNT; at += ROLE_THREADS) {
-      const int key = at / PIECES, position = run.begin + key, piece = at % PIECES;
-      u8* place = to + (IS_HALF ? swizzled(key, piece) : at * 16);
+    for (int at = threadIdx.x; at < COUNT; at += THREADS) {
+      const int position = run.begin + at / PIECES, piece = at % PIECES;
+      u8* place = to + (at - threadIdx.x) * 16;
       // Keys that nobody sees are zeros: what else lies there must not even touch the rounding.
       if (position < run.limit && piece * 16 < row_bytes) {
         const int slot = is_looked_up && position >= plan.committed ? plan.committed + ancestors[position] : position;
@@ -142,14 +112,15 @@ struct Feeder {
       }
     }
   }
-
-  // A tile of rows as half floats, where the matrix instructions find them.
-  DEV_MEMBER void decode_tile(const u8* rows) {
-    constexpr int KEYS = ROLE_THREADS / CHUNKS;
-    const int key = thread() / CHUNKS, chunk = thread() % CHUNKS;
-#pragma unroll
-    for (int i = 0; i < TILE / KEYS; i++)
-      *reinterpret_cast<uint4*>(halves + swizzled(key + i * KEYS, chunk)) =
-          decode_eight<CODE, DIM>(rows + (key + i * KEYS) * Row<CODE, DIM>::BYTES, chunk);
-  }
 };
+
+// A tile of rows as half floats, where the matrix instructions find them.
+template <int CODE>
+DEV void decode_tile(const u8* rows, u8* halves) {
+  constexpr int KEYS = THREADS / CHUNKS;
+  const int key = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+#pragma unroll
+  for (int i = 0; i < TILE / KEYS; i++)
+    *reinterpret_cast<uint4*>(halves + swizzled(key + i * KEYS, chunk)) =
+        decode_eight<CODE, DIM>(rows + (key + i * KEYS) * Row<CODE, DIM>::BYTES, chunk);
+}

@@ -7,6 +7,7 @@
 // all rows and are read once for many of them; from there on each row's keys are looked up by position.
 // An item is one block's work: some columns (rows times heads of a key head) of a segment, or of a whole span where
 // there are plenty. Who does what changes nothing in the result.
+constexpr int TILE = 64;
 constexpr int SPAN = 4;          // segments
 constexpr int COLS = 8 * COL_TILES;  // most columns of an item: groups of 8
 constexpr int FOLD_WAVES = 3;    // blocks fold spans themselves when there are that many items for each, or it is even

@@ -58,13 +58,6 @@ DEV float from_half(u16 v) {
   return r;
 }
 
-// Results below the smallest normal number are 0.
-DEV float exp2_flushed(float v) {
-  float r;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
-  return r;
-}
-
 // 16x16 halves times 16x8 halves; every column of c depends on its own column of b only.
 DEV void mma(float* c, const u32* a, u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -135,11 +128,6 @@ DEV void wait_copies() {
 // A barrier of some warps only: num_threads is a multiple of 32; barrier 0 is that of __syncthreads.
 DEV void meet_some(int barrier, int num_threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
-}
-
-// Counts as one who came, and goes on: others wait for what was written before.
-DEV void arrive_some(int barrier, int num_threads) {
-  asm volatile("barrier.arrive %0, %1;" ::"r"(barrier), "r"(num_threads) : "memory");
 }
 #endif
 
