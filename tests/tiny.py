@@ -111,7 +111,7 @@ def same_state(a: Snapshot, b: Snapshot) -> bool:
     if a.tokens != b.tokens:
         return False
     for left, right in zip(a.parts, b.parts, strict=True):
-        for x, y in zip(left, right, strict=True):
+        for x, y in zip(map(np.asarray, left), map(np.asarray, right), strict=True):
             if x.ndim == 5:  # keys in tiles of 16 positions: [heads, tiles, cells, 16, cell_len]
                 x, y = (_by_position(tiles)[:, :length] for tiles in (x, y))
             if not np.array_equal(x, y):

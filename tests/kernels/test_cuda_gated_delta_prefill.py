@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from draftree.kernels.cuda.compile import Gpu
 from draftree.kernels.cuda.gated_delta_prefill import (
@@ -33,13 +34,13 @@ def test_prefill_equals_reference(any_gpu, case):
     layers.decay *= rate
     inputs, before = layers.random_inputs(rng, count), randn(rng, shape[1], shape[2], shape[2])
     inputs[0][3] = 0.0
-    layers.states[0].restore((before,))
+    layers.states[0].restore((torch.as_tensor(before),))
     expected, after = layers.reference(inputs, before)
     out = layers.run(gated_delta_prefill, inputs, count)
     assert relative_error(out, expected) < 1e-3
     assert relative_error(layers.snapshot(), after) < 1e-3
     first = layers.snapshot()
-    layers.states[0].restore((before,))
+    layers.states[0].restore((torch.as_tensor(before),))
     again = layers.run(gated_delta_prefill, inputs, count + 70)  # of which so many are not live
     np.testing.assert_array_equal(again, out)
     np.testing.assert_array_equal(layers.snapshot(), first)
@@ -53,7 +54,7 @@ def test_prefill_of_similar_keys_and_full_gates(any_gpu):
     inputs[0][:, 32:64] = 1.0 + 0.3 * inputs[0][:, 32:64]
     inputs[0][:, 64:] *= 1e5  # values beyond what 16-bit floats can hold
     inputs[1][:], inputs[2][:] = -20.0, 8.0
-    layers.states[0].restore((before,))
+    layers.states[0].restore((torch.as_tensor(before),))
     expected, after = layers.reference(inputs, before)
     out = layers.run(gated_delta_prefill, inputs, 130)
     assert relative_error(out, expected) < 2e-3

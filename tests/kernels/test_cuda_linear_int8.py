@@ -54,7 +54,9 @@ def test_products(qtype: QuantType, gpu: Gpu) -> None:
         x = tokens(num_tokens, num_cols, gpu)
         x[:, 3] *= 30.0
         out, exact = multiply(matrix, x, gpu), round_rows_reference(x) @ weights.T
-        assert max(error(row, wanted) for row, wanted in zip(out, exact, strict=True)) < 1e-6
+        assert error(out, exact) < 1e-6
+        if num_rows > 1:  # a single product may be next to nothing
+            assert max(error(row, wanted) for row, wanted in zip(out, exact, strict=True)) < 1e-6
         assert error(out, x.double() @ weights.T) < 0.05
 
 

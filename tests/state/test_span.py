@@ -120,8 +120,8 @@ def test_spans_of_a_gpu_cache() -> None:
 
     source, target = (KvArena(50, emulated_gpu()).new(2, 16) for _ in range(2))
     source.pool.random_(0, 256)
-    target.restore(source.snapshot(20), 0, 20)
-    target.restore(source.snapshot(45, 20), 20, 33)
+    target.put(source.rows(0, 20), 0)
+    target.put(tuple(rows[:, :13] for rows in source.rows(20, 45)), 20)
     for found, expected in zip(target.rows(0, 50), source.rows(0, 50), strict=True):
         assert torch.equal(found[:, :33], expected[:, :33])
         assert not found[:, 33:].any()
