@@ -15,6 +15,7 @@ from benchmarks.abroad_command import abroad
 from benchmarks.cluster_command import cluster
 from benchmarks.context import DEPTHS
 from benchmarks.gpu_command import COMMANDS as GPU_COMMANDS
+from benchmarks.gpu_command import LimitS
 from benchmarks.model import NAMES, pull_model
 from benchmarks.session import ALONE, Session, all_kinds
 from draftree.cli.app import CommandLine
@@ -110,11 +111,12 @@ def kv_quality(
         list[str] | None,
         typer.Option(help="A format, or `KEYS/VALUES`; may be given several times."),
     ] = None,
+    device: Device = "cpu",
     results: Results = RESULTS / "kv",
 ) -> None:
     """Perplexity, needles and errors by format of keys and values, against 16 bits."""
     with open_measurement(Session, model, threads, results, say_skipped) as session:
-        finish(session.kv_quality(length or (2048, 8192), tokens, kv or ()))
+        finish(session.kv_quality(length or (2048, 8192), tokens, kv or (), device))
 
 
 @app.command()
@@ -215,19 +217,28 @@ def acceptance(
 def compress(
     model: Model = DEFAULT_MODEL,
     drafter: Annotated[str, typer.Option(help="The model that scores.")] = DEFAULT_MODEL,
-    chars: Annotated[int, typer.Option(min=4000, help="Characters of a text.")] = 10_000,
+    chars: Annotated[
+        list[int] | None,
+        typer.Option(min=4000, help="Characters of a text; several take turns. 10,000 if none."),
+    ] = None,
     cases: Annotated[int, typer.Option(min=1, help="Texts of each kind.")] = 4,
     replies: Annotated[int, typer.Option(min=0, help="Of those, that are answered.")] = 2,
     own: Annotated[bool, typer.Option(help="Score by the target's own keys as well.")] = True,
+    device: Device = "cpu",
+    max_ctx: Annotated[int, typer.Option(min=1024, help="Of the target.")] = 8192,
+    limit_s: LimitS = 36_000.0,
     results: Results = RESULTS / "compress",
 ) -> None:
     """Whether prompt compression keeps what a question needs, and whether it is answered."""
     from benchmarks.compress import CompressOptions, write_compress
+    from benchmarks.parts import Deadline
 
-    options = CompressOptions(model, drafter, chars, cases, replies, own)
+    lengths = tuple(chars or (10_000,))
+    where = {"device": device, "max_ctx": max_ctx}
+    options = CompressOptions(model, drafter, lengths, cases, replies, own, **where)
     with progress() as say:
         out = results / Path(model).name.removesuffix(".gguf") / "quality.json"
-        write_compress(out, options, say)
+        write_compress(out, options, Deadline(limit_s), say)
     finish({"file": str(out)})
 
 

@@ -1,4 +1,5 @@
-"""Long texts with a question whose answer stands in a known place: needles in prose, and code.
+"""Long texts with a question whose answer stands in a known place: needles in prose, code, the log
+of an agent's tests; and a text to sum up.
 
 In: a kind, a length in characters and a seed. Out: cases. Prose and code are those of Python's own
 library, which is at hand everywhere.
@@ -7,17 +8,42 @@ library, which is at hand everywhere.
 import ast
 import inspect
 import pydoc_data.topics
+import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 _PLACES: Final = ("Lisbon", "Oslo", "Cairo", "Lima", "Kyoto", "Quebec", "Nairobi", "Vienna")
 _CODE: Final = ("argparse", "shutil", "textwrap", "statistics", "zipfile", "tarfile", "calendar")
+# Modules that say in several sentences what they are for.
+_DESCRIBED: Final = (
+    *("argparse", "base64", "calendar", "cmd", "codecs", "configparser", "csv", "ctypes"),
+    *("datetime", "difflib", "fractions", "ftplib", "gettext", "heapq", "imaplib", "inspect"),
+    *("locale", "mimetypes", "pickle", "pickletools", "pstats", "random", "sched", "shlex"),
+    *("statistics", "string", "subprocess", "threading", "timeit", "trace", "zipfile"),
+)
+_READ_FILE: Final = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "description": "Shows a file.",
+        "parameters": {
+            "type": "object",
+            "properties": {"path": {"type": "string", "maxLength": 60}},
+            "required": ["path"],
+        },
+    },
+}
+_RUN: Final = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "run_tests", "arguments": "{}"},
+}
 # What is told and what is asked share no name and no four words.
 _PARAPHRASES: Final = (
     ("The old baker always puts {} into his bread.", "Which spice goes into the dough?", "cumin"),
@@ -34,7 +60,8 @@ _PARAPHRASES: Final = (
 @dataclass(frozen=True, slots=True)
 class Case:
     """needed: pieces of the text without which the question cannot be answered; answers: what a
-    reply must hold.
+    reply must hold, or for a summary, words of which it has a share. has_tools: the text is the
+    result of a tool, an earlier message, and the reply a call.
     """
 
     kind: str
@@ -42,6 +69,31 @@ class Case:
     question: str
     needed: tuple[str, ...]
     answers: tuple[str, ...]
+    has_tools: bool = False
+
+    def messages(self, text: str) -> list[dict[str, Any]]:
+        """With this text in the place of its own."""
+        if not self.has_tools:
+            return [{"role": "user", "content": f"{text}\n\n{self.question}"}]
+        return [
+            {"role": "user", "content": "Please run the tests."},
+            {"role": "assistant", "content": "", "tool_calls": [_RUN]},
+            {"role": "tool", "tool_call_id": _RUN["id"], "content": text},
+            {"role": "assistant", "content": "One of the tests failed."},
+            {"role": "user", "content": self.question},
+        ]
+
+    def options(self) -> dict[str, Any]:
+        """Of the request: how long the reply is, and which tool it calls."""
+        if not self.has_tools:
+            return {"max_tokens": 96 if self.kind == "summary" else 24}
+        choice = {"type": "function", "function": {"name": "read_file"}}
+        return {"max_tokens": 48, "tools": [_READ_FILE], "tool_choice": choice}
+
+    def judge(self, reply: str) -> float:
+        """1.0: all is right. A summary has the share of its words."""
+        found = [answer.lower() in reply.lower() for answer in self.answers]
+        return sum(found) / len(found) if self.kind == "summary" else float(all(found))
 
 
 def _prose(rng: np.random.Generator, num_chars: int) -> list[str]:
@@ -109,9 +161,14 @@ def _variables(rng: np.random.Generator, num_chars: int) -> Case:
     return Case("variables", _hide(rng, num_chars, told), question, tuple(told), (str(value),))
 
 
+def _source(name: str) -> str:
+    return inspect.getsource(__import__(name))
+
+
 def _function(rng: np.random.Generator, num_chars: int) -> Case:
-    name = str(rng.choice(_CODE))
-    source = inspect.getsource(__import__(name))
+    """Among the sources of other modules, where one is too short."""
+    names = rng.permutation(_CODE).tolist()
+    source = _source(names[0])
     tree, lines = ast.parse(source), source.splitlines()
     found = [
         (node, ast.get_docstring(node) or "")
@@ -121,13 +178,49 @@ def _function(rng: np.random.Generator, num_chars: int) -> Case:
     found = [(node, words) for node, words in found if node.name not in words]
     node, words = found[rng.integers(len(found))]
     room = num_chars // 2
-    before, after = lines[: node.lineno - 1], lines[node.lineno - 1 :]
-    text = "\n".join(before)[-room:].partition("\n")[2]
-    text += "\n" + "\n".join(after)[:room].rpartition("\n")[0]
+    before = "\n".join((*map(_source, names[1:4]), *lines[: node.lineno - 1]))
+    after = "\n".join((*lines[node.lineno - 1 :], *map(_source, names[4:])))
+    text = before[-room:].partition("\n")[2] + "\n" + after[:room].rpartition("\n")[0]
     sentence = " ".join(words.split("\n\n")[0].split()).rstrip(".")
     question = f'What is the name of the function whose documentation says "{sentence[:60]}"?'
     told = lines[node.lineno - 1].strip()
     return Case("function", text, question, (told,), (node.name,))
+
+
+def _summary(rng: np.random.Generator, num_chars: int) -> Case:
+    """A module without what it says of itself: a summary should have those words."""
+    name = str(rng.choice(_DESCRIBED))
+    source = _source(name)
+    body = ast.parse(source).body
+    said = ast.get_docstring(ast.Module(body, [])) or ""
+    rest = source.splitlines()[body[0].end_lineno or 0 :]
+    words = dict.fromkeys(re.findall(r"[a-z]{5,}", " ".join(said.split()[:60]).lower()))
+    text = "\n".join((f"# {name}.py", *rest))[:num_chars].rpartition("\n")[0]
+    question = "What is this module for? Summarise it in three sentences."
+    return Case("summary", text, question, (), tuple(words))
+
+
+def _agent(rng: np.random.Generator, num_chars: int) -> Case:
+    """The log of a test run, in which one failed."""
+    words = sorted(set(_PLACES) | set(_CODE))
+
+    def name() -> str:
+        return "_".join(rng.choice(words, 2)).lower() + str(rng.integers(10, 99))
+
+    lines: list[str] = []
+    while sum(map(len, lines)) + len(lines) < num_chars:
+        lines.append(f"tests/test_{name()}.py::test_{name()} PASSED in {rng.integers(2, 900)} ms")
+    path = f"src/{name()}.py"
+    told = f"{path}:{rng.integers(20, 400)}: AssertionError"
+    failure = [
+        f"_____ test_{name()} _____",
+        *("", "    def test_round_trip():", ">       assert decode(encode(3)) == 3"),
+        *("E       assert 4 == 3", "", told, ""),
+    ]
+    spot = int(rng.integers(len(lines) // 8, 7 * len(lines) // 8))
+    text = "\n".join((*lines[:spot], *failure, *lines[spot:]))
+    question = "Open the source file in which the assertion was not met."
+    return Case("agent", text, question, (told,), (path,), has_tools=True)
 
 
 KINDS: Final = MappingProxyType[str, Callable[[np.random.Generator, int], Case]](
@@ -138,6 +231,8 @@ KINDS: Final = MappingProxyType[str, Callable[[np.random.Generator, int], Case]]
         "multi-value": _multi_value,
         "variables": _variables,
         "function": _function,
+        "summary": _summary,
+        "agent": _agent,
     }
 )
 

@@ -1,19 +1,24 @@
-"""Several clients of one engine, without HTTP: the server's queue, turns and engine thread.
+"""Clients of an engine that is open already: several without HTTP, by the server's queue, turns and
+engine thread, or a server in this process.
 
 In: an engine, prompts as token ids. Out: when each client's first text came and when its reply
 ended. The engine stays open.
 """
 
 import asyncio
+import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from draftree.bench.http import Endpoint
 from draftree.chat import Engine, Generation
 from draftree.errors import BenchError
 from draftree.serve.queue import FairQueue, Job
+from draftree.serve.server import bind, new_server
+from draftree.serve.service import ServeOptions, Service
 from draftree.serve.thread import EngineThread, State
 
 _MOST_JOBS: Final = 64
@@ -86,9 +91,37 @@ def _check(jobs: Sequence[Job]) -> None:
             raise BenchError("A reply ended before it should; ask for a longer one.")
 
 
+def _lend(engine: Engine) -> Engine:
+    return _LentEngine(engine.tokens, engine.tokenizer, engine.name)
+
+
+@contextmanager
+def run_lent(engine: Engine) -> Iterator[Endpoint]:
+    """A server in a thread, ready, and stopped afterwards."""
+    is_ready = threading.Event()
+    service = Service(
+        lambda: _lend(engine), ServeOptions(engine.name), lambda state: is_ready.set()
+    )
+    listener = bind("127.0.0.1", 0)
+    server = new_server(service)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    service.thread.start()
+    thread.start()
+    try:
+        is_ready.wait()
+        if service.thread.failure is not None:
+            raise service.thread.failure
+        yield Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}", engine.name)
+    finally:
+        server.should_exit = True
+        thread.join()
+        service.queue.close()
+        service.thread.join()
+
+
 @asynccontextmanager
 async def open_clients(engine: Engine) -> AsyncIterator[Clients]:
-    lent = _LentEngine(engine.tokens, engine.tokenizer, engine.name)
+    lent = _lend(engine)
     loop, is_ready = asyncio.get_running_loop(), asyncio.Event()
 
     def note(state: State) -> None:

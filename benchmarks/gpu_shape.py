@@ -2,7 +2,8 @@
 
 Parts: `schema` (round with a JSON schema over a free one), `clients` (tokens per second of four
 over one's), `beside` (first token of a short request beside three writers), `behind` (the same
-behind a long prompt), `compress`, `compress self` and `full` (first token of long prompts).
+behind a long prompt), `agent` (a coding agent's session over HTTP), `compress`, `compress self` and
+`full` (first token of long prompts).
 """
 
 import asyncio
@@ -13,11 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.gpu_clients import Clients, Served, open_clients
+from benchmarks.gpu_clients import Clients, Served, open_clients, run_lent
 from benchmarks.gpu_request import BUDGET, compare_rounds
 from benchmarks.gpu_writing import Written, write
 from benchmarks.parts import Deadline
 from benchmarks.synthetic_text import LongTexts, extend_tokenizer, write_scorer
+from draftree.bench.agent import AgentOptions, measure_agent
 from draftree.bench.median import Report, divide, summarize
 from draftree.bench.record import Json
 from draftree.bench.synthetic import SHAPES, write_pair
@@ -33,6 +35,7 @@ _STRINGS: Final = {"type": "array", "items": {"type": "string"}, "minItems": 64}
 _GIB: Final = 2**30
 _KEEP: Final = 0.05
 _NUM_CLIENTS: Final = 4
+SESSION: Final = AgentOptions(num_tokens=48, pause_s=0.5, num_turns=24, file_scale=12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class ShapeOptions:
     room: int = 14336  # for a compressed prompt and its reply; whole lines take more than the share
     chunk: int = 2048  # of compressed prompts: what is left of the memory is the scorer's
     repeats: int = 2
+    agent: AgentOptions = SESSION
 
     def settings(self) -> Json:
         kept = ("shape", "memory", "prompt_len", "num_tokens", "short_len", "long_len", "chunk")
@@ -225,6 +229,14 @@ async def _measure_behind(bench: ShapeBench, engine: Engine) -> Json:
     return {"first_s": asdict(summarize(list(found.values()), "s")), "by_share": found}
 
 
+def measure_session(bench: ShapeBench) -> Json:
+    """Replies mean nothing, but they are valid calls, and prompts are those of a real session."""
+    engine, options = bench.open_wide(), bench.options.agent
+    with run_lent(engine) as endpoint:
+        measures = measure_agent(endpoint, engine.name, options, bench.report)
+    return asdict(measures) | {"settings": options.settings()}
+
+
 def measure_compress(bench: ShapeBench, scorer: str) -> Json:
     """First token of long prompts of which a twentieth is kept, scoring included."""
     options = bench.options
@@ -287,6 +299,7 @@ def all_parts(bench: ShapeBench) -> dict[str, Callable[[], Json]]:
         "clients": lambda: measure_clients(bench),
         "beside": lambda: measure_beside(bench),
         "behind": lambda: measure_behind(bench),
+        "agent": lambda: measure_session(bench),
         "schema": lambda: measure_schema(bench),
         "compress": lambda: measure_compress(bench, str(bench.write_scorer())),
         "compress self": lambda: measure_compress(bench, "self"),

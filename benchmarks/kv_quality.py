@@ -1,8 +1,9 @@
 """What a format of cached keys and values costs a model, against 16 bits: perplexity of real text,
 needles found in it, and errors of its own keys, values and attention.
 
-On the CPU, which rounds keys and values as the GPU's cache does. What one text gave in one format
-is kept on disk by the hash of model, kernels and text, so that a long run can be broken off.
+On the CPU, which rounds keys and values as the GPU's cache does, or on a GPU. What one text gave in
+one format is kept on disk by the hash of model, kernels and text, so that a long run can be broken
+off.
 """
 
 import hashlib
@@ -15,7 +16,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.kv_reading import FormatError, KvReader, Reading, errors_of, split_pair
+from benchmarks.kv_reading import (
+    FormatError,
+    GpuKvReader,
+    KvReader,
+    Reading,
+    errors_of,
+    split_pair,
+)
 from benchmarks.needle import Haystack, hide_needles
 from draftree.bench.median import Report, Samples, summarize
 from draftree.bench.record import Json
@@ -76,10 +84,11 @@ class KvQualityOptions:
     num_tokens: int
     pairs: tuple[str, ...]
     cache: Path
+    gpu: str = ""  # its name; "": on the CPU
 
     def settings(self) -> Json:
         return {
-            "threads": self.threads,
+            **({"gpu": self.gpu} if self.gpu else {"threads": self.threads}),
             "num_tokens": self.num_tokens,
             "text": "language reference (pydoc) and standard library sources, in turns",
         }
@@ -110,10 +119,14 @@ def measure_kv_quality(
         windows = make_windows(encode, max(options.num_tokens // length, 1), length)
         stacks[length] = [hide_needles(ids, encode, i) for i, ids in enumerate(windows)]
     longest = max(len(hay.ids) for members in stacks.values() for hay in members)
-    reader = KvReader(path, options.threads, longest + _ROOM)
+    reader: KvReader
+    if options.gpu:
+        reader = GpuKvReader(path, longest + _ROOM)
+    else:
+        reader = KvReader(path, options.threads, longest + _ROOM)
     try:
         found = {
-            str(length): _read_all(reader, sha256, members, pairs, options.cache, report)
+            str(length): _read_all(reader, sha256, members, pairs, options, report)
             for length, members in stacks.items()
         }
     finally:
@@ -126,7 +139,7 @@ def _read_all(
     sha256: str,
     stacks: Sequence[Haystack],
     pairs: Sequence[str],
-    cache: Path,
+    options: KvQualityOptions,
     report: Report,
 ) -> LengthQuality:
     readings: dict[str, list[Reading]] = {pair: [] for pair in pairs}
@@ -135,8 +148,9 @@ def _read_all(
         for pair in pairs:
             report(f"{pair}, {len(hay.ids)} tokens: text {index + 1} of {len(stacks)}")
             wanted = PAIRS[1:] if pair == BASE and index == 0 else ()
-            key = json.dumps([sha256, code_dir().name, pair, wanted, asdict(hay)])
-            kept = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+            kernels = options.gpu or code_dir().name
+            key = json.dumps([sha256, kernels, pair, wanted, asdict(hay)])
+            kept = options.cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
             reading, found = _read(reader, pair, hay, wanted, kept)
             readings[pair].append(reading)
             errors += [found] if found else []

@@ -1,12 +1,12 @@
-"""A model that reads a text with its keys and values rounded as one format rounds them, on the CPU:
-log-probabilities, needles that it finds, and what the formats would do to its own keys.
+"""A model that reads a text with its keys and values rounded as one format rounds them, on the CPU
+or a GPU: log-probabilities, needles that it finds, and what the formats would do to its own keys.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS, KvForma
 from draftree.models.load import load_model
 from draftree.models.target import Target
 from draftree.weights.file import open_checkpoint
+
+if TYPE_CHECKING:
+    from draftree.kernels.cuda.compile import Gpu
 
 ROWS: Final = 128  # of one pass
 _QUERIES: Final = 64  # the last ones
@@ -75,6 +78,8 @@ class TapedOps(CpuOps):
 class KvReader:
     """One model for all formats: they share its weights."""
 
+    rows = ROWS
+
     def __init__(self, path: Path, threads: int, max_ctx: int) -> None:
         self._pool, self._workspace, self._max_ctx = ThreadPool(threads), Workspace(), max_ctx
         self._model = load_model(open_checkpoint(path), self._new_ops("f16"))
@@ -82,7 +87,7 @@ class KvReader:
     def _open(self, pair: str) -> tuple[Target, TapedOps]:
         recorded = self._new_ops(pair)
         target = Target(self._model, recorded, self._max_ctx)
-        centre_keys(target, ROWS, self._max_ctx)
+        centre_keys(target, self.rows, self._max_ctx)
         return target, recorded
 
     def close(self) -> None:
@@ -107,12 +112,12 @@ class KvReader:
         """pairs: whose errors on this model's keys and values are wanted."""
         target, recorded = self._open(pair)
         reading, ids = Reading(), hay.ids
-        stops = sorted({*range(0, len(ids), ROWS), *hay.stops, len(ids)})
+        stops = sorted({*range(0, len(ids), self.rows), *hay.stops, len(ids)})
         for start, end in pairwise(stops):
             chain = DraftTree.chain(tuple(ids[start:end]))
             target.state.begin(chain, is_committed=True)
             rows = range(chain.num_nodes)
-            scores = score_logits(target.forward(rows).logits, ids[start + 1 : end + 1])
+            scores = self._score(target.forward(rows).logits, ids[start + 1 : end + 1])
             target.state.commit(rows)
             _keep(reading, scores, hay.is_text[start + 1 : end + 1])
             if end == stops[-1]:
@@ -123,6 +128,10 @@ class KvReader:
                     for needle in hay.asked_at(end)
                 ]
         return reading, errors
+
+    @staticmethod
+    def _score(logits: np.ndarray, next_ids: Sequence[int]) -> Scores:
+        return score_logits(logits, next_ids)
 
     def _measure_errors(
         self, target: Target, recorded: TapedOps, num_rows: int, pairs: Sequence[str]
@@ -146,6 +155,53 @@ class KvReader:
                     centre = turn_rows(shared, other.rope)[:, first:]
                 errors.append(_error_of(queries, keys, values, pair, centre))
         return {pair: _mean(errors) for pair, errors in found.items()}
+
+
+class GpuKvReader(KvReader):
+    """On a GPU. Its cache cannot be looked into, so errors are not measured."""
+
+    rows = 64  # of the longest pass that has logits for each
+
+    def __init__(self, path: Path, max_ctx: int, device: "Gpu | None" = None) -> None:
+        """device: the first GPU if not given."""
+        from draftree.kernels.cuda.compile import gpu
+        from draftree.kernels.cuda.store import WeightStore
+
+        self._store, self._max_ctx = WeightStore(device or gpu(0)), max_ctx
+        self._model = load_model(open_checkpoint(path), self._new_ops("f16"))
+
+    def close(self) -> None:
+        """The memory is given back with the reader."""
+
+    def _new_ops(self, pair: str) -> Any:
+        from draftree.kernels.cuda.ops import CudaOps
+
+        key, value = split_pair(pair)
+        return CudaOps(
+            self._store,
+            max_tokens=self.rows,
+            max_nodes=self.rows,
+            max_ctx=self._max_ctx,
+            key_format=KEY_FORMATS[key],
+            value_format=VALUE_FORMATS[value],
+        )
+
+    @staticmethod
+    def _score(logits: np.ndarray, next_ids: Sequence[int]) -> Scores:
+        """In torch, which takes all cores for it."""
+        import torch
+
+        rows = torch.from_numpy(logits)
+        targets = torch.tensor(next_ids, dtype=torch.int64)[:, None]
+        scored = rows[: len(targets)]
+        total = torch.logsumexp(scored.double(), 1)
+        log_probs = scored.gather(1, targets)[:, 0] - total
+        return Scores(log_probs.tolist(), rows.argmax(1).tolist())
+
+    def _measure_errors(
+        self, target: Target, recorded: TapedOps, num_rows: int, pairs: Sequence[str]
+    ) -> dict[str, FormatError]:
+        return {}
 
 
 def _keep(reading: Reading, scores: Scores, is_text: Sequence[bool]) -> None:

@@ -3,14 +3,13 @@ Out: lines.
 """
 
 from collections.abc import Callable, Mapping
-from statistics import median
 from typing import Final
 
 from benchmarks.markdown import short, spread, table
 from benchmarks.memory import METHOD
 from benchmarks.section_cluster import cluster
 from benchmarks.section_gpu import gpu, gpu_depth, gpu_phases, kv_quality
-from benchmarks.section_request import gpu_requests, gpu_shapes
+from benchmarks.section_request import agent, gpu_requests, gpu_shapes
 from draftree.bench.record import Json
 
 Section = Callable[[Json], list[str]]
@@ -318,22 +317,7 @@ def _multiturn(record: Json) -> list[str]:
 
 
 def _agent(record: Json) -> list[str]:
-    measures, settings = record["measures"], record["settings"]
-    speeds = measures["tokens_per_second"]
-    rows = []
-    for kind, speed in speeds.items():
-        own = [turn for turn in measures["turns"][1:] if turn["kind"] == kind]
-        names = ("prompt_tokens", "cached_tokens", "first_ms", "cold_first_ms")
-        middles = [median(turn[name] for turn in own) for name in names] if own else []
-        rows.append([kind, str(len(own)), *map(short, middles), f"{speed:.1f}"])
-    head = ["turn", "count", "prompt", "cached", "first token, ms", "read cold, ms", "tok/s"]
-    note = (
-        f"A session of {settings['num_turns']} turns with {settings['pause_s']:g} s between them, "
-        f"medians of all but the first: the first token comes after "
-        f"{measures['first_over_cold']['median']:.3f} of the time that the same prompt takes cold, "
-        f"and {measures['cached_share']:.1%} of the prompts' tokens were cached."
-    )
-    return [*table(head, rows), "", note]
+    return agent(record["measures"], record["settings"])
 
 
 SECTIONS: Final[tuple[tuple[str, str, Section], ...]] = (

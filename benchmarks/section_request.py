@@ -2,7 +2,9 @@
 that were not measured are left out.
 """
 
-from benchmarks.markdown import spread, table
+from statistics import median
+
+from benchmarks.markdown import short, spread, table
 from draftree.bench.record import Json
 
 
@@ -97,11 +99,31 @@ def _sentences(parts: Json) -> list[str]:
     return [" ".join(words)] if words else []
 
 
+def agent(measures: Json, settings: Json) -> list[str]:
+    speeds = measures["tokens_per_second"]
+    rows = []
+    for kind, speed in speeds.items():
+        own = [turn for turn in measures["turns"][1:] if turn["kind"] == kind]
+        names = ("prompt_tokens", "cached_tokens", "first_ms", "cold_first_ms")
+        middles = [median(turn[name] for turn in own) for name in names] if own else []
+        rows.append([kind, str(len(own)), *map(short, middles), f"{speed:.1f}"])
+    head = ["turn", "count", "prompt", "cached", "first token, ms", "read cold, ms", "tok/s"]
+    note = (
+        f"A session of {settings['num_turns']} turns with {settings['pause_s']:g} s between them, "
+        f"medians of all but the first: the first token comes after "
+        f"{measures['first_over_cold']['median']:.3f} of the time that the same prompt takes cold, "
+        f"and {measures['cached_share']:.1%} of the prompts' tokens were cached."
+    )
+    return [*table(head, rows), "", note]
+
+
 def gpu_shapes(record: Json) -> list[str]:
     parts, settings = record["measures"]["parts"], record["settings"]
     lines = []
     if "schema" in parts:
         lines += _rounds(parts["schema"])
+    if "agent" in parts:
+        lines += [*agent(parts["agent"], parts["agent"]["settings"]), ""]
     rows = [
         [length, words, spread(row["first_s"]), f"{row['score_s']:.2f}", str(row["prompt_tokens"])]
         for part, words in (

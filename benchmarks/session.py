@@ -20,6 +20,7 @@ from draftree.bench.http import HttpOptions, measure_http
 from draftree.bench.record import Json
 from draftree.bench.writing import Drafting
 from draftree.cli.measurement import MAX_CTX, Line, Measurement
+from draftree.engine.gpu import find_gpu
 from draftree.env import cache_dir
 from draftree.errors import BenchError
 
@@ -43,7 +44,9 @@ class Session(Measurement):
             lambda: measure_parity(self.path, self.model.sha256, options, self.say),
         )
 
-    def kv_quality(self, lengths: Sequence[int], num_tokens: int, pairs: Sequence[str]) -> Line:
+    def kv_quality(
+        self, lengths: Sequence[int], num_tokens: int, pairs: Sequence[str], device: str
+    ) -> Line:
         longest = self.context_length
         fitting = tuple(length for length in sorted(set(lengths)) if length <= longest)
         for length in sorted(set(lengths) - set(fitting)):
@@ -51,7 +54,9 @@ class Session(Measurement):
         if not fitting:
             raise BenchError(f"No text fits the {longest} tokens of {self.path.name}.")
         cache, formats = cache_dir() / "kv-quality", tuple(pairs) or PAIRS
-        options = KvQualityOptions(self.threads, fitting, num_tokens, formats, cache)
+        gpu = find_gpu(device)
+        name = gpu.name if gpu is not None else ""
+        options = KvQualityOptions(self.threads, fitting, num_tokens, formats, cache, name)
         return self.record(
             "kv-quality",
             options.settings(),

@@ -9,6 +9,7 @@ from benchmarks.verdict import CODER, SMOLLM2, SYNTH, Target
 from draftree.bench.record import Json
 
 REQUESTS, SHAPES, AGENT = "gpu-requests", "gpu-shapes", "agent"
+_AGENT_WORDS: Final = "agent session: first token of later turns over a cold read"
 KINDS: Final = (REQUESTS, SHAPES, AGENT)
 
 
@@ -122,6 +123,10 @@ def _shape_targets() -> tuple[Target, ...]:
             "first token behind a prompt of 65536",
             *(("behind", "first_s", "high"), False, 2.0, 2.0, "s"),
         ),
+        target(
+            _AGENT_WORDS,
+            *(("agent", "first_over_cold", "median"), False, 0.05, 0.02),
+        ),
         *(
             target(
                 f"first token of {length}, compressed, {words}",
@@ -143,7 +148,7 @@ def _agent_targets() -> tuple[Target, ...]:
 
     return tuple(
         Target(
-            "agent session: first token of later turns over a cold read",
+            _AGENT_WORDS,
             *(AGENT, sha256, over_cold, False, 0.05, 0.02),
         )
         for sha256 in (SMOLLM2, CODER)

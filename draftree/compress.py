@@ -77,7 +77,7 @@ class Compressor:
         """On a GPU, which makes passes ready when their size comes a first and a second time."""
         config = self._config
         if config.warm_up and config.compress != "off" and self._tokens.plan.gpu is not None:
-            self._open()[0].score([0] * 2 * WINDOW_LEN, [0])
+            self.open()[0].score([0] * 2 * WINDOW_LEN, [0])
 
     @property
     def is_self(self) -> bool:
@@ -148,7 +148,7 @@ class Compressor:
         if before <= least:
             return Shortened(None, 0, before, before)
         watch.stop("select_ms")
-        scorer, tokenizer = self._open()
+        scorer, tokenizer = self.open()
         watch.stop("load_ms")
         own_places = token_places(self._tokenizer, text, own)
         ids, places = own, own_places
@@ -178,7 +178,7 @@ class Compressor:
             text, add_special=False, parse_special=False, starts_text=starts_text
         )
 
-    def _open(self) -> tuple[Scorer, Tokenizer]:
+    def open(self) -> tuple[Scorer, Tokenizer]:
         if self._scorer is None:
             checkpoint = None
             if not self.is_self:

@@ -11,6 +11,7 @@ from benchmarks import gpu_shape, synthetic_text
 from benchmarks.gpu_shape import ShapeBench, ShapeOptions, all_parts
 from benchmarks.parts import Deadline, PartResult, run_parts
 from draftree.bench import synthetic
+from draftree.bench.agent import AgentOptions
 from draftree.bench.record import ModelId
 from draftree.weights.file import open_checkpoint
 
@@ -38,6 +39,7 @@ def bench(metadata, tmp_path, monkeypatch):
         lengths=(1600,),
         room=1024,
         repeats=1,
+        agent=AgentOptions(num_tokens=24, pause_s=0.0, num_turns=3),
     )
     bench = ShapeBench(options, metadata, Deadline(600), lambda text: None)
     yield bench
@@ -70,6 +72,13 @@ def test_clients_share_an_engine_that_stays_open(bench) -> None:
     assert len(beside["first_s"]["samples"]) == 2 and beside["first_s"]["low"] > 0
     behind = gpu_shape.measure_behind(bench)
     assert set(behind["by_share"]) == {"0.1", "0.8"}
+
+
+def test_an_agents_session_is_served_by_an_engine_that_stays_open(bench) -> None:
+    found = gpu_shape.measure_session(bench)
+    assert len(found["turns"]) == 3 and found["first_over_cold"]["median"] > 0
+    assert all(turn["cached_tokens"] > 0 for turn in found["turns"][1:])
+    assert next(bench.open_wide().complete((1, 2, 3), max_tokens=1)).text
 
 
 def test_a_schema_is_compared_with_free_rounds(bench) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.kv_reading import KvReader, _attend, round_rows, split_pair, turn_rows
+from benchmarks.kv_reading import GpuKvReader, KvReader, _attend, round_rows, split_pair, turn_rows
 from benchmarks.needle import Haystack, Needle
 from draftree.kernels.cpu.rope import rope_table
 from draftree.kernels.ops import Rope
@@ -45,6 +45,20 @@ def test_readings_are_those_of_the_engine(reader) -> None:
     # Heads of 64 have keys of 5 bits in both.
     assert 0 < errors["q8_0"].keys < errors["q4"].keys < 1
     assert errors["tq3_0"].keys == pytest.approx(errors["q4"].keys, rel=0.02)
+
+
+def test_a_gpu_reads_the_same(reader, any_gpu) -> None:
+    """In a small format, but for values that fall on the other side of a level."""
+    hay = Haystack(IDS[:70], [True] * 70, [Needle(0, [5, 6], [7, 8])], [40, 70])
+    gpu = GpuKvReader(tiny_path("qwen3"), 256, any_gpu)
+    expected = {pair: reader.read(pair, hay)[0] for pair in ("f16", "q4")}
+    found = {pair: gpu.read(pair, hay)[0] for pair in ("f16", "q4")}
+    np.testing.assert_allclose(found["f16"].log_probs, expected["f16"].log_probs, atol=0.02)
+    assert found["f16"].best == expected["f16"].best and len(found["q4"].best) == 69
+    assert found["q4"].found.keys() == expected["q4"].found.keys()
+    q4 = [np.array(side["q4"].log_probs) for side in (found, expected)]
+    rounded = np.abs(q4[1] - expected["f16"].log_probs).mean()
+    assert rounded > 0.05 and np.abs(q4[0] - q4[1]).mean() < 0.5 * rounded
 
 
 def test_small_formats_are_read_without_the_centre_of_keys(reader) -> None:
