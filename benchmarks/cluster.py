@@ -19,9 +19,9 @@ from benchmarks.chaos import (
     read_metrics,
     run_chaos,
 )
-from benchmarks.overhead import run_server
+from benchmarks.overhead import exchange, read_reply, run_server
 from draftree.bench.dataset import chat_prompts
-from draftree.bench.http import Endpoint, ask, read_events
+from draftree.bench.http import Endpoint, ask, chat_body, read_events
 from draftree.bench.median import Ratio, Report, Samples, divide, summarize
 from draftree.chat import Engine
 from draftree.errors import BenchError
@@ -35,7 +35,7 @@ _CHAOS_PROMPTS, _CHAOS_TOKENS = 24, 24
 class ClusterOptions:
     rounds: int = 3
     num_clients: int = 8
-    num_requests: int = 3  # of each client in a round
+    num_requests: int = 8  # of each client in a round, at whose end not all are busy any more
     num_tokens: int = 64
     num_conversations: int = 50
     num_turns: int = 5
@@ -138,17 +138,20 @@ def _prompts(count: int) -> Sequence[str]:
 def _measure_rate(
     endpoint: Endpoint, model: str, options: ClusterOptions, report: Report
 ) -> Samples:
-    """Tokens per second of all clients together, round by round; the first one is not counted."""
+    """Tokens per second of all clients together, round by round; the first one is not counted.
+    Clients only take what comes, which is read afterwards: they run on the engines' cores.
+    """
     found = []
     prompts = _prompts(options.num_clients * options.num_requests)
     with ThreadPoolExecutor(options.num_clients) as pool:
         for number in range(options.rounds + 1):
             report(f"cluster: tokens per second {number} of {options.rounds}")
             asked = [f"{number}.{i} {prompt}" for i, prompt in enumerate(prompts)]
+            bodies = [chat_body(model, text, options.num_tokens) for text in asked]
             begin = time.perf_counter()
-            replies = pool.map(lambda p: ask(endpoint, model, p, options.num_tokens), asked)
-            num_tokens = sum(reply.num_tokens for reply in replies)
-            found.append(num_tokens / (time.perf_counter() - begin))
+            replies = list(pool.map(lambda body: exchange(endpoint, body), bodies))
+            wall_s = time.perf_counter() - begin
+            found.append(sum(read_reply(reply).num_tokens for reply in replies) / wall_s)
     return summarize(found[1:], "tok/s")
 
 

@@ -142,13 +142,12 @@ def measure_overhead(
 
 
 def _ask_server(endpoint: Endpoint, model: str, prompt: str, num_tokens: int) -> Reply:
-    body = chat_body(model, prompt, num_tokens)
-    return read_reply(_exchange(endpoint, json.dumps(body).encode()))
+    return read_reply(exchange(endpoint, chat_body(model, prompt, num_tokens)))
 
 
-def _exchange(endpoint: Endpoint, body: bytes) -> list[tuple[float, bytes]]:
+def exchange(endpoint: Endpoint, content: dict[str, Any]) -> list[tuple[float, bytes]]:
     """What came in answer to a request for a chat completion, and after how many seconds."""
-    parts = urlsplit(endpoint.url)
+    body, parts = json.dumps(content).encode(), urlsplit(endpoint.url)
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
         f"Authorization: Bearer {endpoint.api_key}\r\nContent-Type: application/json\r\n"

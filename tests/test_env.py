@@ -36,3 +36,4 @@ def test_a_ray_of_ours_is_told_what_its_user_did_not_say(monkeypatch):
     env.prepare_ray()
     assert found["RAY_SERVE_CONTROL_LOOP_INTERVAL_S"] == "3"
     assert (found["RAY_USAGE_STATS_ENABLED"], found["RAY_SERVE_USE_GRPC_BY_DEFAULT"]) == ("0", "1")
+    assert found["RAY_enable_metrics_collection"] == "0"

@@ -63,6 +63,7 @@ def cluster(
     env.prepare_ray()
     from draftree.cluster import deploy
     from draftree.cluster.scale import choose_scale
+    from draftree.serve.server import bind
 
     here = {"CPU": float(os.cpu_count() or 1), "GPU": float(_NVIDIA.exists())}
     scale = choose_scale(replicas, settings.threads, gpus, here)
@@ -70,13 +71,16 @@ def cluster(
     if print_config:
         options = _options(name, engine, shared, scale)
         return _print_yaml(deploy.describe(options, scale, host, port))
+    if address is None:
+        bind(host, port).close()  # or Ray would try a taken port again and again
     has = deploy.connect(address, max(here["CPU"], scale.num_min * scale.num_threads))
     scale = choose_scale(replicas, settings.threads, gpus, has)
     with contextlib.ExitStack() as stack:
-        if address is None:
+        is_local = address is None
+        if is_local:
             stack.callback(deploy.stop)
-        _start(_options(name, engine, shared, scale), scale, host, port)
-        if address is None:
+        _start(_options(name, engine, shared, scale), scale, host, port, is_local=is_local)
+        if is_local:
             _wait()
 
 
@@ -89,12 +93,14 @@ def _options(
     return ClusterOptions(name, {**engine, **threads}, server)
 
 
-def _start(options: "ClusterOptions", scale: "Scale", host: str, port: int) -> None:
+def _start(
+    options: "ClusterOptions", scale: "Scale", host: str, port: int, *, is_local: bool
+) -> None:
     from draftree.cluster.deploy import start
 
     print(f"starting replicas of {options.model}", file=sys.stderr)
     try:
-        start(options, scale, host, port)
+        start(options, scale, host, port, is_local=is_local)
     except RuntimeError as error:
         raise ServeError(f"Ray could not start the replicas: {error}") from error
     url = f"http://{'127.0.0.1' if host in _ANY else host}:{port}"

@@ -6,13 +6,14 @@ Ray starts, restarts, scales and routes; this says what of, how many and where.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final
 
 import ray
+import uvicorn
 from grpc.aio import AioRpcError
 from ray import serve
 from ray.exceptions import RayActorError, RayTaskError
@@ -28,6 +29,7 @@ from draftree.cluster.message import Relayed, ReplicaLost, Report, Unavailable
 from draftree.cluster.replica import Replica, after_the_first
 from draftree.cluster.scale import Scale
 from draftree.serve.log import set_up_logs
+from draftree.serve.server import bind, new_config
 from draftree.serve.service import ServeOptions
 
 APP, REPLICA = "draftree", "replica"
@@ -36,6 +38,7 @@ _SURVEY_S: Final = 10.0
 _MAX_REQUESTS: Final = 4096  # at a time, through one ingress
 _END_S: Final = 900.0  # in which replies of a replica that is to end may come to their end
 _STORE_BYTES: Final = 128 * 2**20  # only bodies of requests pass through it
+_STARTS: Final = 3  # tries to start Ray
 _BUSY: Final = 4  # requests a replica, above which another one is started: its engine's turns
 
 
@@ -94,16 +97,41 @@ class RayPool:
         return [report for report in found if isinstance(report, Report)]
 
 
+class Listener(uvicorn.Server):
+    """Leaves signals to whose process it is in."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
 @serve.ingress()
 class IngressActor:
-    def __init__(self, handle: Any, max_body_bytes: int, proxies: list[str]) -> None:
-        self._ingress, self._proxies = Ingress(RayPool(handle), max_body_bytes), proxies
+    """address: to listen on, where no proxy of Serve's stands before it."""
+
+    def __init__(
+        self, handle: Any, server: dict[str, Any], address: tuple[str, int] | None = None
+    ) -> None:
+        self._options, self._address = ServeOptions(**server), address
+        self._ingress = Ingress(RayPool(handle), self._options.max_body_bytes)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         app: ASGIApp = self._ingress
-        if self._proxies:
-            app = ProxyHeadersMiddleware(app, self._proxies)  # type: ignore[arg-type, assignment]
-        return Router(default=app)  # which also answers how the application starts and ends
+        if proxies := list(self._options.trusted_proxies):
+            app = ProxyHeadersMiddleware(app, proxies)  # type: ignore[arg-type, assignment]
+        return Router(default=app, lifespan=self._listen)
+
+    @asynccontextmanager
+    async def _listen(self, app: Any) -> AsyncGenerator[None, None]:
+        """While the application lives; here a piece of a reply has one process less to pass."""
+        if self._address is None:
+            yield
+            return
+        server = Listener(new_config(self._ingress, self._options))
+        serving = asyncio.create_task(server.serve([bind(*self._address)]))
+        yield
+        server.should_exit = True
+        await serving
 
 
 def build(args: dict[str, Any]) -> Any:
@@ -111,7 +139,9 @@ def build(args: dict[str, Any]) -> Any:
     return _bind(ClusterOptions(**args), {})
 
 
-def _bind(options: ClusterOptions, scale: Mapping[str, Any]) -> Any:
+def _bind(
+    options: ClusterOptions, scale: Mapping[str, Any], address: tuple[str, int] | None = None
+) -> Any:
     server = ServeOptions(**options.server)
     replicas = serve.deployment(
         ReplicaActor,
@@ -133,7 +163,9 @@ def _bind(options: ClusterOptions, scale: Mapping[str, Any]) -> Any:
         graceful_shutdown_timeout_s=_END_S,
     )
     actor = replicas.bind(options.model, dict(options.engine), dict(options.server))
-    return ingress.bind(actor, server.max_body_bytes, list(server.trusted_proxies))
+    # What only replicas read may change without another ingress.
+    own = {"max_body_bytes": server.max_body_bytes, "trusted_proxies": server.trusted_proxies}
+    return ingress.bind(actor, {"model_id": server.model_id, **own}, address)
 
 
 def describe_scale(scale: Scale) -> dict[str, Any]:
@@ -172,20 +204,40 @@ def connect(address: str | None, num_cpus: float) -> dict[str, float]:
     here["include_dashboard"] = False
     here["_system_config"] = {"worker_niceness": 0}  # or any busy process would starve replicas
     options = here if address is None else {"address": address}
-    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    options |= {"log_to_driver": False, "logging_level": logging.ERROR}
+    _init(_STARTS if address is None else 1, **options)
     found: dict[str, float] = ray.cluster_resources()
     return found
 
 
-def start(options: ClusterOptions, scale: Scale, host: str, port: int) -> None:
-    """Deploy, and wait until every replica is ready."""
+def _init(num_tries: int, **options: Any) -> None:
+    """Ray gives its own processes 15 seconds, in which a busy machine may not have read them from
+    its disk; the next time it has.
+    """
+    for num_left in reversed(range(num_tries)):
+        try:
+            ray.init(**options)
+            return
+        except Exception:
+            ray.shutdown()
+            if not num_left:
+                raise
+
+
+def start(
+    options: ClusterOptions, scale: Scale, host: str, port: int, *, is_local: bool = False
+) -> None:
+    """Deploy, and wait until every replica is ready. is_local: all of Ray is on this machine, so
+    that the ingress can listen itself; elsewhere any node may have it, and all have a proxy.
+    """
     config = describe(options, scale, host, port)
     serve.start(
-        proxy_location="EveryNode",
+        proxy_location="Disabled" if is_local else config["proxy_location"],
         http_options=config["http_options"],
         logging_config=config["logging_config"],
     )
-    serve.run(_bind(options, describe_scale(scale)), name=APP, route_prefix="/")
+    address = (host, port) if is_local else None
+    serve.run(_bind(options, describe_scale(scale), address), name=APP, route_prefix="/")
 
 
 def stop() -> None:

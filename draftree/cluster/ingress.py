@@ -6,8 +6,8 @@ request, from where the client has it. Knows no API and nothing of Ray.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from draftree.cluster.totals import Totals
 from draftree.cluster.transcript import ReplyChanged, Transcript
 from draftree.serve.app import error_content
 from draftree.serve.identity import Identity
-from draftree.serve.wire import ApiError, busy, encode, event, to_json
+from draftree.serve.wire import OUTLET, ApiError, Outlet, busy, encode, event, to_json
 
 _PATIENCE_S: Final = 120.0  # one may have to start
 _READ_S: Final = 60.0
@@ -54,10 +54,10 @@ class Ingress:
         self._num_repeats = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reply = Reply(scope["path"], send)
+        reply = Reply(scope, send)
         try:
             body = await self._read(scope, receive)
-            await self._answer(_relayed(scope, body), reply)
+            await _until_left(self._answer(_relayed(scope, body), reply), receive)
         except ClientDisconnect:
             return
         except Unavailable:
@@ -169,9 +169,10 @@ class Ingress:
 class Reply:
     """What the client gets, over all runs of its request."""
 
-    def __init__(self, path: str, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send) -> None:
         self.has_begun = False
-        self._path, self._send = path, send
+        self._path, self._send = scope["path"], send
+        self._outlet: Outlet | None = scope.get("extensions", {}).get(OUTLET)
         self._transcript = Transcript()
 
     async def stream(self, head: Head, pieces: AsyncGenerator[Any, None]) -> None:
@@ -205,7 +206,30 @@ class Reply:
         await self._send({"type": "http.response.start", "status": head[0], "headers": headers})
 
     async def _write(self, data: bytes, *, is_last: bool) -> None:
+        if self._outlet is not None and self._outlet.is_free and not is_last:
+            self._outlet.write_piece(data)
+            return
         await self._send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+
+async def _until_left(answering: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Answer, unless the client leaves before that is done."""
+    answer, leaving = asyncio.create_task(answering), asyncio.create_task(_watch(receive))
+    try:
+        await asyncio.wait((answer, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            await answer
+    finally:
+        leaving.cancel()
+        if not answer.done():
+            answer.cancel()
+            with suppress(asyncio.CancelledError):
+                await answer
+
+
+async def _watch(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
 
 
 def _relayed(scope: Scope, body: bytes) -> Relayed:

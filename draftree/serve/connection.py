@@ -37,7 +37,8 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.max_size = _PIECE_BYTES  # type: ignore[attr-defined]
+        if hasattr(transport, "max_size"):  # asyncio's; uvloop's reads less anyway
+            transport.max_size = _PIECE_BYTES
         self.idle_since_s = self.loop.time()
         self._is_crowded = not self._find_room()
         crowd = [each for each in self._others() if each._is_crowded]

@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from draftree.errors import ServeError
 from draftree.serve.app import build_app
@@ -80,18 +81,18 @@ def check_tls(cert: str, key: str | None) -> None:
         ) from error
 
 
-def new_server(service: Service) -> Server:
-    options = service.options
-    config = uvicorn.Config(
-        build_app(service),
+def new_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
+    """How connections of any server of ours are handled."""
+    return uvicorn.Config(
+        app,
         http=Connection,
         loop="asyncio",
         log_config=None,
         access_log=False,
         server_header=False,
         # From anyone else, a header could claim to be anyone, in the queue and in the log.
-        proxy_headers=bool(service.options.trusted_proxies),
-        forwarded_allow_ips=list(service.options.trusted_proxies),
+        proxy_headers=bool(options.trusted_proxies),
+        forwarded_allow_ips=list(options.trusted_proxies),
         lifespan="off",
         ws="none",
         timeout_keep_alive=_KEEP_ALIVE_S,
@@ -99,7 +100,10 @@ def new_server(service: Service) -> Server:
         ssl_certfile=options.tls_cert,
         ssl_keyfile=options.tls_key,
     )
-    return Server(config, service)
+
+
+def new_server(service: Service) -> Server:
+    return Server(new_config(build_app(service), service.options), service)
 
 
 def serve(

@@ -1,5 +1,6 @@
 """`draftree cluster`: what was typed becomes an application of Ray Serve."""
 
+import socket
 import sys
 from dataclasses import asdict
 from types import ModuleType, SimpleNamespace
@@ -21,10 +22,11 @@ def deployed(monkeypatch):
         found.address, found.num_cpus = address, num_cpus
         return {"CPU": 8.0}
 
-    def start(options, scale, host, port):
+    def start(options, scale, host, port, *, is_local):
         if found.error is not None:
             raise found.error
         found.options, found.scale, found.listen = options, scale, (host, port)
+        found.is_local = is_local
 
     module.ClusterOptions = lambda model, engine, server: SimpleNamespace(
         model=model, engine=engine, server=server
@@ -62,6 +64,7 @@ def test_options(draftree, deployed):
     assert (server["max_queue"], server["max_per_client"]) == (9, 5)
     assert (deployed.scale.num_min, deployed.scale.num_max) == (2, 2)
     assert deployed.listen == ("127.0.0.1", 9000) and deployed.address is None
+    assert deployed.is_local
     assert "some is ready at http://127.0.0.1:9000\n" in result.stderr
     assert deployed.is_stopped
 
@@ -69,7 +72,7 @@ def test_options(draftree, deployed):
 def test_on_a_cluster_it_goes_on_without_us(draftree, deployed):
     result = draftree("cluster", "--address", "auto", "--host", "0.0.0.0")
     assert result.exit_code == 0, result.stderr
-    assert deployed.address == "auto" and not deployed.is_stopped
+    assert deployed.address == "auto" and not (deployed.is_stopped or deployed.is_local)
     assert (deployed.scale.num_min, deployed.scale.num_max) == (1, 2)
     assert "http://127.0.0.1:8000" in result.stderr
 
@@ -93,6 +96,15 @@ def test_a_wrong_number_is_refused_before_ray_starts(draftree, deployed):
     result = draftree("cluster", "--replicas", "many")
     assert result.exit_code == 1 and "--replicas" in result.stderr
     assert deployed.address == "none"
+
+
+def test_a_taken_port_is_refused_before_ray_starts(draftree, deployed):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        result = draftree("cluster", "--port", port)
+        assert result.exit_code == 1 and "choose another --port" in result.stderr
+        assert deployed.address == "none"
+        assert draftree("cluster", "--port", port, "--address", "auto").exit_code == 0
 
 
 @needs_package("ray")

@@ -82,15 +82,16 @@ class Answer:
         return json.loads(self.body)
 
 
-async def ask(ingress, path, content=None, answer=None, **headers):
-    """One request to the ingress, and all that comes back."""
+async def ask(ingress, path, content=None, answer=None, left=None, *, extensions=None, **headers):
+    """One request to the ingress, and all that comes back. left: set when the client leaves."""
     body = b"" if content is None else json.dumps(content).encode()
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive():
         if messages:
             return messages.pop()
-        await asyncio.Event().wait()
+        await (left or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
 
     named = {"host": "localhost", "content-type": "application/json", **headers}
     scope = {
@@ -101,6 +102,7 @@ async def ask(ingress, path, content=None, answer=None, **headers):
         "query_string": b"",
         "headers": [(n.replace("_", "-").encode(), v.encode()) for n, v in named.items()],
         "client": ("127.0.0.1", 1),
+        "extensions": extensions or {},
     }
     answer = answer or Answer()
     await ingress(scope, receive, answer.send)

@@ -83,6 +83,28 @@ def test_a_reply_outlives_its_replica():
         assert {replica["name"] for replica in read_health(endpoint)["replicas"]} != first
 
 
+@needs_package("ray")
+def test_a_ray_that_was_too_slow_is_started_again(monkeypatch):
+    from draftree.cluster import deploy
+
+    tried = []
+
+    def init(**options):
+        tried.append(options)
+        if len(tried) < 3:
+            raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(deploy.ray, "init", init)
+    monkeypatch.setattr(deploy.ray, "shutdown", lambda: tried.append("ended"))
+    monkeypatch.setattr(deploy.ray, "cluster_resources", lambda: {"CPU": 2.0})
+    assert deploy.connect(None, 2) == {"CPU": 2.0}
+    assert tried[0] == tried[2] and tried[1] == "ended" and len(tried) == 3
+    tried.clear()
+    with pytest.raises(Exception, match="timed out"):  # a cluster of the user's is asked once
+        deploy.connect("auto", 2)
+    assert len(tried) == 2
+
+
 @pytest.mark.long
 @needs_package("ray")
 def test_nothing_is_lost_while_replicas_die():

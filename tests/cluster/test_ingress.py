@@ -10,6 +10,7 @@ import pytest
 from draftree.chat import Engine
 from draftree.cluster import ingress as module
 from draftree.serve.identity import Identity
+from draftree.serve.wire import OUTLET
 from tests.cluster.local import Answer, LocalPool, ask, new_ingress
 from tests.serve import fake
 from tests.serve.conftest import wait_for
@@ -195,6 +196,46 @@ def test_a_client_that_leaves_frees_the_engine():
     with run_pool(engine) as (_, ingress):
         asyncio.run(run())
     assert 0 < engine.ended[0].usage.completion_tokens < 2000
+
+
+def test_a_client_that_hangs_up_frees_the_engine():
+    """Where no proxy of Serve's cancels the request."""
+    engine = fake.Engine(pieces=["word "] * 2000, round_s=0.01)
+
+    async def run():
+        answer, left = Answer(), asyncio.Event()
+        task = asyncio.create_task(ask(ingress, CHAT, request({"messages": HELLO}), answer, left))
+        while not answer.body:
+            await asyncio.sleep(0.01)
+        left.set()
+        await task
+        assert not answer.is_whole
+        await asyncio.to_thread(wait_for, lambda: bool(engine.ended))
+
+    with run_pool(engine) as (_, ingress):
+        asyncio.run(run())
+    assert 0 < engine.ended[0].usage.completion_tokens < 2000
+
+
+@pytest.mark.parametrize("is_free", [True, False])
+def test_pieces_take_the_shorter_way_while_it_is_free(fixed, is_free):
+    class Way:
+        pieces, is_free = (), False
+
+        def write_piece(self, data):
+            self.pieces += (data,)
+            answer.body += data
+
+    async def run():
+        await ask(ingress, CHAT, request({"messages": HELLO}), answer, extensions={OUTLET: way})
+        return await ask(ingress, CHAT, request({"messages": HELLO}))
+
+    way, answer = Way(), Answer()
+    way.is_free = is_free
+    with run_pool(fake.Engine(pieces=["a"] * 9, round_s=0.1)) as (_, ingress):
+        usual = asyncio.run(run())
+    assert answer.is_whole and answer.events == usual.events
+    assert len(way.pieces) > 2 if is_free else not way.pieces
 
 
 def test_turns_of_a_conversation_stay_on_one_replica(fixed):
