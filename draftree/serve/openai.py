@@ -357,14 +357,17 @@ def _reply_options(
     prompt: str | None = None,
 ) -> ReplyOptions:
     has_statistics = wants_statistics(request.headers, body.draftree)
+    num_each = body.n or 1
+    is_single, is_silent = num_prompts * num_each == 1, body.stream_options is None
     return ReplyOptions(
         model=body.model or service.options.model_id,
         created=request.state.identity.created,
         fingerprint=service.fingerprint,
         num_prompts=num_prompts,
-        num_each=body.n or 1,
+        num_each=num_each,
         has_logprobs=has_logprobs,
         has_usage=has_statistics or bool(body.stream_options and body.stream_options.include_usage),
+        closes_with_usage=is_single and is_silent and not has_statistics,
         has_statistics=has_statistics,
         echoes=echoes,
         prompt=prompt,
