@@ -145,8 +145,8 @@ class Settings:
     chat_template: Annotated[
         str | None,
         _engine(
-            "Jinja file that messages are written with, in place of the model's own template, or a "
-            "name: `chatml`, `command-r`, `granite`, `llama3`, `phi3`, `phi4`."
+            "Jinja file that messages are written with, in place of the model's own template, or "
+            "Jinja itself, or a name: `chatml`, `command-r`, `granite`, `llama3`, `phi3`, `phi4`."
         ),
     ] = None
     prefix_cache: Annotated[

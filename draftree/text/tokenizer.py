@@ -114,7 +114,7 @@ class Tokenizer:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], template: str = "") -> Self:
-        """template: a name or a file of a chat template in place of the model's own."""
+        """template: a chat template instead of the model's own: a name, Jinja or a file."""
         model = read_text(metadata, "tokenizer.ggml.model")
         if model is None:
             raise TokenizerError("The model file has no tokenizer (tokenizer.ggml.model).")
@@ -257,8 +257,8 @@ def _present(token_id: int | None, is_added: bool) -> tuple[int, ...]:
 def _read_template(path: str) -> str:
     from draftree.text.named_template import TEMPLATES
 
-    if path in TEMPLATES:
-        return TEMPLATES[path]
+    if path in TEMPLATES or "{{" in path or "{%" in path:
+        return TEMPLATES.get(path, path)
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -159,6 +159,25 @@ def test_a_phone_needs_no_scrolling_sideways(pages):
     assert is_within()
 
 
+@pytest.mark.parametrize("size", [(360, 740), (740, 360)])
+def test_on_a_phone_the_welcome_is_shown_from_its_beginning(pages, size):
+    page = pages(viewport=dict(zip(("width", "height"), size, strict=True)), has_touch=True)
+    top = page.evaluate("document.getElementById('log').getBoundingClientRect().top")
+    heading = page.get_by_role("heading", name="Ask, and watch it guess ahead")
+    assert heading.bounding_box()["y"] >= top
+    say(page)
+    expect(last(page, "footer")).to_be_in_viewport()
+    page.locator("#new-chat").click()
+    assert heading.bounding_box()["y"] >= top
+
+
+def test_settings_can_be_left_without_scrolling(pages):
+    page = pages(**PHONE)
+    page.locator("#open-settings").click()
+    page.locator("#sampling summary").click()
+    expect(page.locator("#settings .main")).to_be_in_viewport(ratio=1)
+
+
 def test_keys(pages):
     page = pages()
     prompt = page.locator("#prompt")

@@ -206,6 +206,11 @@ def test_templates_by_name(name, expected):
     assert template.render([USER, *turns]).endswith(expected)
 
 
+def test_a_template_as_text():
+    tokenizer = Tokenizer.from_metadata(byte_metadata(), "Say {{ messages[0].content }}!")
+    assert ChatTemplate.for_tokenizer(tokenizer).render([USER]) == "Say Hi!"
+
+
 def test_a_template_that_is_neither_a_name_nor_a_file():
     with pytest.raises(TokenizerError, match="known names are chatml, command-r"):
         Tokenizer.from_metadata(byte_metadata(), "no-such-template")
