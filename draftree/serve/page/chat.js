@@ -285,7 +285,8 @@ export class Chat {
     const perToken = charactersPerToken(conversation.sent);
     const isFirst = conversation.sent.filter(({ role }) => role === "user").length < 2;
     const isOne = isFirst || countCharacters(question.message) > limit * perToken;
-    const words = `This ${isOne ? "message" : "conversation"} is longer than the ${count(limit, "token")} that the model can read.`;
+    const what = isOne ? "message" : "conversation";
+    const words = `This ${what} is longer than the ${count(limit, "token")} that the model can read.`;
     const shorten = () => {
       conversation.shorten(SHORTENED * limit * perToken);
       onAgain();

@@ -171,6 +171,4 @@ export class RoundsPanel {
   }
 }
 
-function round3(value) {
-  return value < 9.95 ? value.toFixed(1) : Math.round(value).toString();
-}
+const round3 = (value) => value < 9.95 ? value.toFixed(1) : Math.round(value).toString();

@@ -7,6 +7,8 @@ import { writeSettings } from "./store.js";
 
 const NUM_SHOWN = 200;
 
+const findRow = (id) => [...find("list").children].find((row) => row.dataset.id === id);
+
 export class Sidebar {
   /** chat: has `conversation`, `open(conversation)` and `restart()`. */
   constructor(history, settings, chat) {
@@ -75,15 +77,11 @@ export class Sidebar {
     const all = this.history.list().map((record) => new Conversation(record));
     const found = words ? all.filter((conversation) => conversation.has(words)) : all;
     list.replaceChildren(...found.slice(0, NUM_SHOWN).map((one) => this.makeRow(one)));
-    if (row) this.findRow(row.dataset.id)?.children[place].focus();
+    if (row) findRow(row.dataset.id)?.children[place].focus();
     find("list-note").hidden = found.length > 0;
     const keeping = `Conversations ${this.settings.keepsNothing ? "end with this tab" : "are kept in this browser"}.`;
     find("list-note").textContent = words ? "Nothing was found." : keeping;
     find("export").disabled = !all.length;
-  }
-
-  findRow(id) {
-    return [...find("list").children].find((row) => row.dataset.id === id);
   }
 
   makeRow(conversation) {
@@ -120,7 +118,7 @@ export class Sidebar {
       }
       field.remove();
       this.show();
-      this.findRow(target.id)?.children[1].focus();
+      findRow(target.id)?.children[1].focus();
     };
     field.onblur = () => end(true);
     field.addEventListener("keydown", (event) => {
@@ -133,12 +131,12 @@ export class Sidebar {
   async delete(conversation) {
     const { record } = conversation;
     const isShown = conversation.id === this.chat.conversation.id;
-    const row = this.findRow(conversation.id);
+    const row = findRow(conversation.id);
     const neighbour = (row.nextElementSibling ?? row.previousElementSibling)?.dataset.id;
     if (isShown) this.chat.restart();
     await this.history.delete(conversation.id);
     this.show();
-    (this.findRow(neighbour)?.firstChild ?? find("search")).focus();
+    (findRow(neighbour)?.firstChild ?? find("search")).focus();
     showToast("Conversation deleted.", async () => {
       await this.history.put(record);
       if (isShown) this.chat.open(new Conversation(record));
