@@ -93,7 +93,7 @@ class EngineConfig:
     compress: str = "off"  # leave parts of long messages out: "off", "auto" or "always"
     compress_keep: float | str = "auto"  # share of a text that its scores keep
     compress_with: str = "self"  # who scores: "self", or a model's name or path
-    chat_template: str = ""  # a file with a Jinja template, in place of the model's own
+    chat_template: str = ""  # a file with a Jinja template, or a name, in place of the model's own
 
     def __post_init__(self) -> None:
         checks = (

@@ -144,7 +144,10 @@ class Settings:
     ] = None
     chat_template: Annotated[
         str | None,
-        _engine("Jinja file that messages are written with, in place of the model's own template."),
+        _engine(
+            "Jinja file that messages are written with, in place of the model's own template, or "
+            "Jinja itself, or a name: `chatml`, `command-r`, `granite`, `llama3`, `phi3`, `phi4`."
+        ),
     ] = None
     prefix_cache: Annotated[
         int | None,

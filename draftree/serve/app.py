@@ -216,10 +216,11 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Unknown paths and methods."""
+    """Unknown paths and methods. Where requests are posted there is nothing to get: 404."""
     assert isinstance(error, HTTPException)
     sentence = f"{error.detail}: {request.method} {request.url.path}."
-    response = _error_response(request.url.path, ApiError(error.status_code, sentence))
+    status = 404 if (error.status_code, request.method) == (405, "GET") else error.status_code
+    response = _error_response(request.url.path, ApiError(status, sentence))
     response.headers.update(error.headers or {})
     return response
 

@@ -357,14 +357,18 @@ def _reply_options(
     prompt: str | None = None,
 ) -> ReplyOptions:
     has_statistics = wants_statistics(request.headers, body.draftree)
+    num_each = body.n or 1
+    # What was cached is chance, and a repeated stream has the same events to its end.
+    is_free = body.stream_options is None and not request.state.identity.is_repeatable
     return ReplyOptions(
         model=body.model or service.options.model_id,
         created=request.state.identity.created,
         fingerprint=service.fingerprint,
         num_prompts=num_prompts,
-        num_each=body.n or 1,
+        num_each=num_each,
         has_logprobs=has_logprobs,
         has_usage=has_statistics or bool(body.stream_options and body.stream_options.include_usage),
+        closes_with_usage=is_free and num_prompts * num_each == 1 and not has_statistics,
         has_statistics=has_statistics,
         echoes=echoes,
         prompt=prompt,

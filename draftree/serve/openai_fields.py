@@ -25,7 +25,11 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 class StreamOptions(WireModel):
-    include_usage: bool = Field(False, description="End the stream with a chunk of usage.")
+    include_usage: bool = Field(
+        False,
+        description="End the stream with a chunk of usage. Without `stream_options`, the last "
+        "chunk of a single reply has it.",
+    )
     include_obfuscation: Literal[False] | None = optional("Only false: chunks are never padded.")
 
 

@@ -33,7 +33,8 @@ class ReplyOptions:
     num_prompts: int = 1
     num_each: int = 1  # replies to each prompt
     has_logprobs: bool = False
-    has_usage: bool = False  # at the end of a stream
+    has_usage: bool = False  # at the end of a stream, in a chunk of its own
+    closes_with_usage: bool = False  # in the last chunk of a single reply
     has_statistics: bool = False
     echoes: tuple[str, ...] = ()  # prompts to repeat
     prompt: str | None = None  # as the template wrote it, to be shown
@@ -97,7 +98,8 @@ class ChatWire(_FramedWire):
         return "".join(pieces)
 
     def closing(self, index: int, job: Job) -> str:
-        return self._choice(index, "{}", reason=to_json(finish_word(job.finish_reason)))
+        reason = to_json(finish_word(job.finish_reason))
+        return self._frame.close(self._choice(index, "{}", reason=reason), job)
 
     def whole(self, replies: Sequence[Folded], jobs: Sequence[Job]) -> dict[str, Any]:
         choices = []
@@ -176,7 +178,8 @@ class CompletionWire(_FramedWire):
         return self._choice(index, text, logprobs)
 
     def closing(self, index: int, job: Job) -> str:
-        return self._choice(index, "", reason=to_json(finish_word(job.finish_reason)))
+        reason = to_json(finish_word(job.finish_reason))
+        return self._frame.close(self._choice(index, "", reason=reason), job)
 
     def whole(self, replies: Sequence[Folded], jobs: Sequence[Job]) -> dict[str, Any]:
         choices = []
@@ -214,6 +217,13 @@ class Frame:
 
     def wrap(self, choice: str) -> str:
         return f"{self._head}{choice}{self._tail}"
+
+    def close(self, chunk: str, job: Job) -> str:
+        """The last chunk of a reply."""
+        if not self._options.closes_with_usage:
+            return chunk
+        usage = to_json(usage_of([job], self._options))
+        return f'{chunk.removesuffix(self._tail)}],"usage":{usage}}}\n\n'
 
     def end(self, jobs: Sequence[Job]) -> str:
         if not self._options.has_usage:

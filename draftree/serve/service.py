@@ -81,7 +81,7 @@ class Service:
         self.created_s = int(time.time())
         digest = hashlib.sha256(f"{options.version} {options.model_id}".encode())
         self.digest = digest.hexdigest()
-        self.fingerprint = f"fp_{self.digest[:10]}"
+        self.fingerprint = f"b{self.digest[:10]}"  # tools for llama.cpp look for the b
         self.queue = FairQueue(options.max_queue, options.max_per_client)
         opener, reads_ahead = partial(_open_ready, open_engine), options.read_ahead
         self.thread = EngineThread(opener, self.queue, on_change, reads_ahead=reads_ahead)

@@ -11,14 +11,8 @@ from typing import Any, Self
 
 from draftree.errors import TokenizerError
 from draftree.text.meter import Meter
+from draftree.text.named_template import CHATML
 from draftree.text.tokenizer import Tokenizer
-
-CHATML = """\
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
-"""
 
 _MAX_SOURCE_LENGTH = 100_000
 _BASE_SIZE = 16_000_000  # characters and list items that any template may make

@@ -113,8 +113,8 @@ class Tokenizer:
         self._marked = sorted(marked, key=lambda i: len(scheme.text_of(i).encode()), reverse=True)
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any], template_file: str = "") -> Self:
-        """template_file: a chat template in place of the file's own."""
+    def from_metadata(cls, metadata: Mapping[str, Any], template: str = "") -> Self:
+        """template: a chat template instead of the model's own: a name, Jinja or a file."""
         model = read_text(metadata, "tokenizer.ggml.model")
         if model is None:
             raise TokenizerError("The model file has no tokenizer (tokenizer.ggml.model).")
@@ -147,8 +147,8 @@ class Tokenizer:
             scheme,
             adds_bos=read_flag(metadata, "add_bos_token", adds_bos),
             adds_eos=read_flag(metadata, "add_eos_token", False),
-            chat_template=_read_template(template_file)
-            if template_file
+            chat_template=_read_template(template)
+            if template
             else read_text(metadata, "tokenizer.chat_template"),
         )
 
@@ -255,7 +255,13 @@ def _present(token_id: int | None, is_added: bool) -> tuple[int, ...]:
 
 
 def _read_template(path: str) -> str:
+    from draftree.text.named_template import TEMPLATES
+
+    if path in TEMPLATES or "{{" in path or "{%" in path:
+        return TEMPLATES.get(path, path)
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"The chat template {path} cannot be read ({error}).") from error
+        names = ", ".join(TEMPLATES)
+        sentence = f"The chat template {path} cannot be read ({error}); known names are {names}."
+        raise TokenizerError(sentence) from error

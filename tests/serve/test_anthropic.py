@@ -254,7 +254,7 @@ def test_other_errors(client, start):
     import httpx2
 
     error_of(ask(client, model="other"), 404, "not_found_error")
-    error_of(client.get("/v1/messages"), 405)
+    error_of(client.get("/v1/messages"), 404, "not_found_error")
     error_of(client.post("/v1/messages", content=b"{", headers={"content-type": "a/b"}), 415)
     running = start(api_keys=("secret",), max_queue=1, max_per_client=1, max_body_bytes=1000)
     url = f"{running.url}/v1/messages"

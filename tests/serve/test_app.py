@@ -45,8 +45,9 @@ def test_health_is_open_and_all_else_needs_the_key(start):
 def test_unknown_paths_and_methods(client):
     assert "GET /v1/nothing" in error_of(client.get("/v1/nothing"), 404)["message"]
     response = client.get("/v1/chat/completions")
-    error_of(response, 405)
+    assert "GET /v1/chat/completions" in error_of(response, 404)["message"]
     assert response.headers["allow"] == "POST"
+    error_of(client.put("/v1/chat/completions"), 405)
 
 
 def test_every_reply_has_an_id(client):
@@ -77,6 +78,7 @@ def test_options_without_an_origin_says_who_may_connect(client, start):
         found = httpx2.options(url, headers=headers)
         assert found.status_code == 204
         assert found.headers["access-control-allow-origin"] == "*"
+        assert b"Access-Control-Allow-Origin" in dict(found.headers.raw)
     wrong = {"Origin": "http://page.example", "Access-Control-Request-Method": "BREW"}
     assert httpx2.options(url, headers=wrong).status_code == 400
     assert client.options("/v1/chat/completions").status_code == 405

@@ -119,3 +119,39 @@ def test_everything_is_reached_by_keys_alone(pages):
         reached.add(page.evaluate("document.activeElement.ariaLabel || document.activeElement.id"))
     buttons = {"Copy", "Again", "Edit", "Delete", "Continue in a new chat"}
     assert buttons | {"attach", "Message", "toggle-tree", "open-settings"} <= reached
+
+
+def test_a_list_that_is_drawn_anew_keeps_what_is_focused(pages):
+    """A reply that ends, or another tab, must not take the keyboard away."""
+    page = pages()
+    talk(page, "About cats")
+    page.keyboard.press("Control+k")
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(other.locator("body.ready")).to_be_visible()
+    rename = page.get_by_role("button", name="Rename About cats")
+    rename.focus()
+    talk(other, "About dogs")
+    expect(page.locator("#list li")).to_have_count(2)
+    expect(rename).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.type("Fel")
+    talk(other, "More of them")
+    page.keyboard.type("ines")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("button", name="Rename Felines")).to_be_focused()
+
+
+def test_after_a_deletion_the_next_conversation_is_focused(pages):
+    page = pages()
+    for text in ("One", "Two", "Three"):
+        page.locator("#new-chat").click()
+        talk(page, text)
+    page.keyboard.press("Control+k")
+    for deleted, focused in (("Two", "One"), ("One", "Three")):
+        page.get_by_role("button", name=f"Delete {deleted}").focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("#list .open", has_text=focused)).to_be_focused()
+    page.get_by_role("button", name="Delete Three").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#search")).to_be_focused()

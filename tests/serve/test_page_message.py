@@ -7,7 +7,17 @@ import pytest
 from draftree.core import FinishReason
 from draftree.text.reply import DeltaKind
 from tests.serve import fake
-from tests.serve.browser import act, asked, expect, in_all_views, last, reload, say, talk
+from tests.serve.browser import (
+    act,
+    asked,
+    expect,
+    in_all_views,
+    in_most_views,
+    last,
+    reload,
+    say,
+    talk,
+)
 from tests.serve.conftest import wait_for
 
 LONG = "x" * 4000
@@ -263,6 +273,18 @@ def test_a_conversation_that_is_too_long_shortens_itself(pages, view):
     expect(page.locator(".left-out")).to_have_count(0)
 
 
+def test_of_a_conversation_the_message_that_is_too_long_alone_can_be_edited(pages):
+    """Leaving out what came before would not help."""
+    page = pages(expected=("400",))
+    talk(page, "Hello")
+    say(page, LONG * 11)
+    error = last(page, ".error")
+    expect(error).to_contain_text("This message is longer than the 10,000 tokens")
+    expect(page.locator("#round-title")).to_have_text("How to read it")
+    error.get_by_role("button", name="Shorten the message").click()
+    expect(page.locator(".editor textarea")).to_be_focused()
+
+
 def test_one_message_that_is_too_long_can_be_edited(pages):
     page = pages(expected=("400",))
     say(page, LONG * 3)
@@ -307,3 +329,14 @@ def test_a_reply_that_does_not_come_leaves_the_earlier_one(pages, ending):
         page.get_by_role("button", name="Show the earlier reply").click()
     expect(last(page, ".body")).to_have_text("Hello there")
     expect(page.locator(".unanswered, .error")).to_have_count(0)
+
+
+@in_most_views
+def test_an_offer_to_send_again_covers_no_button(pages, view):
+    page = pages(**view)
+    talk(page, "Hello")
+    act(page, "Delete")
+    offer = page.locator(".unanswered").bounding_box()
+    for button in page.locator(".question footer button").all():
+        box = button.bounding_box()
+        assert box["y"] + box["height"] <= offer["y"] + 1

@@ -147,11 +147,14 @@ def test_without_a_draft_the_panel_is_closed_and_says_why(start, visit, view):
     page = visit(start(engine.open).url, **view)
     expect(page.locator("body.ready")).to_be_visible()
     expect(page.locator("#panel")).to_be_hidden()
+    expect(page.locator("#welcome")).to_contain_text("Ask anything")
+    expect(page.get_by_text("watch it guess ahead")).to_be_hidden()
     with page.expect_request("**/chat/completions") as asked:
         talk(page, "Hello")
     assert asked.value.post_data_json["draftree"]["rounds"] is False
     page.locator("#toggle-tree").click()
-    expect(page.locator("#detail")).to_contain_text("`draftree train` makes one")
+    expect(page.locator("#detail")).to_contain_text("draftree train makes one")
+    expect(page.locator("#detail code")).to_have_text(["draftree models", "draftree train"])
     expect(page.locator("#tree")).to_be_hidden()
     engine.pieces = [make_round(), " rug"]  # looked up in the text
     talk(page, "More")

@@ -174,3 +174,43 @@ def test_template_errors_are_sentences(source, sentence):
 def test_other_content_is_refused(content):
     with pytest.raises(TokenizerError, match=r"text only|must be text"):
         render("", {"role": "user", "content": content})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("chatml", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"),
+        (
+            "command-r",
+            "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Hi<|END_OF_TURN_TOKEN|>"
+            "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+        ),
+        (
+            "granite",
+            "<|start_of_role|>user<|end_of_role|>Hi<|end_of_text|>\n"
+            "<|start_of_role|>assistant<|end_of_role|>",
+        ),
+        (
+            "llama3",
+            "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        ("phi3", "<|user|>\nHi<|end|>\n<|assistant|>\n"),
+        ("phi4", "<|im_start|>user<|im_sep|>Hi<|im_end|><|im_start|>assistant<|im_sep|>"),
+    ],
+)
+def test_templates_by_name(name, expected):
+    template = ChatTemplate.for_tokenizer(Tokenizer.from_metadata(byte_metadata(), name))
+    assert template.render([USER]) == expected
+    turns = [{"role": "assistant", "content": "Yes"}, USER]
+    assert template.render([USER, *turns]).endswith(expected)
+
+
+def test_a_template_as_text():
+    tokenizer = Tokenizer.from_metadata(byte_metadata(), "Say {{ messages[0].content }}!")
+    assert ChatTemplate.for_tokenizer(tokenizer).render([USER]) == "Say Hi!"
+
+
+def test_a_template_that_is_neither_a_name_nor_a_file():
+    with pytest.raises(TokenizerError, match="known names are chatml, command-r"):
+        Tokenizer.from_metadata(byte_metadata(), "no-such-template")

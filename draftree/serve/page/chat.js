@@ -1,7 +1,7 @@
 // The conversation on the page: what is asked, the reply as it comes, and every way to change either.
 // Holds a Conversation, the views of its path, and the reply that is being written.
 
-import { Conversation, makeId, textOf } from "./conversation.js";
+import { Conversation, countCharacters, makeId, textOf } from "./conversation.js";
 import { announce, count, find, make, makeButton, showToast } from "./dom.js";
 import { charactersPerToken, showGauge } from "./gauge.js";
 import { QuestionView, ReplyView, makeChunk } from "./message.js";
@@ -265,6 +265,7 @@ export class Chat {
 
   fail(view, error, onAgain) {
     if (!(error instanceof ApiError)) console.error(error);
+    if (!this.panel.rounds.length) this.panel.showExample();
     if (error.status === 401) this.dialog.askForKey();
     if (error.code === "context_length_exceeded") return this.offerShorter(view, onAgain);
     const wait = error.retryAfter ? ` Try again in ${count(error.retryAfter, "second")}.` : "";
@@ -280,11 +281,14 @@ export class Chat {
   offerShorter(view, onAgain) {
     const { conversation, server } = this;
     const limit = server.contextLength ?? 0;
-    const words = `This conversation is longer than the ${count(limit, "token")} that the model can read.`;
     const question = this.views.findLast((one) => one instanceof QuestionView);
-    const isOne = conversation.sent.filter(({ role }) => role === "user").length < 2;
+    const perToken = charactersPerToken(conversation.sent);
+    const isFirst = conversation.sent.filter(({ role }) => role === "user").length < 2;
+    const isOne = isFirst || countCharacters(question.message) > limit * perToken;
+    const what = isOne ? "message" : "conversation";
+    const words = `This ${what} is longer than the ${count(limit, "token")} that the model can read.`;
     const shorten = () => {
-      conversation.shorten(SHORTENED * limit * charactersPerToken(conversation.sent));
+      conversation.shorten(SHORTENED * limit * perToken);
       onAgain();
     };
     const edit = () => {

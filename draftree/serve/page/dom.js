@@ -78,13 +78,9 @@ async function copy(text) {
 }
 
 /** Tells those who cannot see the page what happened. */
-export function announce(text) {
-  find("status").textContent = text;
-}
+export const announce = (text) => (find("status").textContent = text);
 
-export function count(number, word) {
-  return `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
-}
+export const count = (number, word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
 
 /** Asks before something that cannot be taken back; true if it is to be done. */
 export function confirm(question, verb) {

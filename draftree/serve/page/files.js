@@ -78,6 +78,4 @@ async function readText(file) {
   }
 }
 
-function hasFiles(event) {
-  return event.dataTransfer?.types.includes("Files");
-}
+const hasFiles = (event) => event.dataTransfer?.types.includes("Files");

@@ -21,9 +21,7 @@ export function charactersPerToken(sent) {
   return Math.min(Math.max(countAll(sent.slice(0, last + 1)) / sent[last].tokens, 1), PER_TOKEN);
 }
 
-function countAll(messages) {
-  return messages.reduce((sum, message) => sum + countCharacters(message), 0);
-}
+const countAll = (messages) => messages.reduce((sum, message) => sum + countCharacters(message), 0);
 
 export function showGauge(sent, numMore, contextLength) {
   const gauge = find("gauge");

@@ -87,9 +87,7 @@ function setUp(parser, tex) {
   return parser;
 }
 
-function languageOf(token) {
-  return token.info.trim().split(/\s+/)[0];
-}
+const languageOf = (token) => token.info.trim().split(/\s+/)[0];
 
 /** Shows a text that grows; only what has changed is made anew. */
 export class TextView {
@@ -170,9 +168,7 @@ export class TextView {
   }
 }
 
-function isCode(block) {
-  return block?.token.type === "fence";
-}
+const isCode = (block) => block?.token.type === "fence";
 
 /** The blocks of a text that stand for themselves. */
 function splitBlocks(text) {
@@ -191,9 +187,7 @@ function splitBlocks(text) {
   return blocks;
 }
 
-function sanitize(html) {
-  return markdown.purifier.sanitize(html, CLEAN);
-}
+const sanitize = (html) => markdown.purifier.sanitize(html, CLEAN);
 
 /** What markup alone cannot say: buttons, links that open elsewhere, formulas. */
 function finish(block) {

@@ -48,6 +48,7 @@ function showTree() {
   const isShown = settings.tree ?? settings.hadDraft;
   find("panel").hidden = !isShown;
   document.body.classList.toggle("without-tree", !isShown);
+  document.body.classList.toggle("without-draft", !settings.hadDraft);
   find("toggle-tree").setAttribute("aria-expanded", isShown);
   panel.setDraft(settings.hadDraft);
 }

@@ -1,6 +1,6 @@
 // The panel beside the conversation: speed, acceptance length, and the trees of the last rounds.
 
-import { find } from "./dom.js";
+import { find, make } from "./dom.js";
 import { TreeView, countTokens, describeRound, drawStrip } from "./tree.js";
 
 const NUM_KEPT = 400;
@@ -49,7 +49,8 @@ export class RoundsPanel {
     find("detail").textContent = "";
     find("strip-box").hidden = true;
     find("legend").hidden = find("tree").hidden = !this.hasDraft;
-    if (!this.hasDraft) find("detail").textContent = WITHOUT_DRAFT;
+    const parts = this.hasDraft ? [] : WITHOUT_DRAFT.split("`"); // words, a command, words, …
+    find("detail").append(...parts.map((part, i) => (i % 2 ? make("code", "", part) : part)));
     this.showButtons();
   }
 
@@ -170,6 +171,4 @@ export class RoundsPanel {
   }
 }
 
-function round3(value) {
-  return value < 9.95 ? value.toFixed(1) : Math.round(value).toString();
-}
+const round3 = (value) => value < 9.95 ? value.toFixed(1) : Math.round(value).toString();

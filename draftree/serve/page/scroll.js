@@ -5,6 +5,7 @@ const NEAR_END = 48; // pixels
 export class Scroll {
   constructor(log, content) {
     this.log = log;
+    this.content = content;
     this.isFollowing = true;
     this.lastTop = 0;
     log.addEventListener("scroll", () => this.look());
@@ -17,8 +18,9 @@ export class Scroll {
     this.toEnd();
   }
 
+  /** Without messages there is a welcome, which is read from its beginning. */
   toEnd() {
-    this.log.scrollTo(0, this.log.scrollHeight);
+    this.log.scrollTo(0, this.content.childElementCount ? this.log.scrollHeight : 0);
   }
 
   /** Growing text moves its end away; only going up is the reader's wish. */

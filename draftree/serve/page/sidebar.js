@@ -7,6 +7,8 @@ import { writeSettings } from "./store.js";
 
 const NUM_SHOWN = 200;
 
+const findRow = (id) => [...find("list").children].find((row) => row.dataset.id === id);
+
 export class Sidebar {
   /** chat: has `conversation`, `open(conversation)` and `restart()`. */
   constructor(history, settings, chat) {
@@ -64,12 +66,18 @@ export class Sidebar {
     }
   }
 
+  /** The rows anew, at any time: what is focused stays so, and a name that is being written stays as it is. */
   show() {
-    if (!this.isOpen) return;
+    const list = find("list");
+    if (!this.isOpen || list.querySelector(".rename")) return;
+    const focused = document.activeElement;
+    const row = focused.closest("#list > li");
+    const place = row && [...row.children].indexOf(focused);
     const words = find("search").value.trim().toLowerCase();
     const all = this.history.list().map((record) => new Conversation(record));
     const found = words ? all.filter((conversation) => conversation.has(words)) : all;
-    find("list").replaceChildren(...found.slice(0, NUM_SHOWN).map((one) => this.makeRow(one)));
+    list.replaceChildren(...found.slice(0, NUM_SHOWN).map((one) => this.makeRow(one)));
+    if (row) findRow(row.dataset.id)?.children[place].focus();
     find("list-note").hidden = found.length > 0;
     const keeping = `Conversations ${this.settings.keepsNothing ? "end with this tab" : "are kept in this browser"}.`;
     find("list-note").textContent = words ? "Nothing was found." : keeping;
@@ -78,6 +86,7 @@ export class Sidebar {
 
   makeRow(conversation) {
     const row = make("li");
+    row.dataset.id = conversation.id;
     const open = makeButton("", () => this.choose(conversation), "open");
     open.append(make("span", "", conversation.name), make("small", "", describeTime(conversation.updated)));
     if (conversation.id === this.chat.conversation.id) open.setAttribute("aria-current", "true");
@@ -107,8 +116,9 @@ export class Sidebar {
         target.title = field.value.trim();
         await this.history.put(target.record);
       }
+      field.remove();
       this.show();
-      find("list").querySelector(`[aria-label="Rename ${CSS.escape(target.name)}"]`)?.focus();
+      findRow(target.id)?.children[1].focus();
     };
     field.onblur = () => end(true);
     field.addEventListener("keydown", (event) => {
@@ -121,10 +131,12 @@ export class Sidebar {
   async delete(conversation) {
     const { record } = conversation;
     const isShown = conversation.id === this.chat.conversation.id;
+    const row = findRow(conversation.id);
+    const neighbour = (row.nextElementSibling ?? row.previousElementSibling)?.dataset.id;
     if (isShown) this.chat.restart();
     await this.history.delete(conversation.id);
     this.show();
-    find("search").focus();
+    (findRow(neighbour)?.firstChild ?? find("search")).focus();
     showToast("Conversation deleted.", async () => {
       await this.history.put(record);
       if (isShown) this.chat.open(new Conversation(record));

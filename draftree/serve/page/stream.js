@@ -87,6 +87,4 @@ async function* readEvents(stream) {
   }
 }
 
-function headersFor(key) {
-  return key ? { Authorization: `Bearer ${key}` } : {};
-}
+const headersFor = (key) => key ? { Authorization: `Bearer ${key}` } : {};

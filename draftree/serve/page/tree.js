@@ -49,9 +49,7 @@ export function layOut(round) {
     children: [],
   }));
   const last = items.findLastIndex((item) => item.accepted);
-  if (round.bonus) {
-    items.push({ ...round.bonus, parent: last, kind: "bonus", children: [], accepted: true });
-  }
+  if (round.bonus) items.push({ ...round.bonus, parent: last, kind: "bonus", children: [], accepted: true });
   items.forEach((item, i) => {
     const parent = items[item.parent];
     item.label = showToken(item.text);
