@@ -38,7 +38,7 @@ def _walk(setting: Setting, seed: int, num_steps: int) -> int:
     return walk.num_lost
 
 
-SIZES = (SMALL, 7, share(150)), (SMALL, 512, share(150)), (LARGE, 512, share(210))
+SIZES = (SMALL, 7, share(150)), (SMALL, 512, share(150)), (LARGE, 512, share(300))
 
 
 @pytest.mark.parametrize(
