@@ -297,7 +297,7 @@ def _pack(corpus: Corpus, max_len: int, device: torch.device) -> tuple[Tensor, T
 
 
 def _loss(model: Teacher, ids: Tensor) -> Tensor:
-    hidden = model._run(ids, (), len(model.layers), None).hidden[:, :-1].flatten(0, 1)
+    hidden = model.run_layers(ids, (), len(model.layers), None).hidden[:, :-1].flatten(0, 1)
     labels = ids[:, 1:].flatten()
     losses = [
         F.cross_entropy(model.logits(rows), wanted, reduction="sum")

@@ -6,6 +6,7 @@ And the rule for tests that do not run: see tests/needs.py.
 import gc
 import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,8 +98,18 @@ class Unrun:
 
 
 def pytest_collection_finish() -> None:
-    """What the tests' own modules brought stays: it need not be walked at every collection of
-    garbage, of which opening a tokenizer or an engine asks for one.
+    _freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _freeze_after_a_file() -> Iterator[None]:
+    yield
+    _freeze()
+
+
+def _freeze() -> None:
+    """What is left by now stays: it need not be walked at every collection of garbage, of which
+    opening a tokenizer or an engine asks for one.
     """
     gc.collect()
     gc.freeze()

@@ -21,10 +21,19 @@ def choose_profile(config: pytest.Config) -> None:
 
 def examples(count: int) -> settings:
     """Decorator: so many examples, each of any duration."""
-    has_all = settings.get_current_profile_name() == _ALL
-    return settings(max_examples=count if has_all else count // _SHARE, deadline=None)
+    return settings(max_examples=share(count), deadline=None)
+
+
+def share(count: int) -> int:
+    """Of so many repetitions, those that are tried."""
+    return count if settings.get_current_profile_name() == _ALL else count // _SHARE
 
 
 def mark_long(cases: Iterable[Any], *, but: tuple[Any, ...]) -> list[Any]:
     """Values for `parametrize`, of which only some are tried in `make test`."""
-    return [case if case in but else pytest.param(case, marks=pytest.mark.long) for case in cases]
+
+    def mark(case: Any) -> Any:
+        values = case if isinstance(case, tuple) else (case,)
+        return pytest.param(*values, marks=pytest.mark.long)
+
+    return [case if case in but else mark(case) for case in cases]

@@ -17,6 +17,7 @@ import numpy as np
 from draftree.bench.record import ModelId
 from draftree.kernels.quant.formats import QuantType, dequantize, row_bytes
 
+_SEED: Final = 0
 _PIECE_BYTES: Final = 64 * 2**20
 _CONV_LEN: Final = 4
 _ATTENTION_EVERY: Final = 4
@@ -87,14 +88,14 @@ class Tensor:
     high: float = 1.0
 
 
-def identify_pair(shape: str, target: Path, seed: int = 0) -> ModelId:
+def identify_pair(shape: str, target: Path) -> ModelId:
     """The bytes follow from shape and seed, so these are hashed instead."""
-    digest = hashlib.sha256(f"synthetic {shape} {seed}".encode()).hexdigest()
+    digest = hashlib.sha256(f"synthetic {shape} {_SEED}".encode()).hexdigest()
     return ModelId(f"synth-{shape}", target.name, target.stat().st_size, digest)
 
 
 def write_pair(
-    shape: str, folder: Path, seed: int = 0, draft_type: QuantType = QuantType.BF16
+    shape: str, folder: Path, draft_type: QuantType = QuantType.BF16
 ) -> tuple[Path, Path]:
     """Target and draft; files that are there already are kept."""
     target, draft = SHAPES[shape]
@@ -103,11 +104,11 @@ def write_pair(
     paths = folder / f"synth-{shape}-target.gguf", folder / f"synth-{shape}-draft{suffix}.gguf"
     if not paths[0].exists():
         metadata, tensors = _target_metadata(target), _target_types(target)
-        write_file(paths[0], "qwen35", metadata, tensors, seed)
+        write_file(paths[0], "qwen35", metadata, tensors, _SEED)
     if not paths[1].exists():
         metadata = _draft_metadata(target, draft)
         tensors = list(_draft_tensors(target, draft, draft_type))
-        write_file(paths[1], "dflash", metadata, tensors, seed + 1)
+        write_file(paths[1], "dflash", metadata, tensors, _SEED + 1)
     return paths
 
 

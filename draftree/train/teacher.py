@@ -109,16 +109,16 @@ class Teacher:
         the last feature are left out.
         """
         num_layers = len(self.layers) if needs_hidden else max(feature_layers) + 1
-        return self._run(ids, feature_layers, num_layers, None)
+        return self.run_layers(ids, feature_layers, num_layers, None)
 
     @torch.no_grad()
     def fill(self, ids: Tensor, cache: Cache, num_kept: Tensor) -> Tensor:
         """Read the first num_kept [batch] tokens of one prompt into each row of a cache: hidden
         states of every position.
         """
-        return self._run(ids, (), len(self.layers), cache, num_kept).hidden
+        return self.run_layers(ids, (), len(self.layers), cache, num_kept).hidden
 
-    def _run(
+    def run_layers(
         self,
         ids: Tensor,
         feature_layers: tuple[int, ...],
@@ -126,6 +126,7 @@ class Teacher:
         cache: Cache | None,
         num_kept: Tensor | None = None,
     ) -> Read:
+        """The first num_layers of them, with gradients where the weights have any."""
         turn = self._turn(torch.arange(ids.shape[1], device=self.device))
         sequences = Sequences(turn, num_kept)
         x = self.embedding[ids]

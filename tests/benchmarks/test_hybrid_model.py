@@ -1,6 +1,7 @@
 """The small hybrid: it learns, and its file holds what was learned."""
 
 import numpy as np
+import pytest
 import torch
 
 from benchmarks.hybrid_model import Shape, export_model, learn, make_model
@@ -22,6 +23,7 @@ SHAPE = Shape(
 )
 
 
+@pytest.mark.long
 def test_it_learns_and_the_engine_computes_the_same(tmp_path):
     source = open_checkpoint(tiny_path("llama"))
     model = make_model(SHAPE, len(source.metadata["tokenizer.ggml.tokens"]), torch.device("cpu"), 0)

@@ -78,7 +78,7 @@ def test_the_host_runs_rounds_that_the_device_cannot(
 def test_a_draft_of_four_bits(open_engine) -> None:
     texts, lengths = [], []
     for budget in (0, 22):
-        stream = open_engine(budget, "Q4_1").generate(request(HOT, 10))
+        stream = open_engine(budget, "Q4_1").generate(request(HOT, 6))
         texts.append([event.token for event in stream])
         lengths.append(stream.usage.acceptance_length)
     assert texts[0] == texts[1] and lengths[1] > 1.2 > lengths[0]
@@ -120,7 +120,7 @@ def test_a_draft_that_knows_the_text(open_engine, any_gpu: Gpu) -> None:
     if any_gpu.is_real:
         assert check_oracle(engine, (8, 22, 40), 200) > 3.0
     else:
-        assert check_oracle(engine, (22,), 10, ("greedy", "filtered")) > 2.0
+        assert check_oracle(engine, (22,), 10, ("filtered",)) > 2.0
 
 
 @pytest.mark.gpu
@@ -152,14 +152,14 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", mark_long(KINDS, but=("penalties", "scores", "all")))
 def test_every_kind_of_request(open_engine, any_gpu: Gpu, kind: str) -> None:
-    asked = Request(PROMPT, 100 if any_gpu.is_real else 12, **KINDS[kind])
+    asked = Request(PROMPT, 100 if any_gpu.is_real else 9, **KINDS[kind])
     assert check_kind(open_engine(22), asked, (8, 22) if any_gpu.is_real else FEW_NODES) > 1.5
 
 
 def test_kinds_take_turns_on_one_engine(open_engine) -> None:
     """What one request leaves on the device is nothing to the next."""
     engine, texts = open_engine(7), {}
-    for name in (None, "all", "bias", "scores", "penalties", None, "all"):
+    for name in (None, "all", "bias", None, "all"):
         options = KINDS[name] if name is not None else {"sampling": HOT}
         events = list(engine.generate(Request(PROMPT, 4, **options)))
         decoder = engine._use.decoders.new(Request(PROMPT, 4, **options), None)

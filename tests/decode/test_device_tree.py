@@ -36,7 +36,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", mark_long(KINDS, but=("greedy", "all")))
 def test_the_text_of_the_host(open_engine, any_gpu: Gpu, kind: str) -> None:
-    engine, count = open_engine(22), 100 if any_gpu.is_real else 12
+    engine, count = open_engine(22), 100 if any_gpu.is_real else 9
     vocab_size = engine.model_config.vocab_size
     asked = Request(PROMPT, count, grammar=RuleGrammar(vocab_size, seed=1), **KINDS[kind])
     assert check_kind(engine, asked, (8, 22) if any_gpu.is_real else FEW_NODES) > 1.5
@@ -48,7 +48,7 @@ def test_kinds_take_turns_on_one_engine(open_engine) -> None:
     """What one request leaves on the device is nothing to the next."""
     engine, texts = open_engine(7), {}
     grammar = RuleGrammar(engine.model_config.vocab_size, seed=1)
-    for name in ("all", "greedy", "hot", "all", "greedy"):
+    for name in ("all", "greedy", "all", "greedy"):
         asked = Request(PROMPT, 4, grammar=grammar, **KINDS[name])
         found = [(event.token, event.scores) for event in engine.generate(asked)]
         if name not in texts:
@@ -173,7 +173,8 @@ REPLIES = {
 @pytest.mark.parametrize("sampling", mark_long(("hot", "filtered"), but=("hot",)))
 @pytest.mark.parametrize("reply", mark_long(REPLIES, but=tuple(REPLIES)[1:]))
 def test_grammars_of_text(open_engine, any_gpu: Gpu, reply: str, sampling: str) -> None:
-    engine, count = open_engine(22), 60 if any_gpu.is_real else 20
+    engine = open_engine(22)
+    count = 60 if any_gpu.is_real else 20 if "trigger" in REPLIES[reply] else 10
     grammar = ReplyGrammar(TOKENIZER, **REPLIES[reply])
     bias = (*WRITABLE, (CALL, 16.0 if sampling == "hot" else 6.0), (STOP, -9.0))
     asked = Request(

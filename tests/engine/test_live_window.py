@@ -80,7 +80,7 @@ def test_an_oracle_changes_nothing(name: str, kv: str) -> None:
     check_oracle(engine.target, 48, (8, 22, 40))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen35"])
+@pytest.mark.parametrize("name", ["llama", "qwen35-mtp"])
 def test_an_oracle_changes_nothing_on_a_gpu(name: str, any_gpu: "Gpu") -> None:
     from tests.cuda import CudaPlace
 

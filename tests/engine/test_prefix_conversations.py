@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.engine.conversations import Setting, Walk
-from tests.examples import mark_long
+from tests.examples import mark_long, share
 from tests.made import make_draft
 from tests.tiny import tiny_path
 
@@ -38,7 +38,7 @@ def _walk(setting: Setting, seed: int, num_steps: int) -> int:
     return walk.num_lost
 
 
-SIZES = (SMALL, 7, 80), (SMALL, 512, 80), (LARGE, 512, 150)
+SIZES = (SMALL, 7, share(150)), (SMALL, 512, share(150)), (LARGE, 512, share(300))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,9 @@ def test_conversations(kind: str, prefix_bytes: int, span_len: int, num_steps: i
 def test_conversations_longer_than_the_context_of_a_draft(
     kind: str, prefix_bytes: int, span_len: int
 ) -> None:
-    num_lost = _walk(_ring_setting(kind, prefix_bytes=prefix_bytes, span_len=span_len), 3, 200)
+    num_lost = _walk(
+        _ring_setting(kind, prefix_bytes=prefix_bytes, span_len=span_len), 3, share(240)
+    )
     assert num_lost == 0 or prefix_bytes < LARGE
 
 

@@ -76,7 +76,7 @@ def _check_fresh(engine: TokenEngine, reply: Reply, prompt: Tokens, count: int) 
     assert (reply.ids, reply.rounds) == (fresh.ids, fresh.rounds)
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(), HOT], ids=["greedy", "hot"])
+@pytest.mark.parametrize("sampling", mark_long((SamplingParams(), HOT), but=(HOT,)))
 @pytest.mark.parametrize("length", mark_long((60, 400, 700), but=(60, 700)))
 def test_a_text_longer_than_the_ring(
     kind: str, length: int, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch

@@ -67,7 +67,7 @@ def seen(any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> list[KernelSource]:
 
 
 def open_on_gpu(*, warm_up: bool, budget: int | str = 8) -> TokenEngine:
-    config = EngineConfig(budget=budget, max_ctx=256, chunk=64, warm_up=warm_up)
+    config = EngineConfig(budget=budget, max_ctx=128, chunk=32, warm_up=warm_up)
     return TokenEngine.open(tiny_path("qwen35-mtp"), config, draft=make_draft("F16"))
 
 
@@ -81,9 +81,10 @@ def test_nothing_is_left_on_a_gpu(seen: list[KernelSource]) -> None:
         assert all(np.array_equal(x, y) for x, y in zip(left, right, strict=True))
 
 
-def test_controllers_know_nothing(
-    seen: list[KernelSource], monkeypatch: pytest.MonkeyPatch
+def test_controllers_know_nothing_and_first_requests_need_no_other_kernels(
+    seen: list[KernelSource], any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Kernels that the rehearsal lists are all that are ever loaded, and nothing is run for it."""
     wait = Timestamp.wait_since
 
     def wait_since(self: Timestamp, earlier: Timestamp) -> float:
@@ -91,16 +92,6 @@ def test_controllers_know_nothing(
         return 5.0  # there is a clock
 
     monkeypatch.setattr(Timestamp, "wait_since", wait_since)
-    engines = [open_on_gpu(warm_up=warm, budget="auto") for warm in (True, False)]
-    warmed, cold = (engine._use.decoders for engine in engines)
-    for name in ("_host", "_device", "_device_trees"):
-        assert pickle.dumps(getattr(warmed, name)) == pickle.dumps(getattr(cold, name))
-
-
-def test_the_first_requests_need_no_other_kernels(
-    seen: list[KernelSource], any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that the rehearsal lists are all that are ever loaded, and nothing is run for it."""
     listed: list[KernelSource] = []
     collect = any_gpu.rehearsal.collect
 
@@ -123,6 +114,9 @@ def test_the_first_requests_need_no_other_kernels(
     monkeypatch.setattr(any_gpu.rehearsal, "collect", noting)
     engine = open_on_gpu(warm_up=True, budget="auto")
     assert len(listed) > 20
+    warmed, cold = engine._use.decoders, open_on_gpu(warm_up=False, budget="auto")._use.decoders
+    for name in ("_host", "_device", "_device_trees"):
+        assert pickle.dumps(getattr(warmed, name)) == pickle.dumps(getattr(cold, name))
     seen.clear()
     answer(engine)
     for request in OTHERS:

@@ -12,6 +12,7 @@ import mmap
 import os
 import platform
 import re
+import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import cache, partial
@@ -82,7 +83,10 @@ def build(source: KernelSource, arch: int) -> Path:
     digest = _digest(header.name, text)
     path = header.parent / f"{source.name}_{digest}.so"
     if not path.exists():
-        _compile(("-shared", "-include", str(header), "-x", "c++", "-", *flags), text, path)
+        # The usual linker takes a third of the time for a short kernel.
+        linker = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
+        arguments = ("-shared", *linker, "-include", str(header), "-x", "c++", "-", *flags)
+        _compile(arguments, text, path)
     return path
 
 

@@ -21,6 +21,7 @@ from draftree.kernels.quant.kv_format import (  # noqa: E402
     PAGE,
     VALUE_FORMATS,
 )
+from tests.examples import mark_long  # noqa: E402
 from tests.kernels.cuda_attention import (  # noqa: E402
     MAX_NODES,
     MAX_ROWS,
@@ -186,8 +187,13 @@ def test_large_values_stay_finite(any_gpu: Gpu) -> None:
 FORMATS = [("q8_0", "q8_0"), ("q4", "q4"), ("tq3_0", "tq3_0"), ("f16", "q4"), ("q8_0", "f16")]
 
 
-@pytest.mark.parametrize("dim", [64, 256])
-@pytest.mark.parametrize("formats", FORMATS, ids="/".join)
+@pytest.mark.parametrize(
+    ("formats", "dim"),
+    [
+        *((formats, 64) for formats in FORMATS),
+        *mark_long(((formats, 256) for formats in FORMATS), but=((FORMATS[2], 256),)),
+    ],
+)
 def test_formats_are_read_as_they_are_written(
     formats: tuple[str, str], dim: int, any_gpu: Gpu
 ) -> None:

@@ -13,6 +13,7 @@ from draftree.kernels.cuda.kv_centre import measure_centre  # noqa: E402
 from draftree.kernels.cuda.pass_args import CudaPassArgs  # noqa: E402
 from draftree.kernels.cuda.rotary import RopeArgs, rope_and_store_kv, rope_table  # noqa: E402
 from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS  # noqa: E402
+from tests.examples import mark_long  # noqa: E402
 from tests.kernels.passes import Tree, make_tree  # noqa: E402
 from tests.kernels.reference.attention import (  # noqa: E402
     attention_reference,
@@ -104,9 +105,10 @@ def error(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 SHAPES = [(64, 32, True), (64, 32, False), (128, 64, False), (128, 16, True)]
+SOME_SHAPES = mark_long(SHAPES, but=(SHAPES[0], SHAPES[2]))
 
 
-@pytest.mark.parametrize(("dim", "pairs", "interleaved"), SHAPES)
+@pytest.mark.parametrize(("dim", "pairs", "interleaved"), SOME_SHAPES)
 def test_attention_is_what_it_was(dim: int, pairs: int, interleaved: bool, any_gpu: Gpu) -> None:
     layer = Layer(any_gpu, dim, pairs, interleaved)
     before, rows, tree = layer.rows(1, 70), layer.rows(2, 6), make_tree([0, 0, 1, 1, 2], 4)
@@ -120,7 +122,7 @@ def test_attention_is_what_it_was(dim: int, pairs: int, interleaved: bool, any_g
     assert error(got, layer.expect(before, rows, 70 + tree.depths, mask)) < 0.02
 
 
-@pytest.mark.parametrize(("dim", "pairs", "interleaved"), SHAPES)
+@pytest.mark.parametrize(("dim", "pairs", "interleaved"), SOME_SHAPES)
 def test_long_prompts_see_the_same_keys(
     dim: int, pairs: int, interleaved: bool, any_gpu: Gpu
 ) -> None:
@@ -132,7 +134,7 @@ def test_long_prompts_see_the_same_keys(
     assert error(got, expected) < 0.02
 
 
-@pytest.mark.parametrize("name", ["q4", "tq3_0"])
+@pytest.mark.parametrize("name", mark_long(("q4", "tq3_0"), but=("q4",)))
 def test_what_keys_share_is_not_rounded(name: str, any_gpu: Gpu) -> None:
     errors = []
     for is_centred in (True, False):
@@ -156,7 +158,7 @@ def test_rows_have_the_same_bits_alone_and_in_a_tree(any_gpu: Gpu) -> None:
         assert torch.equal(alone[0], together[node])
 
 
-@pytest.mark.parametrize(("dim", "pairs", "interleaved"), SHAPES[:3])
+@pytest.mark.parametrize(("dim", "pairs", "interleaved"), SOME_SHAPES)
 def test_a_centre_is_measured(dim: int, pairs: int, interleaved: bool, any_gpu: Gpu) -> None:
     """From what lies in the cache, whatever the centre was before."""
     layer = Layer(any_gpu, dim, pairs, interleaved, size=2.0)

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from functools import cache
 from string import ascii_lowercase, digits
 
 import pytest
@@ -13,6 +14,7 @@ from draftree.text import bpe
 from draftree.text.bpe import byte_of_character
 from draftree.text.pretokenize import PRETOKENIZERS
 from draftree.text.tokenizer import Tokenizer
+from tests.examples import examples
 from tests.text.metadata import byte_metadata, scheme_metadata
 from tests.weights.gguf_bytes import ARRAY, STRING, GgufBytes, array, entry, string, text_entry
 
@@ -82,13 +84,19 @@ def test_building_leaves_no_holes_in_the_memory_of_the_interpreter(tmp_path):
     assert after - before <= 2
 
 
+@cache
+def scheme_tokenizer(pre: str) -> Tokenizer:
+    return Tokenizer.from_metadata(scheme_metadata(pre))
+
+
 TEXTS = st.text(st.sampled_from("ab1' \n\r\t;.é\u0301日\u00a0\u2028\x1c"), max_size=60)
 
 
 @pytest.mark.parametrize("pre", {scheme: name for name, scheme in PRETOKENIZERS.items()}.values())
+@examples(100)
 @given(lines=st.lists(TEXTS, min_size=1, max_size=6))
 def test_long_texts_are_cut_where_no_token_reaches_over(pre, lines):
-    tokenizer = Tokenizer.from_metadata(scheme_metadata(pre))
+    tokenizer = scheme_tokenizer(pre)
     text = "x\ny".join(lines)
     whole = tokenizer.encode(text)
     with pytest.MonkeyPatch.context() as patch:

@@ -53,10 +53,6 @@ class UnitFormat:
         return ROWS * (int(self.cols * bits) // 8 + super_bytes)
 
     @property
-    def bits_per_weight(self) -> float:
-        return 8 * self.unit_bytes / (ROWS * self.cols)
-
-    @property
     def macros(self) -> tuple[tuple[str, int], ...]:
         return (
             ("FORMAT", self.qtype.value),

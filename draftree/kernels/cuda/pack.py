@@ -150,8 +150,3 @@ def pack_stack(parts: Sequence[tuple[np.ndarray, QuantType]], gpu: Gpu) -> Packe
     matrix = uploader.pack(parts)
     uploader.finish()
     return matrix
-
-
-def pack(raw: np.ndarray, qtype: QuantType, gpu: Gpu) -> PackedMatrix:
-    """Upload and repack whole rows, uint8 [rows, row_bytes]; ready when this returns."""
-    return pack_stack([(raw, qtype)], gpu)
