@@ -230,12 +230,11 @@ def compress(
     results: Results = RESULTS / "compress",
 ) -> None:
     """Whether prompt compression keeps what a question needs, and whether it is answered."""
-    from benchmarks.compress import CompressOptions, write_compress
+    from benchmarks.compress import SHARES, CompressOptions, write_compress
     from benchmarks.parts import Deadline
 
     lengths = tuple(chars or (10_000,))
-    where = {"device": device, "max_ctx": max_ctx}
-    options = CompressOptions(model, drafter, lengths, cases, replies, own, **where)
+    options = CompressOptions(model, drafter, lengths, cases, replies, own, SHARES, device, max_ctx)
     with progress() as say:
         out = results / Path(model).name.removesuffix(".gguf") / "quality.json"
         write_compress(out, options, Deadline(limit_s), say)
@@ -381,11 +380,12 @@ def _write_pages(results: Path, page: Path, html: Path | None, plots: bool) -> d
     from benchmarks.html import make_html
     from benchmarks.plot import draw_pictures, draw_plots
     from benchmarks.readme import fill_readme
-    from benchmarks.report import make_page
+    from benchmarks.report import draw_compression, make_page
 
     folder = page.parent / "plots"
     if plots:
         draw_plots(results, folder)
+        draw_compression(results, folder)
     names = sorted(path.name for path in folder.glob("*.png"))
     text = make_page(results, names)
     page.parent.mkdir(parents=True, exist_ok=True)

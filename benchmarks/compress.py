@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -167,7 +168,12 @@ def write_compress(
     result = {
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": asdict(describe_machine()),
-        "settings": asdict(options) | {"auto_share": AUTO_SHARE},
+        "settings": {
+            **asdict(options),
+            "target": Path(options.target).name,
+            "drafter": Path(options.drafter).name,
+            "auto_share": AUTO_SHARE,
+        },
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     for known in measure_compress(options, deadline, say):
@@ -199,7 +205,7 @@ def make_section(result: Mapping[str, Any]) -> list[str]:
         head = ["scorer", "answered by the target", "full"]
         head += [*(f"share {share:g}" for share in shares), AUTO]
         lines += ["", *table(head, by_kind), "", "Right replies, of all, and the share that was "]
-        lines[-1] += "kept; of a summary, words that the module says of itself."
+        lines[-1] += "kept; of several answers, and of a module's words about itself, the share."
     return [*lines, "", _note(result)]
 
 
@@ -213,6 +219,26 @@ def worst_of_auto(result: Mapping[str, Any]) -> float:
         if f"{kind}/{name}/{AUTO}" in replies and replies[f"{kind}/{FULL}"]["score"]
     ]
     return round(min(ratios), 4)
+
+
+def draw_quality(result: Mapping[str, Any], path: Path) -> None:
+    """Score over that of the whole text, against the share that was kept, kind by kind."""
+    figure = import_module("matplotlib.figure").Figure(figsize=(9, 3.4), layout="constrained")
+    names, replies = list(result["score_ms"]), result["replies"]
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+        for kind in KINDS:
+            whole = replies.get(f"{kind}/{FULL}", {}).get("score")
+            if not whole:
+                continue
+            found = [replies[f"{kind}/{name}/{share}"] for share in result["settings"]["shares"]]
+            kept = [sum(tally["kept_shares"]) / tally["num_cases"] for tally in found]
+            axes.plot(kept, [t["score"] / whole for t in found], marker="o", label=kind)
+        axes.axhline(1.0, color="#888888", linewidth=0.8)
+        axes.set(xlabel="share of the text that was kept", ylabel="score over the whole text's")
+        axes.set_title(f"scored by: {name}", fontsize=9)
+    axes.legend(fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
 def _cells(tallies: Mapping[str, Any], keys: Sequence[str]) -> str:

@@ -60,8 +60,8 @@ _PARAPHRASES: Final = (
 @dataclass(frozen=True, slots=True)
 class Case:
     """needed: pieces of the text without which the question cannot be answered; answers: what a
-    reply must hold, or for a summary, words of which it has a share. has_tools: the text is the
-    result of a tool, an earlier message, and the reply a call.
+    reply should hold, of a summary words. has_tools: the text is the result of a tool, an earlier
+    message, and the reply a call.
     """
 
     kind: str
@@ -86,14 +86,14 @@ class Case:
     def options(self) -> dict[str, Any]:
         """Of the request: how long the reply is, and which tool it calls."""
         if not self.has_tools:
-            return {"max_tokens": 96 if self.kind == "summary" else 24}
+            return {"max_tokens": {"summary": 96, "multi-value": 48}.get(self.kind, 24)}
         choice = {"type": "function", "function": {"name": "read_file"}}
         return {"max_tokens": 48, "tools": [_READ_FILE], "tool_choice": choice}
 
     def judge(self, reply: str) -> float:
-        """1.0: all is right. A summary has the share of its words."""
+        """The share of the answers that are there; 1.0: all is right."""
         found = [answer.lower() in reply.lower() for answer in self.answers]
-        return sum(found) / len(found) if self.kind == "summary" else float(all(found))
+        return sum(found) / len(found)
 
 
 def _prose(rng: np.random.Generator, num_chars: int) -> list[str]:
@@ -219,7 +219,7 @@ def _agent(rng: np.random.Generator, num_chars: int) -> Case:
     ]
     spot = int(rng.integers(len(lines) // 8, 7 * len(lines) // 8))
     text = "\n".join((*lines[:spot], *failure, *lines[spot:]))
-    question = "Open the source file in which the assertion was not met."
+    question = "A check in a file below src was not met. Open that file."
     return Case("agent", text, question, (told,), (path,), has_tools=True)
 
 

@@ -205,6 +205,20 @@ def draw_phases(figure: Any, group: Group) -> None:
         axes.set_xlabel("µs in a layer")
 
 
+def draw_first_tokens(figure: Any, group: Group) -> None:
+    """By length of the prompt, whole and compressed."""
+    parts, axes = group["gpu-shapes"]["measures"]["parts"], figure.subplots()
+    words = {"full": "whole", "compress": "0.6B scorer", "compress self": "own scores"}
+    for (part, label), colour in zip(words.items(), _COLOURS, strict=False):
+        rows = parts.get(part, {}).get("lengths", {})
+        firsts = [row["first_s"] for row in rows.values()]
+        if firsts:
+            _line(axes, [int(length) for length in rows], firsts, label, colour, 1.0)
+    axes.set(xlabel="tokens of the prompt", ylabel="s to the first token", ylim=(0, None))
+    axes.legend()
+    _grid(axes)
+
+
 def _cost_of_passes(axes: Any, forward_ms: Json) -> None:
     places = [int(width) for width in forward_ms]
     _line(axes, places, list(forward_ms.values()), "median, lowest to highest", BLUE, 1.0)

@@ -98,10 +98,9 @@ def _lend(engine: Engine) -> Engine:
 @contextmanager
 def run_lent(engine: Engine) -> Iterator[Endpoint]:
     """A server in a thread, ready, and stopped afterwards."""
-    is_ready = threading.Event()
-    service = Service(
-        lambda: _lend(engine), ServeOptions(engine.name), lambda state: is_ready.set()
-    )
+    is_ready, lent = threading.Event(), [_lend(engine)]
+    # Libraries keep the service; what it opens must not keep the engine, and its memory.
+    service = Service(lent.pop, ServeOptions(engine.name), lambda state: is_ready.set())
     listener = bind("127.0.0.1", 0)
     server = new_server(service)
     thread = threading.Thread(target=server.run, args=([listener],))

@@ -73,6 +73,10 @@ PLOTS: Final = (
     Plot("budget", "budget", _WIDE, figure.draw_budgets),
     Plot("http", "http", _WIDE, figure.draw_clients),
     Plot("gpu", "gpu", _WIDE, figure.draw_gpu),
+    Plot(
+        *("gpu-shapes", "first-tokens", _NARROW, figure.draw_first_tokens),
+        has_data=lambda measures: "compress" in measures["parts"],
+    ),
     Plot("gpu-phases", "gpu-phases", _TALL, figure.draw_phases),
 )
 

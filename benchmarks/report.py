@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
+from benchmarks.compress import draw_quality
 from benchmarks.compress import make_section as compress_section
 from benchmarks.draft_context import make_section
 from benchmarks.markdown import table
@@ -16,7 +17,13 @@ from benchmarks.plot import plot_name, plots_of
 from benchmarks.result import check_same_machine, find_older, read_places
 from benchmarks.section import SECTIONS
 from benchmarks.target import EXPORT_TARGETS, KV_KIND, SERVER_TARGETS, TARGETS, judge_targets
-from benchmarks.target_draft import DRAFT_KIND, DRAFT_TARGETS
+from benchmarks.target_draft import (
+    COMPRESS_KIND,
+    COMPRESS_TARGETS,
+    COMPRESSED,
+    DRAFT_KIND,
+    DRAFT_TARGETS,
+)
 from benchmarks.target_gpu import KINDS as GPU_KINDS
 from benchmarks.verdict import SERVER, Target, Verdict
 from draftree.bench.disturbance import BUSY_SHARE
@@ -51,7 +58,7 @@ def make_page(folder: Path, plots: Iterable[str] = ()) -> str:
             ) from missing
     lines += _drafts(folder)
     lines += _draft_contexts(folder)
-    lines += _compression(folder)
+    lines += _compression(folder, known)
     lines += _server(folder)
     lines += _exports(folder)
     return "\n".join(lines if len(lines) > 1 else [_HEAD, _NOTHING])
@@ -75,12 +82,26 @@ def _drafts(folder: Path) -> list[str]:
     return _judge("Drafts", records, DRAFT_TARGETS)
 
 
-def _compression(folder: Path) -> list[str]:
-    lines = []
+def _compression(folder: Path, plots: set[str]) -> list[str]:
+    lines, records = [], []
     for path in sorted(folder.glob("compress/*/quality.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         lines += [f"**{result['settings']['target']}**", "", *compress_section(result), ""]
-    return ["## Prompt compression", "", *lines] if lines else []
+        name = _quality_plot(path)
+        lines += [f"![score by share kept](plots/{name})", ""] if name in plots else []
+        model = {"sha256": COMPRESSED.get(path.parent.name, "")}
+        records.append({**result, "kind": COMPRESS_KIND, "model": model, "measures": result})
+    judged = _judge("Prompt compression", records, COMPRESS_TARGETS)
+    return [*judged, *lines]
+
+
+def _quality_plot(path: Path) -> str:
+    return f"compress-quality-{path.parent.name}.png"
+
+
+def draw_compression(folder: Path, plots: Path) -> None:
+    for path in sorted(folder.glob("compress/*/quality.json")):
+        draw_quality(json.loads(path.read_text(encoding="utf-8")), plots / _quality_plot(path))
 
 
 def _server(folder: Path) -> list[str]:

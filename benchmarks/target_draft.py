@@ -1,8 +1,9 @@
-"""Targets of packaged drafts: acceptance lengths, which are the same on every machine."""
+"""Targets of packaged drafts and of prompt compression: the same on every machine."""
 
 from collections.abc import Callable
 from typing import Final
 
+from benchmarks.compress import worst_of_auto
 from benchmarks.verdict import CODER, SMOLLM2, Target
 from draftree.bench.record import Json
 
@@ -52,4 +53,13 @@ DRAFT_TARGETS: Final = (
     _length("mean of four sets", CODER, _mean(0.0), 4.0, 5.0),
     _length("humaneval", CODER, _humaneval, 5.0, 6.0),
     _no_changes(CODER),
+)
+
+COMPRESS_KIND: Final = "compress"
+COMPRESSED: Final = {"qwen2.5-coder-0.5b": CODER}  # by the folder of their results
+COMPRESS_TARGETS: Final = (
+    Target(
+        "`auto` over the whole text, worst kind and scorer",
+        *(COMPRESS_KIND, CODER, worst_of_auto, True, 0.95, 1.0),
+    ),
 )

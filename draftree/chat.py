@@ -220,10 +220,10 @@ class Engine:
         return self._planner.can_think
 
     def prepare_chat(self) -> None:
-        """Have the template ready before the first conversation comes."""
+        """Have template and grammars ready before the first conversation comes."""
         with suppress(DraftreeError):  # whoever sends a conversation will hear of it
             if self.has_template:
-                self.encode_chat("Hello")
+                self._planner.prepare()
 
     def close(self) -> None:
         self.tokens.close()

@@ -37,7 +37,7 @@ _DEFAULT_IDS = {
     }
 }
 
-_LEAST_CHARS, _MOST_CHARS = 64, 2**21  # of texts worth remembering, and of all that are
+_MOST_CHARS, _OVERHEAD = 2**21, 64  # of all texts that are remembered, and more of each
 
 
 class Scheme(Protocol):
@@ -68,7 +68,7 @@ class _RecentTexts:
 
     def encode(self, scheme: Scheme, text: str, starts_text: bool) -> list[int]:
         key = text, starts_text
-        if not _LEAST_CHARS <= len(text) <= _MOST_CHARS:
+        if len(text) > _MOST_CHARS:
             return scheme.encode(text, starts_text)
         with self._lock:
             found = self._known.get(key)
@@ -77,11 +77,11 @@ class _RecentTexts:
                 return found
         found = scheme.encode(text, starts_text)
         with self._lock:
-            self._num_chars += 0 if key in self._known else len(text)
+            self._num_chars += 0 if key in self._known else len(text) + _OVERHEAD
             self._known[key] = found
-            while self._num_chars > _MOST_CHARS:
+            while self._num_chars > _MOST_CHARS and len(self._known) > 1:
                 (oldest, _), _ = self._known.popitem(last=False)
-                self._num_chars -= len(oldest)
+                self._num_chars -= len(oldest) + _OVERHEAD
         return found
 
 

@@ -23,6 +23,7 @@ from draftree.text.tools.dialect import Message, Tool, ToolDialect, derive_call_
 from draftree.text.tools.schema import close_objects
 
 OPENING, CLOSING = "<think>", "</think>"
+_ANY_TOOL = {"type": "function", "function": {"name": "any", "parameters": {"type": "object"}}}
 _LEADING_ROLES = ("system", "developer")
 _ANY_WORDS = "0", "Yes"  # stand for what is not known yet: a prompt is certain up to there
 
@@ -124,6 +125,12 @@ class TurnPlanner:
             calls = replace(calls, is_trusted=True)
         ids = self._tokenizer.encode_chat(prompt.text)
         return Turn(tuple(ids), grammar, prompt.is_open, calls, is_continued)
+
+    def prepare(self) -> None:
+        """What the first turns would wait for: a large vocabulary takes a grammar seconds."""
+        messages: list[Message] = [{"role": "user", "content": "Hello"}]
+        self.plan(messages)
+        self.plan(messages, ReplyOptions((_ANY_TOOL,), "required"))
 
     def encode(self, messages: Sequence[Message], options: ReplyOptions) -> list[int]:
         """The prompt of the turn alone."""

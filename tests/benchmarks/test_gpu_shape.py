@@ -3,6 +3,7 @@ should.
 """
 
 import json
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -79,6 +80,9 @@ def test_an_agents_session_is_served_by_an_engine_that_stays_open(bench) -> None
     assert len(found["turns"]) == 3 and found["first_over_cold"]["median"] > 0
     assert all(turn["cached_tokens"] > 0 for turn in found["turns"][1:])
     assert next(bench.open_wide().complete((1, 2, 3), max_tokens=1)).text
+    kept = weakref.ref(bench.open_wide().tokens)
+    bench.close()
+    assert kept() is None, "the next engine needs its memory"
 
 
 def test_a_schema_is_compared_with_free_rounds(bench) -> None:

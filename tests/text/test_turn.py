@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from draftree.core import TokenGrammar
 from draftree.errors import DraftreeError, GrammarError, TokenizerError
+from draftree.text import grammar
 from draftree.text.grammar import FormatKind, ResponseFormat
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.turn import ReplyOptions, TurnPlanner
@@ -48,6 +49,16 @@ def test_nothing_is_asked(planner: TurnPlanner, qwen3: Tokenizer) -> None:
     turn = planner.plan(ASK)
     assert turn.grammar is None and turn.calls is None and not turn.is_reasoning
     assert qwen3.decode(turn.prompt_ids).endswith("<|im_start|>assistant\n")
+
+
+def test_a_prepared_planner_builds_no_table_for_the_first_call(qwen3, monkeypatch) -> None:
+    planner, built = TurnPlanner(qwen3), []
+    build = grammar._build_table
+    monkeypatch.setattr(grammar, "_build_table", lambda tokenizer: built.append(1) or build(qwen3))
+    planner.prepare()
+    assert built == [1]
+    planner.plan(ASK, ReplyOptions([WEATHER], "required"))
+    assert built == [1]
 
 
 def test_thinking_is_switched_by_the_template(planner: TurnPlanner, qwen3: Tokenizer) -> None:
