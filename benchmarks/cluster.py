@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Final
 
@@ -86,23 +87,27 @@ def run_cluster(path: Path, num_replicas: int, *options: str) -> Iterator[Endpoi
 
 
 def measure_cluster(path: Path, options: ClusterOptions, report: Report) -> ClusterMeasures:
+    """One replica and two take turns, each time in a cluster of their own: a machine may be slower
+    for minutes.
+    """
     starts: list[float] = []
-    rates: dict[int, Samples] = {}
-    for num_replicas in (1, 2):
-        report(f"cluster: starting with {num_replicas}")
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    for number, num_replicas in product(range(1, options.rounds + 1), rates):
+        report(f"cluster: {num_replicas}, round {number} of {options.rounds}")
         begin = time.perf_counter()
         with run_cluster(path, num_replicas) as endpoint:
             model = endpoint.find_model()
             first = ask(endpoint, model, "Hello", 1)
             starts.append(time.perf_counter() - begin - first.end_s + first.piece_s[0])
-            rates[num_replicas] = _measure_rate(endpoint, model, options, report)
-            if num_replicas == 2:
+            rates[num_replicas].append(_measure_rate(endpoint, model, options))
+            if num_replicas == 2 and number == options.rounds:
                 routing = _measure_routing(endpoint, model, options, report)
+    one, two = (summarize(found, "tok/s") for found in rates.values())
     return ClusterMeasures(
         first_token_s=summarize(starts, "s"),
-        one_replica=rates[1],
-        two_replicas=rates[2],
-        two_over_one=divide(rates[2], rates[1]),
+        one_replica=one,
+        two_replicas=two,
+        two_over_one=divide(two, one),
         routing=routing,
         chaos=measure_chaos(path, options, report),
     )
@@ -135,24 +140,22 @@ def _prompts(count: int) -> Sequence[str]:
     return [own[number % len(own)] for number in range(count)]
 
 
-def _measure_rate(
-    endpoint: Endpoint, model: str, options: ClusterOptions, report: Report
-) -> Samples:
-    """Tokens per second of all clients together, round by round; the first one is not counted.
-    Clients only take what comes, which is read afterwards: they run on the engines' cores.
+def _measure_rate(endpoint: Endpoint, model: str, options: ClusterOptions) -> float:
+    """Tokens per second of all clients together, after one request of each. Clients only take what
+    comes, which is read afterwards: they run on the engines' cores.
     """
-    found = []
     prompts = _prompts(options.num_clients * options.num_requests)
+    bodies = [
+        chat_body(model, f"{number} {prompt}", options.num_tokens)
+        for number, prompt in enumerate(prompts)
+    ]
     with ThreadPoolExecutor(options.num_clients) as pool:
-        for number in range(options.rounds + 1):
-            report(f"cluster: tokens per second {number} of {options.rounds}")
-            asked = [f"{number}.{i} {prompt}" for i, prompt in enumerate(prompts)]
-            bodies = [chat_body(model, text, options.num_tokens) for text in asked]
-            begin = time.perf_counter()
-            replies = list(pool.map(lambda body: exchange(endpoint, body), bodies))
-            wall_s = time.perf_counter() - begin
-            found.append(sum(read_reply(reply).num_tokens for reply in replies) / wall_s)
-    return summarize(found[1:], "tok/s")
+        warm = [chat_body(model, prompt, 8) for prompt in prompts[: options.num_clients]]
+        list(pool.map(lambda body: exchange(endpoint, body), warm))
+        begin = time.perf_counter()
+        replies = list(pool.map(lambda body: exchange(endpoint, body), bodies))
+        wall_s = time.perf_counter() - begin
+    return sum(read_reply(reply).num_tokens for reply in replies) / wall_s
 
 
 def _measure_routing(

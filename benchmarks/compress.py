@@ -143,8 +143,8 @@ def measure_compress(
     options: CompressOptions, deadline: Deadline, say: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """All that is known after each round of cases, one of each kind."""
-    fields = {"device": options.device, "max_ctx": options.max_ctx, "prefix_bytes": 0}
-    opened = Engine.open(options.target, draft="none", **fields)
+    fields: dict[str, Any] = {"device": options.device, "max_ctx": options.max_ctx}
+    opened = Engine.open(options.target, draft="none", prefix_bytes=0, **fields)
     with closing(opened) as engine:
         bench = _Bench(engine, options)
         for seed in range(options.num_cases):

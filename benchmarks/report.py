@@ -21,8 +21,10 @@ from benchmarks.target_draft import (
     COMPRESS_KIND,
     COMPRESS_TARGETS,
     COMPRESSED,
+    CPU_SUITE_TARGETS,
     DRAFT_KIND,
     DRAFT_TARGETS,
+    GPU_SUITE_TARGETS,
 )
 from benchmarks.target_gpu import KINDS as GPU_KINDS
 from benchmarks.verdict import SERVER, Target, Verdict
@@ -46,11 +48,12 @@ _UNTIMED: Final = ("memory", "parity", KV_KIND)
 
 def make_page(folder: Path, plots: Iterable[str] = ()) -> str:
     """The page for a results folder: a part for the folder itself and one for each folder in it."""
-    known = set(plots)
+    known, places = set(plots), read_places(folder)
     lines = [_HEAD]
-    for place, records in read_places(folder).items():
+    for place, records in places.items():
+        others = {r["kind"] for other in places if other != place for r in places[other].values()}
         try:
-            lines += _machine_part(records, known, place)
+            lines += _machine_part(records, known, place, others)
         except KeyError as missing:
             raise BenchError(
                 f"A result in {folder / place} has no {missing}, which is needed here; measure "
@@ -125,7 +128,10 @@ def _judge(title: str, records: list[Json], targets: Iterable[Target]) -> list[s
     return [f"## {title}", "", *table(_TARGET_COLUMNS, rows), ""] if records else []
 
 
-def _machine_part(records: Mapping[str, Json], plots: set[str], place: str) -> list[str]:
+def _machine_part(
+    records: Mapping[str, Json], plots: set[str], place: str, others: set[str]
+) -> list[str]:
+    """others: kinds of results in other folders."""
     check_same_machine(records)
     newest = max(records.values(), key=lambda r: r["timestamp"])
     machine = newest["machine"]
@@ -156,7 +162,8 @@ def _machine_part(records: Mapping[str, Json], plots: set[str], place: str) -> l
             f"{', '.join(older)}.",
             "",
         ]
-    lines += _targets(records.values(), {_key(records[name]) for name in older})
+    old_keys = {_key(records[name]) for name in older}
+    lines += _targets(list(records.values()), old_keys, bool(place), others)
     current = [record for name, record in records.items() if name not in older]
     for kind, title, section in SECTIONS:
         members = [record for record in current if record["kind"] == kind]
@@ -186,14 +193,24 @@ def _figure(value: float) -> str:
     return f"{value:.0f}" if value >= 10_000 else f"{value:.4g}"
 
 
-def _targets(records: Iterable[Json], older: set[tuple[str, str]]) -> list[str]:
-    records = list(records)
-    is_gpu = any(record["kind"].startswith("gpu") for record in records)
-    own = {"gpu", "gpu-depth", *GPU_KINDS}
-    kinds = {t.kind for t in TARGETS} - own if not is_gpu else own | {"suite"}
-    measured = {record["kind"] for record in records}
-    kinds = {KV_KIND} if measured == {KV_KIND} else kinds - ({KV_KIND} - measured)
-    verdicts = judge_targets(records, older)
+def _targets(
+    records: list[Json], older: set[tuple[str, str]], is_apart: bool, others: set[str]
+) -> list[str]:
+    """is_apart: a folder of its own, for a GPU or for what it measured; what other folders have is
+    not missing here.
+    """
+    measured, own = {r["kind"] for r in records}, {"gpu", "gpu-depth", *GPU_KINDS}
+    is_gpu = any(kind.startswith("gpu") for kind in measured)
+    if is_gpu:
+        kinds = own | {"suite"} | measured
+    elif is_apart:
+        kinds = measured
+    else:
+        kinds = {target.kind for target in TARGETS} - own - (others - measured)
+    is_x86 = any(record["machine"]["architecture"] == "x86_64" for record in records)
+    suite = GPU_SUITE_TARGETS if is_gpu else CPU_SUITE_TARGETS if is_x86 else ()
+    targets = [*TARGETS, *suite]
+    verdicts = judge_targets(records, older, targets)
     rows = [_target_row(verdict) for verdict in verdicts if verdict.target.kind in kinds]
     return ["### Targets", "", *table(_TARGET_COLUMNS, rows), ""]
 

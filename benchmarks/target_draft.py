@@ -63,3 +63,17 @@ COMPRESS_TARGETS: Final = (
         *(COMPRESS_KIND, CODER, worst_of_auto, True, 0.95, 1.0),
     ),
 )
+
+
+def _mean_speed_up(measures: Json) -> float | None:
+    rates = [float(item["speed_up"]) for item in measures["sets"].values()]
+    return round(sum(rates) / len(rates), 3) if len(rates) == 4 else None
+
+
+def _speed_up(sha256: str, limit: float, aim: float) -> Target:
+    what = "speculative over plain, greedy, mean of four sets"
+    return Target(what, "suite", sha256, _mean_speed_up, True, limit, aim)
+
+
+CPU_SUITE_TARGETS: Final = (_speed_up(SMOLLM2, 1.5, 1.8), _speed_up(CODER, 1.6, 2.0))
+GPU_SUITE_TARGETS: Final = (_speed_up(SMOLLM2, 3.0, 3.6), _speed_up(CODER, 2.5, 3.2))

@@ -60,6 +60,12 @@ def cluster(
     name = settings.choose_model(model)
     name = str(Path(name).resolve()) if Path(name).is_file() else name
     host, shared = server.host, server.serve_fields(name)
+    if server.tls_cert is not None and (address is not None or print_config):
+        raise typer.BadParameter(
+            "--tls-cert is for replicas on this machine; put a proxy before a Ray cluster."
+        )
+    for file in ("tls_cert", "tls_key"):  # the ingress may run in another folder
+        shared[file] = shared[file] and str(Path(shared[file]).resolve())
     env.prepare_ray()
     from draftree.cluster import deploy
     from draftree.cluster.scale import choose_scale
@@ -103,8 +109,9 @@ def _start(
         start(options, scale, host, port, is_local=is_local)
     except RuntimeError as error:
         raise ServeError(f"Ray could not start the replicas: {error}") from error
-    url = f"http://{'127.0.0.1' if host in _ANY else host}:{port}"
     server = options.server
+    scheme = "http" if server["tls_cert"] is None else "https"
+    url = f"{scheme}://{'127.0.0.1' if host in _ANY else host}:{port}"
     print(describe_server(url, server["model_id"], bool(server["api_keys"])), file=sys.stderr)
 
 

@@ -9,8 +9,6 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
-
 from draftree.cli.option import Model, Settings, with_settings
 from draftree.cli.server_option import ServerSettings, describe_server, server_option
 
@@ -26,12 +24,6 @@ _ANY: Final = ("0.0.0.0", "::")
 
 AnyModel = Annotated[
     bool, server_option("Answer requests for any other model, too; otherwise they are a 404.")
-]
-TlsCert = Annotated[
-    str | None, server_option("Certificate in PEM form, for https.", show_default=False)
-]
-TlsKey = Annotated[
-    str | None, server_option("Its key, unless the same file has it.", show_default=False)
 ]
 Grace = Annotated[
     float, server_option("Seconds that a reply may go on when the server is stopped.", min=0.0)
@@ -51,8 +43,6 @@ def serve(
     model: Model = None,
     port: Annotated[int, server_option("0 takes a free one.", min=0, max=65535)] = 8000,
     any_model: AnyModel = True,
-    tls_cert: TlsCert = None,
-    tls_key: TlsKey = None,
     max_body: Annotated[int, server_option("Longest request, in MiB.", min=1)] = 32,
     grace: Grace = 10.0,
     read_ahead: Annotated[
@@ -65,7 +55,6 @@ def serve(
     name = settings.choose_model(model)
     settings.read_config()
     shared = server.serve_fields(name)
-    _check_tls(tls_cert, tls_key)
     from draftree.serve.server import bind
     from draftree.serve.service import ServeOptions
 
@@ -76,8 +65,6 @@ def serve(
         log_prompts=log_prompts,
         read_ahead=read_ahead,
         any_model=any_model,
-        tls_cert=tls_cert,
-        tls_key=tls_key,
     )
     listener = bind(server.host, port)
     open_engine = functools.partial(
@@ -88,15 +75,6 @@ def serve(
     else:
         print(f"loading {name}", file=sys.stderr)
         _serve(open_engine, options, listener)
-
-
-def _check_tls(cert: str | None, key: str | None) -> None:
-    from draftree.serve.server import check_tls
-
-    if key is not None and cert is None:
-        raise typer.BadParameter("--tls-key needs --tls-cert.")
-    if cert is not None:
-        check_tls(cert, key)
 
 
 def _serve(

@@ -46,6 +46,12 @@ class ServerSettings:
         256
     )
     queue_per_client: Annotated[int, server_option("Of those, most of one client.", min=1)] = 64
+    tls_cert: Annotated[
+        str | None, server_option("Certificate in PEM form, for https.", show_default=False)
+    ] = None
+    tls_key: Annotated[
+        str | None, server_option("Its key, unless the same file has it.", show_default=False)
+    ] = None
 
     def serve_fields(self, model: str) -> dict[str, Any]:
         """Fields of ServeOptions, for a model of that name or path."""
@@ -54,6 +60,7 @@ class ServerSettings:
             raise typer.BadParameter(
                 "the API key is empty; leave --api-key out if there is to be none."
             )
+        self._check_tls()
         return {
             "model_id": Path(model).stem if model.endswith(".gguf") else model,
             "version": __version__,
@@ -65,7 +72,17 @@ class ServerSettings:
             "temperature": self.temperature,
             "max_queue": self.queue,
             "max_per_client": self.queue_per_client,
+            "tls_cert": self.tls_cert,
+            "tls_key": self.tls_key,
         }
+
+    def _check_tls(self) -> None:
+        from draftree.serve.server import check_tls
+
+        if self.tls_key is not None and self.tls_cert is None:
+            raise typer.BadParameter("--tls-key needs --tls-cert.")
+        if self.tls_cert is not None:
+            check_tls(self.tls_cert, self.tls_key)
 
 
 def describe_server(url: str, model: str, has_keys: bool) -> str:

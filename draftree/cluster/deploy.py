@@ -164,8 +164,9 @@ def _bind(
     )
     actor = replicas.bind(options.model, dict(options.engine), dict(options.server))
     # What only replicas read may change without another ingress.
-    own = {"max_body_bytes": server.max_body_bytes, "trusted_proxies": server.trusted_proxies}
-    return ingress.bind(actor, {"model_id": server.model_id, **own}, address)
+    names = ("model_id", "max_body_bytes", "trusted_proxies", "tls_cert", "tls_key")
+    own = {name: getattr(server, name) for name in names}
+    return ingress.bind(actor, own, address)
 
 
 def describe_scale(scale: Scale) -> dict[str, Any]:

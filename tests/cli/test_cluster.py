@@ -69,6 +69,18 @@ def test_options(draftree, deployed):
     assert deployed.is_stopped
 
 
+def test_https_is_for_one_machine(draftree, deployed, monkeypatch, tmp_path):
+    monkeypatch.setattr("draftree.serve.server.check_tls", lambda cert, key: None)
+    monkeypatch.chdir(tmp_path)
+    result = draftree("cluster", "--tls-cert", "a.pem", "--tls-key", "b.pem")
+    assert result.exit_code == 0 and "ready at https://127.0.0.1:8000\n" in result.stderr
+    server = deployed.options.server
+    files = str(tmp_path / "a.pem"), str(tmp_path / "b.pem")
+    assert (server["tls_cert"], server["tls_key"]) == files
+    result = draftree("cluster", "--address", "auto", "--tls-cert", "a.pem")
+    assert result.exit_code == 2 and "put a proxy before a Ray cluster" in result.stderr
+
+
 def test_on_a_cluster_it_goes_on_without_us(draftree, deployed):
     result = draftree("cluster", "--address", "auto", "--host", "0.0.0.0")
     assert result.exit_code == 0, result.stderr
