@@ -284,6 +284,7 @@ def gpu_shapes(first_s=1.2):
             "num_writers": 3,
         },
         "behind": {"first_s": _samples(1.1, "s")},
+        "agent": asdict(agent()) | {"settings": AgentOptions(48, 1.0, 3).settings()},
         "compress": {"lengths": lengths, "peak_gib": 22.1},
         "compress self": {"lengths": lengths, "peak_gib": 21.1},
     }

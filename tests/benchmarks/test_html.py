@@ -75,7 +75,7 @@ def test_whole_page_needs_nothing_from_outside(tmp_path):
     pictures = draw_pictures(tmp_path)
     text = make_html(make_page(tmp_path, pictures), pictures)
     reader = read(text)
-    assert text.count("<svg") == len(pictures) == 11
+    assert text.count("<svg") == len(pictures) == 12
     assert "currentColor" in text and "#1f2430" not in text.partition("</style>")[2]
     assert all(link.startswith("#") for link in reader.links)
     assert {link[1:] for link in reader.links} <= set(reader.ids)

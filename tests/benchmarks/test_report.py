@@ -61,6 +61,28 @@ def test_every_kind_has_its_part(tmp_path):
     assert "| 2 | 15.0 | 200, 200 | 50, 50 | 100, 100 |" in page
 
 
+def test_what_another_folder_has_is_not_missing_here(tmp_path):
+    write_record(tmp_path, example.record("decode"))
+    alone = make_page(tmp_path)
+    assert "| two replicas over one, 8 clients |  |" in alone
+    write_record(tmp_path / "cluster", example.record("cluster"))
+    main, apart = make_page(tmp_path).split("## cluster")
+    assert "replicas" not in main and "warm start to first token |  |" in main
+    assert "two replicas over one" in apart and "warm start" not in apart
+
+
+@pytest.mark.parametrize("kind", ["decode", "gpu"])
+def test_the_mean_of_four_sets_has_a_target_for_each_device(tmp_path, kind):
+    write_record(tmp_path, example.record(kind))
+    record = example.record("suite")
+    item = next(iter(record["measures"]["sets"].values()))
+    record["measures"]["sets"] = {name: item | {"speed_up": 2.0} for name in "abcd"}
+    write_record(tmp_path, record)
+    words = "| speculative over plain, greedy, mean of four sets | 2 × |"
+    verdict = {"decode": "≥ 1.5 × | ≥ 1.8 × | aim reached", "gpu": "≥ 3 × | ≥ 3.6 × | missed"}[kind]
+    assert f"{words} {verdict} |" in make_page(tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["peers", "parity"])
 def test_a_comparison_says_the_format_of_keys_and_values(tmp_path, kind):
     record = example.record(kind)

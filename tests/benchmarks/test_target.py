@@ -187,8 +187,9 @@ def test_shapes_on_a_gpu():
         record = example.record("gpu-shapes", example.gpu_shapes(first_s), sha256=SYNTH)
         return words([record], "gpu-shapes", SYNTH)
 
-    assert judge(0.9) == ["aim reached", "target reached"] + ["aim reached"] * 10
-    assert judge(1.8)[4:10] == 2 * ["missed", "target reached", "aim reached"]
+    expected = ["aim reached", "target reached", *["aim reached"] * 2, "missed"]
+    assert judge(0.9) == expected + ["aim reached"] * 8
+    assert judge(1.8)[5:11] == 2 * ["missed", "target reached", "aim reached"]
 
 
 def test_sessions_on_a_gpu():

@@ -159,7 +159,8 @@ def test_waiting_and_reading_are_shown_as_comments(start, engine, monkeypatch, p
             lines.append(line)
             if line in keys:
                 gates[keys[line]].set()
-    assert [line for line in lines if line.startswith(":")] == list(keys), "each is said once"
+    said = [line for line in lines if line.startswith(":") and line != ": waiting"]  # if it is slow
+    assert said == list(keys), "each is said once"
     assert "word" in "".join(lines)
     first.close()
 
