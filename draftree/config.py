@@ -38,7 +38,7 @@ _GPU_CHUNKS, _LEAST_CHUNK = (2048, 1024, 512), 256  # the last where nothing els
 _GIB = 2**30
 _PREFIX_BYTES = 4 * _GIB
 _LEAST_WINDOW = 128
-_PARALLEL, _MAX_PARALLEL = 4, 256
+_PARALLEL, _MAX_PARALLEL = 8, 256
 _SWAPPED_SHARE = 4  # of free main memory, for requests that take turns
 _COPY_SIZE, _NUM_STATES = 1.25, 5  # copies have edges; a recurrent state is there several times
 

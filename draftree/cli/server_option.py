@@ -40,7 +40,7 @@ class ServerSettings:
     ] = 1.0
     parallel: Annotated[
         int,
-        server_option("Requests that take turns; 0 is 4, or what memory allows.", min=0, max=256),
+        server_option("Requests that take turns; 0 is 8, or what memory allows.", min=0, max=256),
     ] = 0
     queue: Annotated[int, server_option("Most requests at a time, waiting or running.", min=1)] = (
         256
