@@ -78,7 +78,7 @@ def test_requests_that_take_turns_get_a_share_of_what_is_left() -> None:
     needed = resolve(EngineConfig(), FACTS).memory.total
     one = resolve(EngineConfig(parallel=2), FACTS).swapped_bytes // 2
     assert one > 4 * FACTS.num_kv_layers * FACTS.head_dim * 1000 + 5 * FACTS.recurrent_bytes
-    for left, expected in ((0, 1), (4 * one, 1), (8 * one, 2), (1 << 40, 4)):
+    for left, expected in ((0, 1), (4 * one, 1), (8 * one, 2), (1 << 40, 8)):
         plan = resolve(EngineConfig(), FACTS, memory_limit=needed + left)
         assert plan.parallel == expected
         assert plan.swapped_bytes == (0 if expected == 1 else expected * one)
