@@ -1,6 +1,7 @@
 """Fixtures of the tests that look at the page in a real browser, and what they do all the time."""
 
 import json
+import time
 
 import pytest
 from playwright import sync_api
@@ -127,8 +128,16 @@ def talk(page, *texts):
 
 def reload(page):
     """When all that was said and done is kept; on a busy machine that takes a moment."""
-    page.wait_for_function("numOpen === 0")
+    wait_until(page, "numOpen === 0")
     page.reload()
+
+
+def wait_until(page, expression):
+    """Asked from outside: the page's policy forbids it to evaluate texts by itself."""
+    deadline = time.monotonic() + 120.0
+    while not page.evaluate(expression):
+        assert time.monotonic() < deadline, f"{expression} did not come true"
+        page.wait_for_timeout(10)
 
 
 def last(page, selector=""):

@@ -48,7 +48,7 @@ def measure_visit(browser, url):
 
 def measure_long(browser, url, engine):
     """Of a conversation of a thousand messages: the opening, and frames while a reply comes."""
-    from tests.serve.browser import open_long, say
+    from tests.serve.browser import open_long, say, wait_until
 
     context = browser.new_context()
     page = context.new_page()
@@ -60,7 +60,7 @@ def measure_long(browser, url, engine):
         " (window.opened = performance.now() - start))); }, true)"
     )
     open_long(page, NUM_MESSAGES)
-    page.wait_for_function("window.opened !== undefined")
+    wait_until(page, "window.opened !== undefined")
     opened = page.evaluate("window.opened")
     engine.round_s, engine.pieces = 0.01, [make_round(), *(["many words "] * 300)]
     page.evaluate(FRAMES)
