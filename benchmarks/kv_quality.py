@@ -25,6 +25,7 @@ from benchmarks.kv_reading import (
     split_pair,
 )
 from benchmarks.needle import Haystack, hide_needles
+from draftree.bench.machine import describe_machine
 from draftree.bench.median import Report, Samples, summarize
 from draftree.bench.record import Json
 from draftree.bench.window import make_windows
@@ -148,7 +149,7 @@ def _read_all(
         for pair in pairs:
             report(f"{pair}, {len(hay.ids)} tokens: text {index + 1} of {len(stacks)}")
             wanted = PAIRS[1:] if pair == BASE and index == 0 else ()
-            kernels = options.gpu or code_dir().name
+            kernels = describe_machine().gpu_kernels if options.gpu else code_dir().name
             key = json.dumps([sha256, kernels, pair, wanted, asdict(hay)])
             kept = options.cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
             reading, found = _read(reader, pair, hay, wanted, kept)

@@ -3,6 +3,7 @@ verdict for each. A retired target is a figure without a verdict.
 """
 
 from collections.abc import Callable, Collection, Iterable
+from statistics import fmean
 from typing import Final
 
 from benchmarks.gpu_depth import UNLIMITED
@@ -216,6 +217,26 @@ def _kv_targets(sha256: str) -> tuple[Target, ...]:
     )
 
 
+def _client_targets(sha256: str, first_s: float) -> tuple[Target, ...]:
+    """Clients of one server on two cores. first_s: what llama.cpp's server has with eight."""
+
+    def mean_first_s(measures: Json) -> float | None:
+        level = measures["levels"].get("8")
+        return level and round(fmean(level["ttft_ms"]["samples"]) / 1000, 3)
+
+    def behind_s(measures: Json) -> float | None:
+        behind = measures.get("behind")
+        return behind and round(behind["ttft_ms"]["median"] / 1000, 3)
+
+    def target(what: str, read: Callable[[Json], float | None], limit: float) -> Target:
+        return Target(what, "http", sha256, read, False, limit, limit / 2, "s")
+
+    return (
+        target("first token with 8 clients, mean", mean_first_s, first_s),
+        target("first token of a short request behind a long reply", behind_s, 0.5),
+    )
+
+
 def _cluster_targets() -> tuple[Target, ...]:
     """Replicas of one thread each, on a machine of two cores."""
 
@@ -260,6 +281,8 @@ TARGETS: Final = (
     ),
     *_targets_of(CODER, (1.0, 1.3), (2.0, 4.0)),
     Target("server against the engine alone", "overhead", CODER, _overhead_ratio, True, 0.97, 0.99),
+    *_client_targets(SMOLLM2, 0.8),
+    *_client_targets(CODER, 1.5),
     *_cluster_targets(),
     *_gpu_targets(),
     *_depth_targets(),

@@ -182,6 +182,16 @@ def test_a_part_that_was_not_measured_has_no_verdict():
     assert found.count("not measured") == 3 + 1
 
 
+def test_clients_of_a_server():
+    record = example.record("http")
+    assert words([record], "http") == ["not measured", "aim reached"]  # four clients at most
+    record["measures"]["levels"]["8"] = {"ttft_ms": {"samples": [500.0, 700.0]}}
+    assert words([record], "http") == ["target reached", "aim reached"]
+    del record["measures"]["behind"]  # an older result
+    record["measures"]["levels"]["8"] = {"ttft_ms": {"samples": [500.0, 1700.0]}}
+    assert words([record], "http") == ["missed", "not measured"]
+
+
 def test_shapes_on_a_gpu():
     def judge(first_s):
         record = example.record("gpu-shapes", example.gpu_shapes(first_s), sha256=SYNTH)
