@@ -46,7 +46,7 @@ def persistent_source(gpu: Gpu) -> KernelSource:
     num_threads = 256 * band_tiles(gpu)
     with gpu.rehearsal.collect(is_persistent=True):
         shape = KvShape(4, 256, KEY_FORMATS["q4"], VALUE_FORMATS["q4"])
-        attention = plan_attention(shape, gpu).shrunk(gpu)
+        attention = plan_attention(shape, gpu.without_warpgroups()).shrunk(gpu)
         kinds = [
             (plan_linear(unit_format(QuantType.Q4_K), 24, gpu).source, num_threads),
             (plan_linear(unit_format(QuantType.Q6_K), 24, gpu).source, num_threads),

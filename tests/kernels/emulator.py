@@ -63,8 +63,9 @@ class EmulationError(RuntimeError):
 
 
 def emulated_gpu(arch: int = 80) -> Gpu:
-    """A small chip on the CPU; from arch 90 on with bulk copies."""
-    return Gpu(0, arch, 4, 167936, 166912, partial(EmulatedKernel, arch=arch))
+    """A small chip on the CPU; from arch 90 on with bulk copies, 90 with warpgroups' matrices."""
+    shared = 233472 if arch == 90 else 167936
+    return Gpu(0, arch, 4, shared, shared - 1024, partial(EmulatedKernel, arch=arch))
 
 
 def host_text(source: KernelSource) -> str:

@@ -41,6 +41,19 @@ from tests.kernels.reference.attention import (  # noqa: E402
     tree_mask,
 )
 
+WARPGROUPS = pytest.param("warpgroups", marks=pytest.mark.long)
+REAL = [pytest.param(name, marks=pytest.mark.gpu) for name in ("real", "real without warpgroups")]
+
+
+@pytest.fixture(params=["emulated", WARPGROUPS, *REAL])
+def any_gpu(request: pytest.FixtureRequest) -> Gpu:
+    """Chips with both kinds of matrix instructions, or told to leave the newer one alone."""
+    if request.param in ("emulated", "warpgroups"):
+        return emulated_gpu(90 if request.param == "warpgroups" else 80)
+    gpu: Gpu = request.getfixturevalue("real_gpu")
+    return gpu if request.param == "real" else gpu.without_warpgroups()
+
+
 SHAPES = [(2, 2, 64), (4, 2, 16), (3, 1, 80), (6, 1, 128), (6, 1, 256), (10, 1, 24)]
 TREE = make_tree([0, 0, 1, 1, 3, 5, 2, 6, 8], 9)
 
@@ -115,6 +128,34 @@ def test_trees_equal_token_by_token(
     shape: tuple[int, int, int], committed: int, any_gpu: Gpu
 ) -> None:
     check_tree(Layer(any_gpu, *shape), TREE, committed)
+
+
+@pytest.mark.parametrize(
+    ("shape", "formats"), [((6, 1, 256), ("f16", "f16")), ((4, 2, 64), ("q4", "f16"))]
+)
+def test_warpgroups_have_the_reference_and_the_bits_of_single_rows(
+    shape: tuple[int, int, int], formats: tuple[str, str]
+) -> None:
+    """Straight copies and decoded ones; the other tests have them all, and take longer."""
+    layer = Layer(emulated_gpu(90), *shape, formats=formats)
+    assert layer.workspace.plan.num_groups == 3 and layer.workspace.row_plan.num_groups == 1
+    before, rows = layer.rows(1, 200), layer.rows(4, len(TREE))
+    layer.fill(before)
+    known = layer.rounded(before), layer.rounded(rows)
+    mask = tree_mask(list(TREE.parents), 200)
+    assert_near(layer.tree(TREE, rows, 200), expect(*known, mask))
+    check_tree(layer, TREE, 200)
+
+
+def test_chips_without_room_leave_warpgroups_alone() -> None:
+    shape, gpu = KvShape(4, 256), Gpu(0, 90, 100, 233472, 232448)
+    small = replace(gpu, shared_per_sm=102400, shared_per_block=101376)
+    for col_tiles in (1, 6):
+        plans = [plan_attention(shape, chip, col_tiles=col_tiles) for chip in (gpu, small)]
+        assert [plan.num_groups > 0 for plan in plans] == [True, False]
+        assert not plan_attention(shape, replace(gpu, arch=100), col_tiles=col_tiles).num_groups
+    centred = KvShape(2, 64, KEY_FORMATS["q4"], VALUE_FORMATS["q4"], is_centred=True)
+    assert not plan_attention(centred, gpu).num_groups
 
 
 @settings(max_examples=8, deadline=None)
@@ -278,5 +319,8 @@ def test_what_does_not_fit_is_refused(any_gpu: Gpu) -> None:
 def test_shared_memory_is_enough(head_dim: int, shared: int) -> None:
     for name, keys in KEY_FORMATS.items():
         shape = KvShape(4, head_dim, keys, VALUE_FORMATS[name])
-        plan = plan_attention(shape, Gpu(0, 90, 100, shared + 1024, shared))
-        assert plan.num_stages >= 2 and plan.shared_bytes + 3072 <= shared
+        gpu = Gpu(0, 90, 100, shared + 1024, shared)
+        for col_tiles in (1, 6):
+            plan = plan_attention(shape, gpu, col_tiles=col_tiles)
+            beside = 4096 if plan.num_groups else 3072
+            assert plan.num_stages >= 2 and plan.shared_bytes + beside <= shared

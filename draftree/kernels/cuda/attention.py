@@ -21,7 +21,10 @@ _TILE, _SPAN, _FOLD_WAVES = 64, 4, 3  # as in source/attention_plan.cu
 _MERGED_SPANS = 32  # between two meetings, as in source/attention_merge.cu
 _MOST_COL_TILES = 6  # groups of 8 columns that a block works on
 _FEW_COL_TILES = 1  # where one row is all there is: more blocks fit beside each other
+_GROUPS, _GROUP_TILES = 3, 3  # warpgroups that multiply, each with groups of 8 columns
+_GROUP_THREADS = 128
 _MOST_STAGES, _FEW_STAGES = 6, 4
+_GROUP_RESERVED = 4096
 _RESERVED_SHARED = 3072  # what a block needs beside its stages, and the driver's own
 _FEW_ROWS, _LONG_CTX = 8, 16384
 _SLICE_ROWS = 32  # of one launch: bounds the workspace
@@ -38,28 +41,68 @@ class AttentionPlan:
     blocks_an_sm: int
     num_blocks: int
     segment_len: int
+    num_groups: int = 0  # warpgroups that multiply; 0: each warp has matrices of its own
 
     @property
-    def stage_bytes(self) -> int:
-        """Of a half tile as it lies in the cache, and the angles of its positions; half floats are
-        padded to `dim`.
+    def _num_producers(self) -> int:
+        """Warpgroups that bring keys and values, and decode them."""
+        return 2 if self._is_coded else 1
+
+    @property
+    def num_threads(self) -> int:
+        if not self.num_groups:
+            return _THREADS
+        return _GROUP_THREADS * (self._num_producers + self.num_groups)
+
+    @property
+    def _is_coded(self) -> bool:
+        return {self.shape.keys.code, self.shape.values.code} != {KvCode.HALF}
+
+    @property
+    def _tile_bytes(self) -> int:
+        """Of 64 keys or values as half floats."""
+        return _TILE * self.dim * 2
+
+    @property
+    def _raw_bytes(self) -> int:
+        """Of 64 keys or values as they lie in the cache, with the angles of their positions; half
+        floats are padded to `dim`.
         """
         formats = self.shape.keys, self.shape.values
         angles = 2 * self.dim if self.shape.is_centred else 0
         return _TILE * (max(form.row_bytes(self.dim) for form in formats) + angles)
 
     @property
+    def _raw_stages(self) -> int:
+        """Of rows that warpgroups decode; large ones are enough to fill the time when there are
+        two, and leave room for a second block.
+        """
+        return 4 if self._raw_bytes < _TILE * 256 else 2
+
+    @property
+    def stage_bytes(self) -> int:
+        return self._tile_bytes if self.num_groups else self._raw_bytes
+
+    @property
     def shared_bytes(self) -> int:
         query_dims = self.dim * (1 + self.shape.is_centred)
         columns = 8 * self.col_tiles * (query_dims + _TILE) * 2
-        is_coded = {self.shape.keys.code, self.shape.values.code} != {KvCode.HALF}
-        decoded = _TILE * self.dim * 2 if is_coded else 0
-        return self.num_stages * self.stage_bytes + columns + decoded
+        if self.num_groups:  # and where matrices may begin
+            beside = 1024 + (self._raw_stages * self._raw_bytes if self._is_coded else 0)
+        else:
+            beside = self._tile_bytes if self._is_coded else 0
+        return self.num_stages * self.stage_bytes + columns + beside
 
     @property
     def source(self) -> KernelSource:
         macros = (("STAGES", self.num_stages), ("BLOCKS_AN_SM", self.blocks_an_sm))
-        return self._source("attention_kernel", ("attention_feed", "attention"), macros)
+        if not self.num_groups:
+            return self._source("attention_kernel", ("attention_feed", "attention"), macros)
+        files = "ring", "warpgroup", "attention_feed", "attention_group"
+        tiles = self.col_tiles // self.num_groups
+        groups = ("GROUPS", self.num_groups), ("GROUP_TILES", tiles)
+        producers = ("PRODUCERS", self._num_producers), ("RAW_STAGES", self._raw_stages)
+        return self._source("attention_kernel", files, (*macros, *groups, *producers))
 
     @property
     def merge_source(self) -> KernelSource:
@@ -71,6 +114,15 @@ class AttentionPlan:
         sizes = ("DIM", self.dim), ("SEGMENT", self.segment_len), ("COL_TILES", self.col_tiles)
         files = (*CACHE_FILES, "attention_plan", *files)
         return KernelSource(name, files, (*sizes, *self.shape.macros, *macros))
+
+    def most_stages(self, gpu: Gpu, blocks_an_sm: int) -> int:
+        """Of warpgroups; 0: too few. Copies alone must reach far ahead to fill the time."""
+        of_block = gpu.shared_per_sm // blocks_an_sm - 1024
+        room = min(gpu.shared_per_block, of_block) - _GROUP_RESERVED
+        empty = replace(self, num_stages=0).shared_bytes
+        stages = min(_MOST_STAGES, (room - empty) // self.stage_bytes)
+        is_far = self._is_coded or blocks_an_sm == 1 or stages >= _FEW_STAGES
+        return stages if stages >= 2 and is_far else 0
 
     def shrunk(self, gpu: Gpu) -> "AttentionPlan":
         """For a persistent kernel: one block a multiprocessor, with fewer registers a thread and
@@ -117,6 +169,9 @@ def plan_attention(
     if segment_len % _TILE:
         raise ValueError(f"segments of {segment_len} positions are not whole tiles of {_TILE}")
     empty = AttentionPlan(shape, dim, col_tiles, 0, 1, 0, segment_len)
+    groups = _plan_groups(empty, gpu)
+    if groups is not None:
+        return groups
     # Sums of many columns and dimensions fill the registers of half a multiprocessor.
     most_blocks = 1 if dim * col_tiles > 128 * _MOST_COL_TILES else 2
     for blocks, least in ((2, _FEW_STAGES), (1, 2)):
@@ -128,6 +183,24 @@ def plan_attention(
     raise ValueError(f"heads of {head_dim} dimensions need more shared memory than the GPU has")
 
 
+def _plan_groups(empty: AttentionPlan, gpu: Gpu) -> AttentionPlan | None:
+    """Warpgroups share the columns of many rows; for one row, two blocks share the chip.
+
+    None where the chip has no such instructions, or too little memory for many rows: a row's bits
+    must be the same by either plan.
+    """
+    if not gpu.has_warpgroups or empty.shape.is_centred:
+        return None
+    many = replace(empty, col_tiles=_GROUPS * _GROUP_TILES, num_groups=_GROUPS)
+    few = replace(empty, col_tiles=_FEW_COL_TILES, num_groups=1)
+    if not many.most_stages(gpu, 1):
+        return None
+    plan = few if empty.col_tiles == _FEW_COL_TILES else many
+    blocks = 2 if plan is few and plan.most_stages(gpu, 2) else 1
+    stages, num_blocks = plan.most_stages(gpu, blocks), gpu.num_sms * blocks
+    return replace(plan, num_stages=stages, blocks_an_sm=blocks, num_blocks=num_blocks)
+
+
 def new_attention_workspace(
     max_rows: int,
     num_heads: int,
@@ -137,7 +210,9 @@ def new_attention_workspace(
     *,
     segment_len: int = SEGMENT_LEN,
 ) -> AttentionWorkspace:
-    """Scratch for passes of up to max_rows that follow up to max_ctx positions."""
+    """Scratch for passes of up to max_rows that follow up to max_ctx positions, or a ring of them:
+    no row sees more.
+    """
     plan = plan_attention(shape, gpu, segment_len)
     row_plan = plan_attention(shape, gpu, segment_len, _FEW_COL_TILES)
     capacity = max_ctx + max_rows
@@ -195,7 +270,7 @@ def attention(
         pool, pages, page_bytes = cache.args
         kernel.launch(
             (plan.num_blocks,),
-            _THREADS,
+            plan.num_threads,
             *(step.control, positions, step.ancestors[min(first, step.max_nodes) :], q[first:]),
             *(pool, pages, *partial, scale),
             *(step.ancestors.stride(0), *q_strides, page_bytes, *cache.shape.row_bytes, *rows),

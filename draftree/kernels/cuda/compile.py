@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -22,6 +22,7 @@ from draftree import env
 Argument: TypeAlias = "torch.Tensor | int | float | None"
 _FOLDER = Path(__file__).parent / "source"
 OLDEST_ARCH = 80
+_WARPGROUP_ARCH = 90  # no chip after it has these instructions
 # Dynamic shared memory that needs no leave: 48 KiB, less what the kernel declares itself.
 _PLAIN_SHARED = 32 * 1024
 _COMPILERS = 8  # at a time
@@ -143,6 +144,7 @@ class Gpu:
     shared_per_sm: int
     shared_per_block: int
     loader: Callable[[KernelSource], Launchable] | None = field(default=None, compare=False)
+    uses_warpgroups: bool = True  # where there are matrix instructions of four warps
     rehearsal: Rehearsal = field(default_factory=Rehearsal, compare=False, repr=False)
 
     @property
@@ -157,6 +159,14 @@ class Gpu:
     def reserved_shared(self, own: int) -> int:
         """Shared memory that a block has beside its dynamic one, for a kernel that needs `own`."""
         return PERSISTENT_RESERVED if self.rehearsal.is_persistent else own
+
+    @property
+    def has_warpgroups(self) -> bool:
+        return self.arch == _WARPGROUP_ARCH and self.uses_warpgroups
+
+    def without_warpgroups(self) -> "Gpu":
+        """The same chip; what is to be part of a persistent kernel cannot use them."""
+        return replace(self, uses_warpgroups=False)
 
     @property
     def can_chain(self) -> bool:
@@ -223,7 +233,8 @@ def _load_compiler() -> None:
 def _compile(text: str, name: str, arch: int) -> bytes:
     from cuda.core import Program, ProgramOptions
 
-    options = ProgramOptions(name=name, arch=f"sm_{arch}", std="c++17", diag_suppress=177)
+    target = f"sm_{arch}a" if arch == _WARPGROUP_ARCH else f"sm_{arch}"
+    options = ProgramOptions(name=name, arch=target, std="c++17", diag_suppress=177)
     code = Program(text, "c++", options).compile("cubin").code
     assert isinstance(code, bytes)
     return code

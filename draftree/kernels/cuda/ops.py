@@ -220,9 +220,9 @@ class CudaOps:
         heads = q.shape[1] // own.head_dim
         if self._attention is None:
             rows = min(self.step.max_tokens, MOST_ROWS)
-            # With a ring, a row's window is no longer than the ring.
             sizes = rows, heads, own.shape, min(self.max_ctx, self.ring_len or self.max_ctx)
-            self._attention = attend.new_attention_workspace(*sizes, self.gpu)
+            chip = self.gpu.without_warpgroups() if self.is_persistent else self.gpu
+            self._attention = attend.new_attention_workspace(*sizes, chip)
         workspace = self._attention
 
         def launch(n: int) -> None:

@@ -24,22 +24,6 @@ struct Board {  // what the warps tell each other
 };
 
 DEV int weight_place(int col, int chunk) { return (col * 8 + (chunk ^ (col & 7))) * 16; }
-DEV u32 pack_halves(float even, float odd) { return to_half(even) | static_cast<u32>(to_half(odd)) << 16; }
-DEV float clamp_half(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); }
-
-// Eight scaled dimensions of a query as halves, or zeros.
-DEV void load_query(const float* source, bool is_there, float scale, u8* to) {
-  float v[8] = {};
-  if (is_there) {
-    const float4 a = reinterpret_cast<const float4*>(source)[0], b = reinterpret_cast<const float4*>(source)[1];
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-  }
-#pragma unroll
-  for (int i = 0; i < 8; i++) v[i] = clamp_half(__fmul_rn(v[i], scale));
-  *reinterpret_cast<uint4*>(to) =
-      make_uint4(pack_halves(v[0], v[1]), pack_halves(v[2], v[3]), pack_halves(v[4], v[5]), pack_halves(v[6], v[7]));
-}
-
 // Queries of an item's columns, what they make of angles, and what is known of the columns.
 DEV void load_queries(const Pass& pass, const Plan& plan, const Shape& shape, const Item& item, u8* queries, u8* folded,
                       Board& board) {
@@ -100,21 +84,6 @@ DEV void score(const u8* keys, const u8* queries, int strip, int first, float (*
 #pragma unroll
     for (int i = 0; i < 4; i++) s[n][i] = __fadd_rn(s[n][i], odd[n][i]);
 }
-
-// Values over the lanes that hold other keys of the same column, in the same order in each of them.
-template <class Operation>
-DEV float over_keys(float v, Operation operation) {
-#pragma unroll
-  for (int d = 4; d < 32; d *= 2) v = operation(v, __shfl_xor_sync(~0u, v, d));
-  return v;
-}
-
-struct Larger {
-  DEV_MEMBER float operator()(float a, float b) const { return fmaxf(a, b); }
-};
-struct Sum {
-  DEV_MEMBER float operator()(float a, float b) const { return __fadd_rn(a, b); }
-};
 
 // What a warp knows of the columns whose scores it computes: [group][even or odd column].
 struct Running {

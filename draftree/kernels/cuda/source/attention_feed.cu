@@ -1,10 +1,19 @@
 // Keys and values on their way to shared memory: a ring of half tiles that a block fills ahead of use. Half floats are
 // copied to where the matrix instructions find them, other rows as they are.
-constexpr int WARPS = 8, THREADS = WARPS * 32;
 constexpr int CHUNKS = DIM / 8;                      // of 16 bytes, in a row of DIM halves
 constexpr int KEY_BYTES = Row<KEY_CODE, DIM>::BYTES, VALUE_BYTES = Row<VALUE_CODE, DIM>::BYTES;
 constexpr int ANGLES_AT = TILE * (KEY_BYTES > VALUE_BYTES ? KEY_BYTES : VALUE_BYTES);  // in a stage of keys
 constexpr int STAGE_BYTES = ANGLES_AT + (CENTRED ? TILE * DIM * 2 : 0);
+#ifdef GROUPS  // attention_group.cu: the first warpgroups copy; what is not halves comes through RAW_STAGES
+constexpr int THREADS = PRODUCERS * GROUP_THREADS, HALF_TILE_BYTES = TILE * DIM * 2, PITCH = 128;  // from row to row
+constexpr bool IS_STRAIGHT = KEY_CODE == HALF && VALUE_CODE == HALF;
+constexpr int FEED_STAGES = IS_STRAIGHT ? STAGES : RAW_STAGES;
+DEV u32 swizzled(u32 row, u32 chunk) { return chunk / 8 * TILE * PITCH + row * PITCH + ((chunk ^ row) & 7) * 16; }
+#else
+constexpr int WARPS = 8, THREADS = WARPS * 32, FEED_STAGES = STAGES, PITCH = CHUNKS * 16;
+constexpr bool IS_STRAIGHT = true;
+DEV u32 swizzled(u32 row, u32 chunk) { return row * PITCH + (chunk ^ (row & 7)) * 16; }
+#endif
 
 struct Pass {
   const int *control, *positions, *ancestors;  // of this launch's rows
@@ -20,8 +29,6 @@ struct Pass {
   int folded_row;
 };
 
-DEV int swizzled(int row, int chunk) { return (row * CHUNKS + (chunk ^ (row & 7))) * 16; }
-
 // Walks over the tiles of the block's items, ahead of the worker, and copies them into the ring.
 struct Feeder {
   const Pass& pass;
@@ -30,8 +37,9 @@ struct Feeder {
   u8* ring;
   int index, segment, row, stage;
   Item item;
-  Run run;   // what is left of it
-  int page;  // of its next tile
+  Run run;     // what is left of it
+  int page;    // of its next tile
+  bool wrote;  // zeros, beside what was copied
 
   DEV_MEMBER void begin() {
     if (index >= plan.num_items) return;
@@ -55,24 +63,30 @@ struct Feeder {
     }
   }
 
-  // Before the first tile, and after each: the page is asked for long before it is needed.
+  // Before the first tile of a run, which lies in one page: it is asked for long before it is needed.
   DEV_MEMBER void find_page() {
+    static_assert(PAGE % SEGMENT == 0, "runs are parts of segments");
     if (index < plan.num_items) page = pass.cache.table[run.begin / PAGE];
   }
 
-  // Asks for the next half tile. The values of a tile follow its keys.
-  DEV_MEMBER void feed(bool is_value) {
+  DEV_MEMBER bool has_more() const { return index < plan.num_items; }
+
+  // Asks for the next half tile, if there is one. The values of a tile follow its keys.
+  DEV_MEMBER bool feed(bool is_value) {
     constexpr bool IS_ALIKE = KEY_BYTES == VALUE_BYTES && (KEY_CODE == HALF) == (VALUE_CODE == HALF);
-    if (index < plan.num_items) {
+    const bool is_there = has_more();
+    if (is_there) {
       if (IS_ALIKE || !is_value)
         copy_tile<KEY_CODE>(is_value);
       else
         copy_tile<VALUE_CODE>(is_value);
       if (CENTRED && !is_value) copy_angles();
-      if (is_value) run.begin += TILE, seek(), find_page();
+      if (is_value) run.begin += TILE;
+      if (is_value && run.begin >= run.end) seek(), find_page();
     }
     commit_copies();
-    stage = stage + 1 == STAGES ? 0 : stage + 1;
+    stage = stage + 1 == FEED_STAGES ? 0 : stage + 1;
+    return is_there;
   }
 
   DEV_MEMBER void copy_angles() {
@@ -83,26 +97,34 @@ struct Feeder {
 
   template <int CODE>
   DEV_MEMBER void copy_tile(bool is_value) {
-    constexpr bool IS_HALF = CODE == HALF;
+    constexpr bool IS_HALF = CODE == HALF, IS_PLACED = IS_HALF && IS_STRAIGHT;
     constexpr int PIECES = Row<CODE, DIM>::BYTES / 16, COUNT = TILE * PIECES;  // of 16 bytes: in a row, in a tile
     constexpr int ROUNDS = (COUNT + THREADS - 1) / THREADS;
     const int row_bytes = IS_HALF ? shape.head_dim * 2 : PIECES * 16, plane = pass.cache.plane(is_value, item.kv_head);
-    // The swizzle is the same in every round, which takes a multiple of 8 keys.
-    u8* to = ring + stage * STAGE_BYTES + (IS_HALF ? swizzled(threadIdx.x / PIECES, threadIdx.x % PIECES) : threadIdx.x * 16);
+    u8* stage_begin = ring + stage * STAGE_BYTES;
+    const auto place_of = [&](u32 at) { return stage_begin + (IS_PLACED ? swizzled(at / PIECES, at % PIECES) : at * 16); };
     const bool is_looked_up = row >= item.first_row && pass.control[IS_TREE];
-    if (!is_looked_up && run.begin + TILE <= run.limit && row_bytes == PIECES * 16) {
+    wrote = run.begin + TILE > run.limit || row_bytes != PIECES * 16;
+    if (!is_looked_up && !wrote) {
       const u8* from = pass.cache.page(page) + plane + run.begin % PAGE * row_bytes + threadIdx.x * 16;
+      // The swizzle is the same again 8 keys on: places are a few, and distances from them.
+      constexpr int TURNS = IS_PLACED && THREADS < 8 * PIECES ? 8 * PIECES / THREADS : 1;
+      constexpr int FURTHER = IS_PLACED ? TURNS * THREADS / PIECES * PITCH : THREADS * 16;
 #pragma unroll
-      for (int i = 0; i < ROUNDS; i++)
-        if (COUNT % THREADS == 0 || threadIdx.x + i * THREADS < COUNT)
-          copy16_async(to + i * THREADS * 16, from + i * THREADS * 16);
+      for (int turn = 0; turn < TURNS; turn++) {
+        u8* to = place_of(threadIdx.x + turn * THREADS);
+#pragma unroll
+        for (int i = turn; i < ROUNDS; i += TURNS)
+          if (COUNT % THREADS == 0 || threadIdx.x + i * THREADS < COUNT)
+            copy16_async(to + i / TURNS * FURTHER, from + i * THREADS * 16);
+      }
       return;
     }
     const int* ancestors = pass.ancestors + row * pass.ancestor_stride - plan.committed;
 #pragma unroll 1  // the last tiles of a pass: short code serves the others
     for (int at = threadIdx.x; at < COUNT; at += THREADS) {
       const int position = run.begin + at / PIECES, piece = at % PIECES;
-      u8* place = to + (at - threadIdx.x) * 16;
+      u8* place = place_of(at);
       // Keys that nobody sees are zeros: what else lies there must not even touch the rounding.
       if (position < run.limit && piece * 16 < row_bytes) {
         const int slot = is_looked_up && position >= plan.committed ? plan.committed + ancestors[position] : position;
@@ -117,10 +139,45 @@ struct Feeder {
 // A tile of rows as half floats, where the matrix instructions find them.
 template <int CODE>
 DEV void decode_tile(const u8* rows, u8* halves) {
-  constexpr int KEYS = THREADS / CHUNKS;
-  const int key = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+  constexpr int KEYS = THREADS / CHUNKS, TURNS = KEYS < 8 ? 8 / KEYS : 1;
+  const u32 key = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
 #pragma unroll
-  for (int i = 0; i < TILE / KEYS; i++)
-    *reinterpret_cast<uint4*>(halves + swizzled(key + i * KEYS, chunk)) =
-        decode_eight<CODE, DIM>(rows + (key + i * KEYS) * Row<CODE, DIM>::BYTES, chunk);
+  for (int turn = 0; turn < TURNS; turn++) {
+    u8* to = halves + swizzled(key + turn * KEYS, chunk);
+#pragma unroll
+    for (int i = turn; i < TILE / KEYS; i += TURNS)
+      *reinterpret_cast<uint4*>(to + i / TURNS * TURNS * KEYS * PITCH) =
+          decode_eight<CODE, DIM>(rows + (key + i * KEYS) * Row<CODE, DIM>::BYTES, chunk);
+  }
 }
+
+DEV u32 pack_halves(float even, float odd) { return to_half(even) | static_cast<u32>(to_half(odd)) << 16; }
+DEV float clamp_half(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); }
+
+// Eight scaled dimensions of a query as halves, or zeros.
+DEV void load_query(const float* source, bool is_there, float scale, u8* to) {
+  float v[8] = {};
+  if (is_there) {
+    const float4 a = reinterpret_cast<const float4*>(source)[0], b = reinterpret_cast<const float4*>(source)[1];
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) v[i] = clamp_half(__fmul_rn(v[i], scale));
+  *reinterpret_cast<uint4*>(to) =
+      make_uint4(pack_halves(v[0], v[1]), pack_halves(v[2], v[3]), pack_halves(v[4], v[5]), pack_halves(v[6], v[7]));
+}
+
+// Values over the lanes that hold other keys of the same column, in the same order in each of them.
+template <class Operation>
+DEV float over_keys(float v, Operation operation) {
+#pragma unroll
+  for (int d = 4; d < 32; d *= 2) v = operation(v, __shfl_xor_sync(~0u, v, d));
+  return v;
+}
+
+struct Larger {
+  DEV_MEMBER float operator()(float a, float b) const { return fmaxf(a, b); }
+};
+struct Sum {
+  DEV_MEMBER float operator()(float a, float b) const { return __fadd_rn(a, b); }
+};

@@ -69,6 +69,7 @@ DEV Plan make_plan(const int* control, int first_row, int num_rows, const Shape&
   p.tiles_an_item = ceil_div(num_dense * shape.kv_heads * p.col_tiles, max(1, free_blocks));
   p.tiles_an_item = max(1, min(COL_TILES, p.tiles_an_item));
   p.dense_groups = ceil_div(p.col_tiles, p.tiles_an_item);
+  p.tiles_an_item = ceil_div(p.col_tiles, p.dense_groups);  // none is left with a few
   p.fold_begin = (p.first_segment + SPAN - 1) / SPAN, p.fold_end = max(p.fold_begin, p.dense_end / SPAN);
   const int folded_items = (p.fold_end - p.fold_begin) * shape.kv_heads * p.dense_groups;
   const int waves = ceil_div(folded_items, num_blocks);

@@ -1,0 +1,80 @@
+// The matrix instruction of four warps (Hopper), and what it needs. Matrices lie in shared memory as rows of 128 bytes,
+// the 16-byte chunks of a row turned by its number modulo 8, in blocks of 8 rows that begin at multiples of 1024.
+constexpr int GROUP_THREADS = 128;
+
+// The lowest dynamic shared memory that a matrix may begin at.
+DEV u8* aligned_for_matrices(u8* shared) { return shared + (-static_cast<u32>(reinterpret_cast<u64>(shared)) & 1023); }
+
+#ifndef EMULATED
+// A matrix for `multiply`; what lies n bytes further is at + n / 16. All lanes name the same one, so that it is kept in
+// registers that belong to the warp.
+typedef u32 Matrix;
+DEV Matrix matrix_at(const void* place) { return __shfl_sync(~0u, shared_address(place) >> 4, 0); }
+
+// c += a times b, or c = a times b: 64 x 16 halves times 16 x (8 TILES). Rows of b are its columns; rows of a are its
+// rows, or with TURNED its columns. A warp has 16 rows of c: lane 4 g + t those of 2t and 2t + 1 in rows g and g + 8.
+// Ends with wait_for_products; begin_products comes before the first one.
+#define FOUR(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+template <int TILES, int TURNED>
+DEV void multiply(float (*c)[4], Matrix first, Matrix second, int adds) {
+  constexpr u64 FORM = 1ull << 16 | 64ull << 32 | 1ull << 62;  // 1024 bytes to the next 8 rows, chunks turned in 128
+  const u64 a = FORM | first, b = FORM | second;
+  static_assert(TILES == 1 || TILES == 3, "not written down");
+  if constexpr (TILES == 1)
+    asm volatile(
+        "{.reg .pred adds; setp.ne.b32 adds, %6, 0;"
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, %4, %5, adds, 1, 1, %7, 0;}"
+        : FOUR(0)
+        : "l"(a), "l"(b), "r"(adds), "n"(TURNED));
+  if constexpr (TILES == 3)
+    asm volatile(
+        "{.reg .pred adds; setp.ne.b32 adds, %14, 0;"
+        "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11}, %12, %13, adds, 1, 1, %15, 0;}"
+        : FOUR(0), FOUR(1), FOUR(2)
+        : "l"(a), "l"(b), "r"(adds), "n"(TURNED));
+}
+
+DEV void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEV void wait_for_products() {
+  asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+
+// Between products and other uses of their sums, which must not change places.
+template <int TILES>
+DEV void hold(float (*c)[4]) {
+#pragma unroll
+  for (int n = 0; n < TILES; n++) asm volatile("" : FOUR(n)::"memory");
+}
+#undef FOUR
+
+// What this thread wrote to shared memory, or has seen there, is there for matrix instructions that follow.
+DEV void show_to_matrices() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Arrives at the barrier when all copies of this thread have.
+DEV void arrive_after_copies(u64* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+// Two 8 x 8 matrices of halves, turned: lane 4 g + t has those of rows 2t and 2t + 1 in column g; lane r, 8 + r names row r.
+DEV void store_matrix_x2_trans(void* row, u32 a, u32 b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1,%2};" ::"r"(shared_address(row)), "r"(a), "r"(b) : "memory");
+}
+
+// 2^v for v <= 0; what is too small for a half is 0 in the end.
+DEV float exp2_fast(float v) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+  return r;
+}
+
+DEV u32 round_to_halves(float even, float odd) {
+  u32 r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(odd), "f"(even));
+  return r;
+}
+
+template <int COUNT>
+DEV void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT>
+DEV void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+#endif
