@@ -181,8 +181,10 @@ def _delta_net(mixer: TeacherDeltaNet) -> dict[str, Tensor]:
     }
 
 
-def export_model(model: Teacher, shape: Shape, source: Checkpoint, path: Path) -> None:
-    """Matrices with 16 bits, all else with 32; the tokenizer is the source's."""
+def export_model(
+    model: Teacher, shape: Shape, source: Checkpoint, path: Path, qtype: str = "F16"
+) -> None:
+    """Matrices as F16 or Q8_0, all else with 32 bits; the tokenizer is the source's."""
     writer = gguf.GGUFWriter(path, "qwen35")
     writer.add_name(_NAME)
     numbers = {
@@ -211,7 +213,8 @@ def export_model(model: Teacher, shape: Shape, source: Checkpoint, path: Path) -
     for name, values in tensors_of(model):
         is_matrix = values.ndim == 2 and "conv1d" not in name
         array = values.detach().float().cpu().numpy()
-        writer.add_tensor(name, array.astype(np.float16 if is_matrix else np.float32))
+        kind = gguf.GGMLQuantizationType[qtype if is_matrix else "F32"]
+        writer.add_tensor(name, gguf.quantize(array, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -319,6 +322,7 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=32_768)
     parser.add_argument("--max-len", type=int, default=512)
     parser.add_argument("--prompts", type=int, default=30_000)
+    parser.add_argument("--format", choices=("F16", "Q8_0"), default="Q8_0")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     device, source = torch.device(args.device), open_checkpoint(args.source)
@@ -336,7 +340,8 @@ def main() -> None:
     model = make_model(shape, tokenizer.vocab_size, device, 0)
     count = sum(t.numel() for t in _leaves(model))
     curve = learn(model, corpus, args.batch_tokens, args.max_len, args.train_minutes, args.steps)
-    export_model(model, shape, source, args.out / "small-hybrid-f16.gguf")
+    name = f"small-hybrid-{args.format.lower()}.gguf"
+    export_model(model, shape, source, args.out / name, args.format)
     record = {"parameters": count, "shape": asdict(shape), "num_tokens": len(corpus.ids)}
     record |= {"source": args.source.name, "curve": curve, "torch": torch.__version__}
     (args.out / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
