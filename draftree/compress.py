@@ -37,6 +37,7 @@ AUTO_TOKENS: Final = 4096  # a text must have more, for the time it saves to be 
 LEAST_TOKENS: Final = 1024  # where compression was asked for in any case
 AUTO_SHARE: Final = 0.2  # twice what kept every needle of the benchmark
 _MOST_TEXTS: Final = 512  # that are remembered
+_REPLY: Final = b"reply"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,17 +144,19 @@ class Compressor:
     def _find_keys(
         self, messages: Sequence[Message], least: int, is_eager: bool
     ) -> dict[int, bytes]:
-        """What stands for the conversation up to each long text; none without a cache of them, and
-        where all is to be shortened.
+        """What stands for the conversation up to each long text, and up to the reply to come; none
+        without a cache of conversations, and where all is to be shortened.
         """
         if is_eager or self._config.prefix_bytes == 0:
             return {}
         digest, keys = sha256(), {}
         for index, message in enumerate(messages):
+            asked = digest.digest() + _REPLY
             digest.update(repr(message).encode("utf-8", "replace"))
             if len(plain_content(message.get("content")) or "") > least:
-                keys[index] = digest.digest()
-        return keys
+                is_reply = message.get("role") == "assistant"
+                keys[index] = asked if is_reply else digest.digest()
+        return {**keys, len(messages): digest.digest() + _REPLY}
 
     def _remember_read(self, keys: Mapping[int, bytes], shortened: Container[int]) -> None:
         for index, key in keys.items():

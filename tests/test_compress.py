@@ -75,6 +75,17 @@ def test_auto_leaves_whole_what_the_cache_has_whole() -> None:
         assert tokens.scorer.num_calls == (not is_whole), "nothing is scored that stays"
 
 
+def test_auto_leaves_replies_whole_that_were_written_here() -> None:
+    auto, messages = CompressOptions("auto"), [user("Write."), reply(LONG), user("What is in 7?")]
+    for is_own in (True, False):
+        compressor, _ = open_compressor()
+        if is_own:
+            compressor.compress(messages[:1], auto, has_tools=False)
+        for _ in range(2):
+            shorter = compressor.compress(messages, auto, has_tools=False)[0]
+            assert (list(shorter) == messages) is is_own
+
+
 def test_a_conversation_that_was_not_read_or_has_no_room_is_shortened() -> None:
     auto, messages = CompressOptions("auto"), tool_session()
     compressor, _ = open_compressor()
