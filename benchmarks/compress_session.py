@@ -10,6 +10,8 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from statistics import median
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -17,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from benchmarks.markdown import short, spread, table
 from benchmarks.parts import Deadline
 from draftree.bench.agent import SYSTEM, TOPICS, Message, make_session, make_tools
+from draftree.bench.machine import describe_machine
 from draftree.bench.median import Report, Samples, summarize
 from draftree.bench.record import Json
 from draftree.chat import Engine
@@ -150,12 +153,13 @@ class Replay:
     def _ask(self, way: str, turn: RecordedTurn, messages: Sequence[Message]) -> ReplayTurn:
         is_call = self.options.is_judged and turn.kind != ANSWER
         choice = "required" if is_call else "auto"
-        start, score_ms, shorter = time.perf_counter(), 0.0, messages
+        start, score_ms = time.perf_counter(), 0.0
+        shorter: Sequence[Mapping[str, Any]] = messages
         if way in self._compressors:
             asked = CompressOptions(self.options.mode)
-            found, shortening = self._compressors[way].compress(messages, asked, has_tools=True)
-            assert shortening is not None
-            shorter, score_ms = list(found), shortening.score_ms
+            shorter, done = self._compressors[way].compress(messages, asked, has_tools=True)
+            assert done is not None
+            score_ms = done.score_ms
         generation = self.engine.chat(
             shorter,
             tools=make_tools(),
@@ -232,6 +236,33 @@ def right_over_plain(part: Json) -> float | None:
     if not part["settings"]["is_judged"] or not right[PLAIN]:
         return None
     return round(right[BOTH] / right[PLAIN], 4)
+
+
+def write_session(
+    out: Path,
+    engine: Engine,
+    model: str,
+    scorer: str,
+    options: ReplayOptions,
+    deadline: Deadline,
+    report: Report,
+) -> Json:
+    """Returns the line that a command ends with."""
+    part = Replay(engine, scorer, options, report).measure(deadline)
+    names = {"target": Path(model).name, "drafter": Path(scorer).name}
+    gpu = engine.plan.gpu
+    result = {
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": asdict(describe_machine()),
+        "device": "CPU" if gpu is None else gpu.name,
+        **names,
+        **part,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    ratios = {"both_over_faster": part["both_over_faster"], "right": right_over_plain(part)}
+    totals = {way: row["total_s"]["median"] for way, row in part["ways"].items()}
+    return {"file": str(out), "total_s": totals, **ratios}
 
 
 def make_section(part: Json) -> list[str]:
