@@ -23,7 +23,7 @@ from draftree.bench.machine import describe_machine
 from draftree.bench.median import Report, Samples, summarize
 from draftree.bench.record import Json
 from draftree.chat import Engine
-from draftree.compress import CompressOptions, Compressor
+from draftree.compress import Compressor
 
 PLAIN, COMPRESSED, CACHED, BOTH = "plain", "compressed", "cached", "both"
 WAYS: Final = MappingProxyType(
@@ -38,9 +38,9 @@ class ReplayOptions:
     """is_judged: the model may be right or wrong; one with random weights writes any text."""
 
     mode: str = "auto"
-    num_tokens: int = 48  # most of a reply
+    num_tokens: int = 64  # most of a reply
     num_turns: int = 24
-    file_scale: int = 8
+    file_scale: int = 12
     num_rounds: int = 3
     is_judged: bool = True
 
@@ -153,29 +153,27 @@ class Replay:
     def _ask(self, way: str, turn: RecordedTurn, messages: Sequence[Message]) -> ReplayTurn:
         is_call = self.options.is_judged and turn.kind != ANSWER
         choice = "required" if is_call else "auto"
-        start, score_ms = time.perf_counter(), 0.0
-        shorter: Sequence[Mapping[str, Any]] = messages
-        if way in self._compressors:
-            asked = CompressOptions(self.options.mode)
-            shorter, done = self._compressors[way].compress(messages, asked, has_tools=True)
-            assert done is not None
-            score_ms = done.score_ms
+        compressor = self._compressors.get(way)
+        if compressor is not None:
+            self.engine._compressor = compressor
+        start = time.perf_counter()
         generation = self.engine.chat(
-            shorter,
+            messages,
             tools=make_tools(),
             tool_choice=choice,
             parallel_tool_calls=False,
             max_tokens=self.options.num_tokens,
-            compress="off",
+            compress="off" if compressor is None else self.options.mode,
         )
         prepared_ms = 1000 * (time.perf_counter() - start)
         for _ in generation:
             pass
         total_ms = 1000 * (time.perf_counter() - start)
         usage, calls = generation.usage, generation.message.calls
+        score_ms = 0.0 if usage.compression is None else usage.compression.score_ms
         said = [f"{c['function']['name']}({c['function']['arguments']})" for c in calls]
         return ReplayTurn(
-            round(prepared_ms + usage.first_token_ms, 2),
+            round(prepared_ms + usage.first_token_ms - score_ms, 2),
             round(total_ms, 2),
             *(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens),
             round(score_ms, 2),

@@ -44,7 +44,7 @@ __all__ = [
 
 _NUM_ENDED = 4  # conversations that are waited for together
 _LEAST_OPENING = 16  # tokens; fewer are as soon read again
-_FULL_SHARE = 0.875  # of the context: a prompt beyond it is shortened wherever it may be
+_REPLY = 8  # a prompt is shortened wherever it may be, to leave a reply an eighth of the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,12 +286,12 @@ class Engine:
         """
         wanted = tools or (), tool_choice, parallel_tool_calls
         options = ReplyOptions(*wanted, response_format, thinking, thinking_budget)
-        begun = messages[-1:] if continue_final else ()
+        begun, max_ctx = messages[-1:] if continue_final else (), self.plan.max_ctx
         asked = messages[: len(messages) - len(begun)], compress, compress_keep
         for has_room in (True, False):
             shorter, report = self._compressor.shorten(*asked, bool(tools), has_room)
             turn = self._planner.plan([*shorter, *begun], options, is_continued=continue_final)
-            if report is None or len(turn.prompt_ids) < _FULL_SHARE * self.plan.max_ctx:
+            if not report or len(turn.prompt_ids) < max_ctx - min(max_tokens, max_ctx // _REPLY):
                 break
         request = self._request(turn.prompt_ids, max_tokens, sampling, logit_bias, logprobs)
         request = self._mark_opening(request, messages, options)

@@ -36,6 +36,7 @@ from draftree.text.tools.dialect import Message
 AUTO_TOKENS: Final = 4096  # a text must have more, for the time it saves to be worth a risk
 LEAST_TOKENS: Final = 1024  # where compression was asked for in any case
 AUTO_SHARE: Final = 0.2  # twice what kept every needle of the benchmark
+AUTO_OWN_SHARE: Final = 0.3  # by the target's first layers, which miss more
 _MOST_TEXTS: Final = 512  # that are remembered
 _REPLY: Final = b"reply"
 
@@ -125,13 +126,14 @@ class Compressor:
         is_eager = options.mode == "always"
         least = LEAST_TOKENS if is_eager else AUTO_TOKENS
         is_own = not has_tools and (is_eager or not self.is_self)
+        share = AUTO_OWN_SHARE if self.is_self and options.keep == "auto" else options.share
         long_texts = find_long_texts(messages, least, is_eager=is_eager, is_own=is_own)
         report, texts, keys = Compression(), {}, self._find_keys(messages, least, is_eager)
         with self._lock:
             for long_text in long_texts:
                 if has_room and keys.get(long_text.message) in self._read:
                     continue
-                done = self._shorten(long_text, options.share, least, report)
+                done = self._shorten(long_text, share, least, report)
                 if done.text is not None:
                     texts[long_text.message] = done.text
                     report.num_texts += 1

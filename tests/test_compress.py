@@ -184,6 +184,16 @@ def test_auto_does_not_have_the_target_read_a_new_text_twice() -> None:
     assert list(shorter) == [asked] and tokens.scorer.num_calls == 0
 
 
+def test_own_scores_keep_more_unless_told() -> None:
+    messages, kept = tool_session(), []
+    for keep in ("auto", 0.2):
+        options = CompressOptions("auto", keep)
+        report = open_compressor()[0].compress(messages, options, has_tools=True)[1]
+        assert report is not None and report.num_texts == 1
+        kept.append(report.tokens_kept)
+    assert kept[0] > 1.1 * kept[1]
+
+
 @pytest.mark.parametrize(
     ("mode", "keep"), [("on", 0.1), ("auto", 0.0), ("auto", 1.5), ("auto", "x")]
 )
@@ -238,13 +248,14 @@ def test_a_prompt_that_grows_too_long_is_shortened_after_all(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("draftree.compress.AUTO_TOKENS", 128)
-    monkeypatch.setattr("draftree.chat._FULL_SHARE", 0.45)  # 921 tokens
+    monkeypatch.setattr("draftree.chat._REPLY", 2)  # for a reply of 1100 tokens 1024 are left
     engine._compressor.reset()
     text = "\n".join(make_text().splitlines()[20:45])
 
     def ask(messages: list[Any]) -> Any:
-        reply = engine.chat(messages, max_tokens=1, compress="auto", compress_keep=0.05)
-        assert list(reply)
+        reply = engine.chat(messages, max_tokens=1100, compress="auto", compress_keep=0.05)
+        next(reply)
+        reply.close()
         return reply.usage
 
     messages: list[Any] = [user(text), reply("Fine."), user(text)]
