@@ -19,7 +19,7 @@ from benchmarks.compress_position import Cut, find_positions, placed
 from benchmarks.parts import Deadline
 from draftree.bench.machine import describe_machine
 from draftree.chat import Engine
-from draftree.compress import AUTO_SHARE, Compressor
+from draftree.compress import AUTO_OWN_SHARE, AUTO_SHARE, Compressor
 from draftree.compress import CompressOptions as RequestOptions
 from draftree.engine.scoring import CHUNK_LEN
 from draftree.text.compress import LongText, choose_chunks, chunk_places, cut_text
@@ -225,6 +225,7 @@ def write_compress(
             "target": Path(options.target).name,
             "drafters": [Path(drafter).name for drafter in options.drafters],
             "auto_share": AUTO_SHARE,
+            "auto_own_share": AUTO_OWN_SHARE,
         },
     }
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -134,10 +134,12 @@ def _note(result: Mapping[str, Any]) -> str:
     )
     lengths = ", ".join(f"{count:,}" for count in settings["num_chars"])
     place = "a shared machine" if settings["device"] == "cpu" else "a GPU"
+    own_share = settings.get("auto_own_share", settings["auto_share"])
+    own = "" if own_share == settings["auto_share"] else f" (by own scores {own_share:g})"
     return (
         f"Target {settings['target']}, scored by {_drafters(settings)}; texts of {lengths} "
-        f"characters; `auto` takes a share of {settings['auto_share']:g}, and leaves alone texts "
-        f"of up to {AUTO_TOKENS:,} tokens and questions about the whole. Mean time of scoring a "
+        f"characters; `auto` takes a share of {settings['auto_share']:g}{own}, and leaves alone "
+        f"texts of up to {AUTO_TOKENS:,} tokens and questions about the whole. Mean time of scoring a "
         f"text, on {place}: {times}."
     )
 
