@@ -79,24 +79,25 @@ def placed(engine: Engine, positions: Sequence[int] | np.ndarray) -> Iterator[No
         for key, table in tables.items():
             rest = np.arange(1, len(table) - len(positions) + 1) + positions[-1]
             rows = np.minimum(np.concatenate((positions, rest)), len(table) - 1)
-            _write(table, saved[key][rows])
+            _write(table, saved[key], rows)
         yield
     finally:
         for key, table in tables.items():
-            _write(table, saved[key])
+            _write(table, saved[key], np.arange(len(table)))
 
 
 def _copy(table: Any) -> Any:
     return table.copy() if isinstance(table, np.ndarray) else table.clone()
 
 
-def _write(table: Any, rows: Any) -> None:
-    """Between passes: a GPU's may still be running."""
+def _write(table: Any, source: Any, rows: np.ndarray) -> None:
+    """These rows of the source, between passes: a GPU's may still be running."""
     if isinstance(table, np.ndarray):
-        table[:] = rows
+        table[:] = source[rows]
         return
     import torch
 
-    torch.cuda.synchronize()
-    table.copy_(rows)
-    torch.cuda.synchronize()
+    wait = torch.cuda.synchronize if table.is_cuda else lambda: None
+    wait()
+    table.copy_(source[torch.as_tensor(rows, device=table.device)])
+    wait()

@@ -139,8 +139,8 @@ def _note(result: Mapping[str, Any]) -> str:
     return (
         f"Target {settings['target']}, scored by {_drafters(settings)}; texts of {lengths} "
         f"characters; `auto` takes a share of {settings['auto_share']:g}{own}, and leaves alone "
-        f"texts of up to {AUTO_TOKENS:,} tokens and questions about the whole. Mean time of scoring a "
-        f"text, on {place}: {times}."
+        f"texts of up to {AUTO_TOKENS:,} tokens and questions about the whole. Mean time of "
+        f"scoring a text, on {place}: {times}."
     )
 
 

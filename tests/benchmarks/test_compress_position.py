@@ -1,10 +1,16 @@
 """Shortened prompts at their original positions: which those are, and that an engine takes them."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.compress_position import Cut, find_positions, placed
 from draftree.chat import Engine
+from draftree.kernels.ops import Rope
+from draftree.layers.attention import Attention
 from draftree.text.compress import cut_text
 from draftree.text.tokenizer import Tokenizer
 from tests.text.metadata import byte_metadata
@@ -34,6 +40,18 @@ def test_every_kept_token_stands_where_it_stood(kept: set[int]) -> None:
     )
     assert len(same) - sum(same) <= in_marks
     assert positions[-9:].tolist() == list(range(len(whole) - 9, len(whole)))
+
+
+def test_tables_of_a_gpu_are_exchanged_as_well() -> None:
+    table = torch.arange(12.0).reshape(6, 2)
+    rope = Rope(table, 2, interleaved=False)
+    part: Any = None
+    mixer = Attention(part, part, part, part, rope, 1, 2)
+    model = SimpleNamespace(blocks=[SimpleNamespace(mixer=mixer)] * 2)
+    engine: Any = SimpleNamespace(tokens=SimpleNamespace(target=SimpleNamespace(model=model)))
+    with placed(engine, [0, 2, 3]):
+        assert table[:, 0].tolist() == [0, 4, 6, 8, 10, 10]
+    assert table[:, 0].tolist() == [0, 2, 4, 6, 8, 10]
 
 
 def test_an_engine_reads_at_given_positions_and_comes_back(smollm2_path) -> None:
