@@ -273,7 +273,7 @@ def make_section(part: Json) -> list[str]:
             cells += [f"{row[key]} of {row['num_calls']}" for key in ("num_right", "num_equal")]
         rows.append(cells)
     head = ["conversation", "all turns, s", "first token, ms", "tokens read", "scoring, s"]
-    head += ["right calls", "calls of the whole"] if settings["is_judged"] else []
+    head += ["right calls", "the same as whole"] if settings["is_judged"] else []
     last = part["ways"][PLAIN]["last_prompt"]
     note = (
         f"The recorded session of a coding agent, {settings['num_turns']} turns, {last:,} tokens "
