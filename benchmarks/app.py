@@ -13,9 +13,9 @@ import typer
 
 from benchmarks.abroad_command import abroad
 from benchmarks.cluster_command import cluster
+from benchmarks.compress_command import COMMANDS as COMPRESS_COMMANDS
 from benchmarks.context import DEPTHS
 from benchmarks.gpu_command import COMMANDS as GPU_COMMANDS
-from benchmarks.gpu_command import LimitS
 from benchmarks.model import NAMES, pull_model
 from benchmarks.session import ALONE, Session, all_kinds
 from draftree.cli.app import CommandLine
@@ -57,7 +57,7 @@ app = typer.Typer(
 
 app.command("abroad")(abroad)
 app.command("cluster")(cluster)
-for command in GPU_COMMANDS:
+for command in (*GPU_COMMANDS, *COMPRESS_COMMANDS):
     app.command(command.__name__.replace("_", "-"))(command)
 
 
@@ -211,34 +211,6 @@ def acceptance(
         write_acceptance(model, draft, out, cache_dir() / "datasets", limit, n_gen, say)
     if plot is not None:
         draw_depths(json.loads(out.read_text(encoding="utf-8")), plot)
-
-
-@app.command()
-def compress(
-    model: Model = DEFAULT_MODEL,
-    drafter: Annotated[str, typer.Option(help="The model that scores.")] = DEFAULT_MODEL,
-    chars: Annotated[
-        list[int] | None,
-        typer.Option(min=4000, help="Characters of a text; several take turns. 10,000 if none."),
-    ] = None,
-    cases: Annotated[int, typer.Option(min=1, help="Texts of each kind.")] = 4,
-    replies: Annotated[int, typer.Option(min=0, help="Of those, that are answered.")] = 2,
-    own: Annotated[bool, typer.Option(help="Score by the target's own keys as well.")] = True,
-    device: Device = "cpu",
-    max_ctx: Annotated[int, typer.Option(min=1024, help="Of the target.")] = 8192,
-    limit_s: LimitS = 36_000.0,
-    results: Results = RESULTS / "compress",
-) -> None:
-    """Whether prompt compression keeps what a question needs, and whether it is answered."""
-    from benchmarks.compress import SHARES, CompressOptions, write_compress
-    from benchmarks.parts import Deadline
-
-    lengths = tuple(chars or (10_000,))
-    options = CompressOptions(model, drafter, lengths, cases, replies, own, SHARES, device, max_ctx)
-    with progress() as say:
-        out = results / Path(model).name.removesuffix(".gguf") / "quality.json"
-        write_compress(out, options, Deadline(limit_s), say)
-    finish({"file": str(out)})
 
 
 @app.command("draft-context")

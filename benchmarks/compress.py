@@ -11,36 +11,38 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from benchmarks.compress_case import KINDS, Case, make_case
-from benchmarks.markdown import table
+from benchmarks.compress_position import Cut, find_positions, placed
 from benchmarks.parts import Deadline
 from draftree.bench.machine import describe_machine
 from draftree.chat import Engine
-from draftree.compress import AUTO_SHARE, AUTO_TOKENS, Compressor
+from draftree.compress import AUTO_OWN_SHARE, AUTO_SHARE, Compressor
 from draftree.compress import CompressOptions as RequestOptions
 from draftree.engine.scoring import CHUNK_LEN
 from draftree.text.compress import LongText, choose_chunks, chunk_places, cut_text
 from draftree.text.tokenizer import Tokenizer
 
 SHARES: Final = (0.05, 0.1, 0.2, 0.3)
-FULL, AUTO = "full", "auto"
+FULL, AUTO, ORIGINAL = "full", "auto", "original"
 
 
 @dataclass(frozen=True, slots=True)
 class CompressOptions:
-    """num_chars: of a text; cases of a kind take them in turns."""
+    """num_chars: of a text; cases of a kind take them in turns. original_shares: those that are
+    read at original positions as well, by the first drafter's scores.
+    """
 
     target: str
-    drafter: str
+    drafters: tuple[str, ...]
     num_chars: tuple[int, ...] = (10_000,)
     num_cases: int = 4  # of each kind
     num_replies: int = 2  # of those, that the target answers
     use_own: bool = True  # score by the target's own first layers as well
     shares: tuple[float, ...] = SHARES
+    original_shares: tuple[float, ...] = ()
     device: str = "cpu"
     max_ctx: int = 8192
 
@@ -65,10 +67,22 @@ class Tally:
 Tallies = dict[str, Tally]  # by kind, who scored, with what, and share
 
 
+class Answered(NamedTuple):
+    score: float
+    first_token_ms: float
+
+
+def name_model(model: str) -> str:
+    """What people call it, without the form of its weights."""
+    return Path(model).name.removesuffix(".gguf").lower().partition("-instruct")[0]
+
+
 class _Bench:
     def __init__(self, engine: Engine, options: CompressOptions) -> None:
         self.engine, self.options = engine, options
-        names = {"drafter": options.drafter} | ({"self": "self"} if options.use_own else {})
+        names = {name_model(model): model for model in options.drafters}
+        self.first = next(iter(names), "self")
+        names |= {"self": "self"} if options.use_own else {}
         config = engine.tokens.config
         self.compressors = {
             name: Compressor(engine.tokens, engine.tokenizer, replace(config, compress_with=model))
@@ -77,8 +91,14 @@ class _Bench:
         self.kept: Tallies = {}
         self.replies: Tallies = {}
         self.score_ms: dict[str, list[float]] = {}
+        self.auto: list[dict[str, Any]] = []  # every case that `auto` shortened
+        self._known: dict[str, Answered] = {}  # replies of a case, by its messages
 
-    def run(self, case: Case, *, is_answered: bool) -> None:
+    def run(self, case: Case, seed: int, *, is_answered: bool) -> None:
+        self._known.clear()
+        whole = Answered(0.0, 0.0)
+        if is_answered:
+            whole = self._answer(case, case.messages(case.text), FULL, 1.0, 0.0)
         for name, compressor in self.compressors.items():
             start = time.perf_counter()
             scorer, tokenizer = compressor.open()
@@ -91,28 +111,50 @@ class _Bench:
                 for rules in ("rules", "scores"):
                     asked = LongText(0, case.text, case.question if rules == "rules" else "")
                     is_kept = choose_chunks(scores, share, places, case.text, asked)
-                    text, _ = cut_text(case.text, places, is_kept, lambda start, end: end - start)
+                    cut = Cut(case.text)
+                    cut.shorter, _ = cut_text(case.text, places, is_kept, cut.count)
                     key = f"{case.kind}/{name}/{rules}/{share}"
-                    kept_share = self._count(text) / self._count(case.text)
+                    kept_share = self._count(cut.shorter) / self._count(case.text)
                     if case.needed:
-                        is_right = all(piece in text for piece in case.needed)
+                        is_right = all(piece in cut.shorter for piece in case.needed)
                         self.kept.setdefault(key, Tally()).add(float(is_right), kept_share)
                     if is_answered and share and rules == "rules":
-                        messages = case.messages(text)
-                        self._answer(case, messages, f"{name}/{share}", kept_share, score_ms)
+                        self._answer_share(case, name, share, cut, kept_share, score_ms)
             if is_answered:
-                self._answer_auto(case, name, compressor)
-        if is_answered:
-            self._answer(case, case.messages(case.text), FULL, 1.0, 0.0)
+                self._answer_auto(case, seed, name, compressor, whole)
 
-    def _answer_auto(self, case: Case, name: str, compressor: Compressor) -> None:
+    def _answer_share(
+        self, case: Case, name: str, share: float, cut: Cut, kept_share: float, score_ms: float
+    ) -> None:
+        messages, setting = case.messages(cut.shorter), f"{name}/{share}"
+        self._answer(case, messages, setting, kept_share, score_ms)
+        if name != self.first or share not in self.options.original_shares:
+            return
+        tools = {"tools": case.options().get("tools", ())}
+        prompts = [
+            self.engine.encode_chat(said, **tools) for said in (case.messages(case.text), messages)
+        ]
+        positions = find_positions(self.engine.tokenizer, prompts[0], prompts[1], cut)
+        self._known.clear()
+        with placed(self.engine, positions):
+            self._answer(case, messages, f"{setting}/{ORIGINAL}", kept_share, score_ms)
+        self._known.clear()
+
+    def _answer_auto(
+        self, case: Case, seed: int, name: str, compressor: Compressor, whole: Answered
+    ) -> None:
         messages, report = compressor.compress(
-            case.messages(case.text), RequestOptions("auto"), has_tools=case.has_tools
+            case.messages(case.text), RequestOptions(AUTO), has_tools=case.has_tools
         )
         assert report is not None
         before = report.tokens_before
         kept_share = report.tokens_kept / before if before else 1.0
-        self._answer(case, messages, f"{name}/{AUTO}", kept_share, report.score_ms)
+        found = self._answer(case, messages, f"{name}/{AUTO}", kept_share, report.score_ms)
+        if report.num_texts:
+            text = "\n".join(str(message["content"]) for message in messages)
+            is_kept = all(piece in text for piece in case.needed)
+            row = {"kind": case.kind, "seed": seed, "scorer": name, "is_kept": is_kept}
+            self.auto.append(row | {"score": found.score, "whole": whole.score})
 
     def _answer(
         self,
@@ -121,15 +163,24 @@ class _Bench:
         setting: str,
         kept_share: float,
         score_ms: float,
-    ) -> None:
+    ) -> Answered:
+        """A prompt that was answered before has the same reply."""
+        key = json.dumps(list(messages))
+        if key not in self._known:
+            self._known[key] = self._ask(case, messages)
+        found = self._known[key]
+        tally = self.replies.setdefault(f"{case.kind}/{setting}", Tally())
+        tally.add(found.score, kept_share, found.first_token_ms + score_ms)
+        return found
+
+    def _ask(self, case: Case, messages: Sequence[Mapping[str, Any]]) -> Answered:
         self.engine.tokens.reset()
         generation = self.engine.chat(messages, compress="off", **case.options())
         for _ in generation:
             pass
         calls = [call["function"]["arguments"] for call in generation.message.calls]
         score = case.judge("\n".join((generation.text, *calls)))
-        first_ms = generation.usage.first_token_ms + score_ms
-        self.replies.setdefault(f"{case.kind}/{setting}", Tally()).add(score, kept_share, first_ms)
+        return Answered(score, generation.usage.first_token_ms)
 
     def _count(self, text: str) -> int:
         return len(_encode(self.engine.tokenizer, text))
@@ -152,11 +203,12 @@ def measure_compress(
                 say(f"{kind}: case {seed + 1} of {options.num_cases}, {deadline.left_s:.0f} s left")
                 num_chars = options.num_chars[seed % len(options.num_chars)]
                 case = make_case(kind, num_chars, seed)
-                bench.run(case, is_answered=seed < options.num_replies)
+                bench.run(case, seed, is_answered=seed < options.num_replies)
             yield {
                 "kept": {key: asdict(tally) for key, tally in bench.kept.items()},
                 "replies": {key: asdict(tally) for key, tally in bench.replies.items()},
                 "score_ms": bench.score_ms,
+                "auto": bench.auto,
             }
             if deadline.is_over:
                 return
@@ -171,96 +223,11 @@ def write_compress(
         "settings": {
             **asdict(options),
             "target": Path(options.target).name,
-            "drafter": Path(options.drafter).name,
+            "drafters": [Path(drafter).name for drafter in options.drafters],
             "auto_share": AUTO_SHARE,
+            "auto_own_share": AUTO_OWN_SHARE,
         },
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     for known in measure_compress(options, deadline, say):
         out.write_text(json.dumps({**result, **known}, indent=1) + "\n", encoding="utf-8")
-
-
-def make_section(result: Mapping[str, Any]) -> list[str]:
-    """Markdown: cases whose needed places are kept, and how well the target answers."""
-    shares = result["settings"]["shares"]
-    rows = []
-    for name in result["score_ms"]:
-        for rules, words in (("rules", "scores and rules"), ("scores", "scores alone")):
-            cells = [
-                _cells(result["kept"], [f"{kind}/{name}/{rules}/{share}" for kind in KINDS])
-                for share in (0.0, *shares)
-            ]
-            rows.append([name, words, *cells])
-    head = ["scorer", "kept by", "rules only", *(f"share {share:g}" for share in shares)]
-    lines = [*table(head, rows), "", "Cases with every needed place kept, of all; share of the "]
-    lines[-1] += "text that was kept, ends and whole lines included."
-    by_kind = [
-        [name, kind, _cells(result["replies"], [f"{kind}/{FULL}"])]
-        + [_cells(result["replies"], [f"{kind}/{name}/{key}"]) for key in (*shares, AUTO)]
-        for name in result["score_ms"]
-        for kind in KINDS
-        if f"{kind}/{name}/{AUTO}" in result["replies"]
-    ]
-    if by_kind:
-        head = ["scorer", "answered by the target", "full"]
-        head += [*(f"share {share:g}" for share in shares), AUTO]
-        lines += ["", *table(head, by_kind), "", "Right replies, of all, and the share that was "]
-        lines[-1] += "kept; of several answers, and of a module's words about itself, the share."
-    return [*lines, "", _note(result)]
-
-
-def worst_of_auto(result: Mapping[str, Any]) -> float:
-    """Score of `auto` over that of the whole text, of the worst kind and scorer."""
-    replies = result["replies"]
-    ratios = [
-        replies[f"{kind}/{name}/{AUTO}"]["score"] / replies[f"{kind}/{FULL}"]["score"]
-        for kind in KINDS
-        for name in result["score_ms"]
-        if f"{kind}/{name}/{AUTO}" in replies and replies[f"{kind}/{FULL}"]["score"]
-    ]
-    return round(min(ratios), 4)
-
-
-def draw_quality(result: Mapping[str, Any], path: Path) -> None:
-    """Score over that of the whole text, against the share that was kept, kind by kind."""
-    figure = import_module("matplotlib.figure").Figure(figsize=(9, 3.4), layout="constrained")
-    names, replies = list(result["score_ms"]), result["replies"]
-    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        for kind in KINDS:
-            whole = replies.get(f"{kind}/{FULL}", {}).get("score")
-            if not whole:
-                continue
-            found = [replies[f"{kind}/{name}/{share}"] for share in result["settings"]["shares"]]
-            kept = [sum(tally["kept_shares"]) / tally["num_cases"] for tally in found]
-            axes.plot(kept, [t["score"] / whole for t in found], marker="o", label=kind)
-        axes.axhline(1.0, color="#888888", linewidth=0.8)
-        axes.set(xlabel="share of the text that was kept", ylabel="score over the whole text's")
-        axes.set_title(f"scored by: {name}", fontsize=9)
-    axes.legend(fontsize=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-
-
-def _cells(tallies: Mapping[str, Any], keys: Sequence[str]) -> str:
-    found = [tallies[key] for key in keys if key in tallies]
-    if not found:
-        return ""
-    score, total = (sum(tally[name] for tally in found) for name in ("score", "num_cases"))
-    kept = [share for tally in found for share in tally["kept_shares"]]
-    return f"{round(score, 1):g} of {total}, {100 * sum(kept) / len(kept):.0f} %"
-
-
-def _note(result: Mapping[str, Any]) -> str:
-    settings = result["settings"]
-    times = ", ".join(
-        f"{name} {sum(values) / len(values) / 1000:.2f} s"
-        for name, values in result["score_ms"].items()
-    )
-    lengths = ", ".join(f"{count:,}" for count in settings["num_chars"])
-    place = "a shared machine" if settings["device"] == "cpu" else "a GPU"
-    return (
-        f"Target {settings['target']}, drafter {settings['drafter']}; texts of {lengths} "
-        f"characters; `auto` takes a share of {settings['auto_share']:g}, and leaves alone texts "
-        f"of up to {AUTO_TOKENS:,} tokens and questions about the whole. Mean time of scoring a "
-        f"text, on {place}: {times}."
-    )

@@ -3,7 +3,7 @@
 Parts: `schema` (round with a JSON schema over a free one), `clients` (tokens per second of four
 over one's), `beside` (first token of a short request beside three writers), `behind` (the same
 behind a long prompt), `agent` (a coding agent's session over HTTP), `compress`, `compress self` and
-`full` (first token of long prompts).
+`full` (first token of long prompts), `session` (an agent's, compressed, cached, and both).
 """
 
 import asyncio
@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.compress_session import Replay, ReplayOptions
 from benchmarks.gpu_clients import Clients, Served, open_clients, run_lent
 from benchmarks.gpu_request import BUDGET, compare_rounds
 from benchmarks.gpu_writing import Written, write
@@ -36,6 +37,7 @@ _GIB: Final = 2**30
 _KEEP: Final = 0.05
 _NUM_CLIENTS: Final = 4
 SESSION: Final = AgentOptions(num_tokens=48, pause_s=0.5, num_turns=24, file_scale=12)
+REPLAY: Final = ReplayOptions("auto", 16, 16, file_scale=20, num_rounds=1, is_judged=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class ShapeOptions:
     chunk: int = 2048  # of compressed prompts: what is left of the memory is the scorer's
     repeats: int = 2
     agent: AgentOptions = SESSION
+    replay: ReplayOptions = REPLAY
 
     def settings(self) -> Json:
         kept = ("shape", "memory", "prompt_len", "num_tokens", "short_len", "long_len", "chunk")
@@ -237,6 +240,11 @@ def measure_session(bench: ShapeBench) -> Json:
     return asdict(measures) | {"settings": options.settings()}
 
 
+def measure_replay(bench: ShapeBench) -> Json:
+    engine, scorer = bench.open_wide(), str(bench.write_scorer())
+    return Replay(engine, scorer, bench.options.replay, bench.report).measure(bench.deadline)
+
+
 def measure_compress(bench: ShapeBench, scorer: str) -> Json:
     """First token of long prompts of which a twentieth is kept, scoring included."""
     options = bench.options
@@ -300,6 +308,7 @@ def all_parts(bench: ShapeBench) -> dict[str, Callable[[], Json]]:
         "beside": lambda: measure_beside(bench),
         "behind": lambda: measure_behind(bench),
         "agent": lambda: measure_session(bench),
+        "session": lambda: measure_replay(bench),
         "schema": lambda: measure_schema(bench),
         "compress": lambda: measure_compress(bench, str(bench.write_scorer())),
         "compress self": lambda: measure_compress(bench, "self"),

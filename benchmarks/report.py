@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.compress import draw_quality
-from benchmarks.compress import make_section as compress_section
+from benchmarks.compress_session import make_section as session_section
 from benchmarks.draft_context import make_section
 from benchmarks.markdown import table
 from benchmarks.plot import plot_name, plots_of
 from benchmarks.result import check_same_machine, find_older, read_places
 from benchmarks.section import SECTIONS
+from benchmarks.section_compress import draw_quality
+from benchmarks.section_compress import make_section as compress_section
 from benchmarks.target import EXPORT_TARGETS, KV_KIND, SERVER_TARGETS, TARGETS, judge_targets
 from benchmarks.target_draft import (
     COMPRESS_KIND,
@@ -25,6 +26,7 @@ from benchmarks.target_draft import (
     DRAFT_KIND,
     DRAFT_TARGETS,
     GPU_SUITE_TARGETS,
+    SESSION_KIND,
 )
 from benchmarks.target_gpu import KINDS as GPU_KINDS
 from benchmarks.verdict import SERVER, Target, Verdict
@@ -94,6 +96,11 @@ def _compression(folder: Path, plots: set[str]) -> list[str]:
         lines += [f"![score by share kept](plots/{name})", ""] if name in plots else []
         model = {"sha256": COMPRESSED.get(path.parent.name, "")}
         records.append({**result, "kind": COMPRESS_KIND, "model": model, "measures": result})
+    for path in sorted(folder.glob("compress/*/session.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        lines += [f"**{result['target']}, a session**", "", *session_section(result), ""]
+        model = {"sha256": COMPRESSED.get(path.parent.name, "")}
+        records.append({**result, "kind": SESSION_KIND, "model": model, "measures": result})
     judged = _judge("Prompt compression", records, COMPRESS_TARGETS)
     return [*judged, *lines]
 
@@ -124,7 +131,8 @@ def _read_all(paths: Iterable[Path]) -> list[Json]:
 
 def _judge(title: str, records: list[Json], targets: Iterable[Target]) -> list[str]:
     """A table of targets that are judged by themselves, if there is anything to judge."""
-    rows = [_target_row(verdict) for verdict in judge_targets(records, targets=targets)]
+    verdicts = judge_targets(records, targets=targets)
+    rows = [_target_row(verdict) for verdict in verdicts if verdict.is_shown]
     return [f"## {title}", "", *table(_TARGET_COLUMNS, rows), ""] if records else []
 
 
@@ -211,7 +219,8 @@ def _targets(
     suite = GPU_SUITE_TARGETS if is_gpu else CPU_SUITE_TARGETS if is_x86 else ()
     targets = [*TARGETS, *suite]
     verdicts = judge_targets(records, older, targets)
-    rows = [_target_row(verdict) for verdict in verdicts if verdict.target.kind in kinds]
+    shown = [v for v in verdicts if v.target.kind in kinds and v.is_shown]
+    rows = [_target_row(verdict) for verdict in shown]
     return ["### Targets", "", *table(_TARGET_COLUMNS, rows), ""]
 
 

@@ -4,6 +4,7 @@ that were not measured are left out.
 
 from statistics import median
 
+from benchmarks.compress_session import make_section as session_section
 from benchmarks.markdown import short, spread, table
 from draftree.bench.record import Json
 
@@ -124,6 +125,8 @@ def gpu_shapes(record: Json) -> list[str]:
         lines += _rounds(parts["schema"])
     if "agent" in parts:
         lines += [*agent(parts["agent"], parts["agent"]["settings"]), ""]
+    if "session" in parts:
+        lines += [*session_section(parts["session"]), ""]
     rows = [
         [length, words, spread(row["first_s"]), f"{row['score_s']:.2f}", str(row["prompt_tokens"])]
         for part, words in (

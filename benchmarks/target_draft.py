@@ -1,10 +1,12 @@
 """Targets of packaged drafts and of prompt compression: the same on every machine."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
-from benchmarks.compress import worst_of_auto
-from benchmarks.verdict import CODER, SMOLLM2, Target
+from benchmarks.compress_session import right_over_plain
+from benchmarks.section_compress import worst_of_auto
+from benchmarks.verdict import CODER, CODER_LARGE, SMOLLM2, Target
 from draftree.bench.record import Json
 
 DRAFT_KIND: Final = "acceptance"
@@ -56,13 +58,37 @@ DRAFT_TARGETS: Final = (
 )
 
 COMPRESS_KIND: Final = "compress"
-COMPRESSED: Final = {"qwen2.5-coder-0.5b": CODER}  # by the folder of their results
-COMPRESS_TARGETS: Final = (
-    Target(
-        "`auto` over the whole text, worst kind and scorer",
-        *(COMPRESS_KIND, CODER, worst_of_auto, True, 0.95, 1.0),
-    ),
-)
+SESSION_KIND: Final = "compress-session"
+COMPRESSED: Final = {  # by the folder of their results
+    "qwen2.5-coder-0.5b": CODER,
+    "qwen2.5-coder-1.5b": CODER_LARGE,
+}
+
+
+def _both_over_faster(measures: Json) -> float:
+    return float(measures["both_over_faster"])
+
+
+def _compress_targets(sha256: str) -> tuple[Target, ...]:
+    """Of a model that was not measured nothing is asked."""
+    targets = (
+        Target(
+            "`auto` over the whole text, worst kind and scorer",
+            *(COMPRESS_KIND, sha256, worst_of_auto, True, 0.95, 1.0),
+        ),
+        Target(
+            "session: cache and compression over the faster of the two alone",
+            *(SESSION_KIND, sha256, _both_over_faster, False, 1.0, 0.95),
+        ),
+        Target(
+            "session: right tool calls, both over the whole conversation",
+            *(SESSION_KIND, sha256, right_over_plain, True, 1.0, 1.0),
+        ),
+    )
+    return tuple(replace(target, is_optional=True) for target in targets)
+
+
+COMPRESS_TARGETS: Final = (*_compress_targets(CODER), *_compress_targets(CODER_LARGE))
 
 
 def _mean_speed_up(measures: Json) -> float | None:

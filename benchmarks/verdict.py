@@ -8,6 +8,7 @@ from draftree.bench.record import Json
 
 SMOLLM2: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 CODER: Final = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
+CODER_LARGE: Final = "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046"
 SYNTH: Final = "988b1e63e2e37bd5f0302d80fccf7e527833232ebe4a1022c52323fc55a2b30d"
 SMALL_Q4: Final = "a49ce4ef77152443bbca8f017d67d0aaac28d11d0e0c6b306b8dc07e539fb160"
 SMALL_BF16: Final = "31a2dd4c2f3839c4966d3a50e7c0cd413d297fa5747244f4505367fc51ebd2da"
@@ -16,6 +17,7 @@ _NAMES: Final = {
     SERVER: "any model",
     SMOLLM2: "SmolLM2-135M Q4_1",
     CODER: "Qwen2.5-Coder-0.5B Q4_K_M",
+    CODER_LARGE: "Qwen2.5-Coder-1.5B Q4_K_M",
     SYNTH: "27B shapes, Q4_K_M",
     SMALL_Q4: "0.8B shapes, Q4_K_M",
     SMALL_BF16: "0.8B shapes, BF16",
@@ -32,7 +34,8 @@ def _never(cpu: str) -> bool:
 @dataclass(frozen=True, slots=True)
 class Target:
     """read: the figure in the measures of a result of this kind, for the file with this hash.
-    is_retired: whether nothing is asked of it, by the machine's CPU.
+    is_retired: whether nothing is asked of it, by the machine's CPU. is_optional: it is not missed
+    where it was not measured.
     """
 
     what: str
@@ -44,6 +47,7 @@ class Target:
     aim: float
     unit: str = "×"
     is_retired: Callable[[str], bool] = _never
+    is_optional: bool = False
 
     @property
     def model(self) -> str:
@@ -58,6 +62,10 @@ class Verdict:
     value: float | None
     is_retired: bool = False
     is_older: bool = False  # taken with other kernels than the newest result
+
+    @property
+    def is_shown(self) -> bool:
+        return self.value is not None or not self.target.is_optional
 
     @property
     def words(self) -> str:

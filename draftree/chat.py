@@ -44,6 +44,7 @@ __all__ = [
 
 _NUM_ENDED = 4  # conversations that are waited for together
 _LEAST_OPENING = 16  # tokens; fewer are as soon read again
+_REPLY = 8  # a prompt is shortened wherever it may be, to leave a reply an eighth of the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +231,7 @@ class Engine:
 
     def offload(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Save the last conversation, so that others may come between its turns. For a moment in
-        which nothing is asked; without it, that is done when the next one begins. should_stop:
-        asked before each file that is written, where a folder was given.
+        which nothing is asked, else when the next one begins. should_stop: asked before each file.
         """
         self.tokens.offload(should_stop)
 
@@ -286,18 +286,19 @@ class Engine:
         """
         wanted = tools or (), tool_choice, parallel_tool_calls
         options = ReplyOptions(*wanted, response_format, thinking, thinking_budget)
-        begun = messages[-1:] if continue_final else ()
-        shorter, report = self._compressor.shorten(
-            messages[: len(messages) - len(begun)], compress, compress_keep, has_tools=bool(tools)
-        )
-        turn = self._planner.plan([*shorter, *begun], options, is_continued=continue_final)
+        begun, max_ctx = messages[-1:] if continue_final else (), self.plan.max_ctx
+        asked = messages[: len(messages) - len(begun)], compress, compress_keep
+        for has_room in (True, False):
+            shorter, report = self._compressor.shorten(*asked, bool(tools), has_room)
+            turn = self._planner.plan([*shorter, *begun], options, is_continued=continue_final)
+            if not report or len(turn.prompt_ids) < max_ctx - min(max_tokens, max_ctx // _REPLY):
+                break
         request = self._request(turn.prompt_ids, max_tokens, sampling, logit_bias, logprobs)
         request = self._mark_opening(request, messages, options)
         stream = self.tokens.generate(replace(request, grammar=turn.grammar))
         stream.usage.compression = report
         detokenizer = Detokenizer(self.tokenizer, is_continuation=continue_final)
-        reader = turn.new_reader(stop, request.sampling.seed)
-        generation = Generation(stream, detokenizer, reader)
+        generation = Generation(stream, detokenizer, turn.new_reader(stop, request.sampling.seed))
         if not continue_final:  # clients send such a reply back in one piece, or in two
             generation.on_end = partial(self._record_end, shorter, options, generation)
         return generation
@@ -338,11 +339,10 @@ class Engine:
         """
         if isinstance(prompt, str) and not system and not chat:
             return self.complete(prompt, max_tokens=max_tokens, sampling=sampling, stop=stop)
-        shorter, report = self._compressor.shorten(_conversation(prompt, system))
-        options = ReplyOptions()
-        ids = self._planner.encode(shorter, options)
+        shorter, report = self._compressor.shorten(_conversation(prompt, system), has_room=False)
+        ids = self._planner.encode(shorter, ReplyOptions())
         request = self._request(ids, max_tokens, sampling, None, None)
-        stream = self.tokens.generate(self._mark_opening(request, shorter, options))
+        stream = self.tokens.generate(self._mark_opening(request, shorter, ReplyOptions()))
         stream.usage.compression = report
         return Generation(stream, Detokenizer(self.tokenizer), ReplyReader(stop=stop))
 

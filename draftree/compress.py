@@ -2,13 +2,14 @@
 
 In: messages. Out: the same with parts of long contents left out, and what that saved. A text is
 shortened once and remembered by its content and its question, so that a conversation's prompt
-begins with the one before. Knows neither templates nor requests.
+begins with the one before; what was read whole, the cache of conversations has. Knows neither
+templates nor requests.
 """
 
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, NamedTuple
@@ -28,13 +29,16 @@ from draftree.text.compress import (
     replace_content,
     token_places,
 )
+from draftree.text.template import plain_content
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.tools.dialect import Message
 
 AUTO_TOKENS: Final = 4096  # a text must have more, for the time it saves to be worth a risk
 LEAST_TOKENS: Final = 1024  # where compression was asked for in any case
 AUTO_SHARE: Final = 0.2  # twice what kept every needle of the benchmark
+AUTO_OWN_SHARE: Final = 0.3  # by the target's first layers, which miss more
 _MOST_TEXTS: Final = 512  # that are remembered
+_REPLY: Final = b"reply"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,7 @@ class Compressor:
         self._scorer: Scorer | None = None
         self._scorer_tokenizer = tokenizer
         self._known: OrderedDict[bytes, Shortened] = OrderedDict()
+        self._read: OrderedDict[bytes, None] = OrderedDict()  # conversations up to a whole text
         self._lock = threading.Lock()
 
     def warm_up(self) -> None:
@@ -78,6 +83,11 @@ class Compressor:
         config = self._config
         if config.warm_up and config.compress != "off" and self._tokens.plan.gpu is not None:
             self.open()[0].score([0] * 2 * WINDOW_LEN, [0])
+
+    def reset(self) -> None:
+        """Know no texts, as a new one does."""
+        self._known.clear()
+        self._read.clear()
 
     @property
     def is_self(self) -> bool:
@@ -88,8 +98,8 @@ class Compressor:
         messages: Sequence[Message],
         mode: str | None = None,
         keep: float | str | None = None,
-        *,
         has_tools: bool = False,
+        has_room: bool = True,
     ) -> tuple[Sequence[Message], Compression | None]:
         """As asked for, and where nothing was, as the engine was opened."""
         config = self._config
@@ -97,31 +107,66 @@ class Compressor:
             config.compress if mode is None else mode,
             config.compress_keep if keep is None else keep,
         )
-        return self.compress(messages, options, has_tools=has_tools)
+        return self.compress(messages, options, has_tools=has_tools, has_room=has_room)
 
     def compress(
-        self, messages: Sequence[Message], options: CompressOptions, *, has_tools: bool
+        self,
+        messages: Sequence[Message],
+        options: CompressOptions,
+        *,
+        has_tools: bool,
+        has_room: bool = True,
     ) -> tuple[Sequence[Message], Compression | None]:
         """The last user's own text is read whole where there are tools, and by "auto" where the
-        target itself would have to read it first.
+        target itself would have to read it first. has_room: "auto" may leave texts whole that were
+        read so, since reading them again, though shorter, would take longer.
         """
         if options.mode == "off":
             return messages, None
         is_eager = options.mode == "always"
         least = LEAST_TOKENS if is_eager else AUTO_TOKENS
         is_own = not has_tools and (is_eager or not self.is_self)
+        share = AUTO_OWN_SHARE if self.is_self and options.keep == "auto" else options.share
         long_texts = find_long_texts(messages, least, is_eager=is_eager, is_own=is_own)
-        report, texts = Compression(), {}
+        report, texts, keys = Compression(), {}, self._find_keys(messages, least, is_eager)
         with self._lock:
             for long_text in long_texts:
-                done = self._shorten(long_text, options.share, least, report)
+                if has_room and keys.get(long_text.message) in self._read:
+                    continue
+                done = self._shorten(long_text, share, least, report)
                 if done.text is not None:
                     texts[long_text.message] = done.text
                     report.num_texts += 1
                     report.num_spans += done.num_spans
                     report.tokens_before += done.tokens_before
                     report.tokens_kept += done.tokens_kept
+            self._remember_read(keys, texts)
         return replace_content(messages, texts), report
+
+    def _find_keys(
+        self, messages: Sequence[Message], least: int, is_eager: bool
+    ) -> dict[int, bytes]:
+        """What stands for the conversation up to each long text, and up to the reply to come; none
+        without a cache of conversations, and where all is to be shortened.
+        """
+        if is_eager or self._config.prefix_bytes == 0:
+            return {}
+        digest, keys = sha256(), {}
+        for index, message in enumerate(messages):
+            asked = digest.digest() + _REPLY
+            digest.update(repr(message).encode("utf-8", "replace"))
+            if len(plain_content(message.get("content")) or "") > least:
+                is_reply = message.get("role") == "assistant"
+                keys[index] = asked if is_reply else digest.digest()
+        return {**keys, len(messages): digest.digest() + _REPLY}
+
+    def _remember_read(self, keys: Mapping[int, bytes], shortened: Container[int]) -> None:
+        for index, key in keys.items():
+            self._read.pop(key, None)
+            if index not in shortened:
+                self._read[key] = None
+        while len(self._read) > _MOST_TEXTS:
+            self._read.popitem(last=False)
 
     def _shorten(self, asked: LongText, share: float, least: int, report: Compression) -> Shortened:
         settings = f"{share}\0{least}\0{asked.kept}\0{asked.question}\0{asked.text}"

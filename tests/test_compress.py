@@ -42,10 +42,10 @@ class FakeTokens:
         return self.scorer
 
 
-def open_compressor() -> tuple[Compressor, FakeTokens]:
+def open_compressor(**config: Any) -> tuple[Compressor, FakeTokens]:
     tokens = FakeTokens()
     tokenizer = Tokenizer.from_metadata(byte_metadata())
-    return Compressor(tokens, tokenizer, EngineConfig()), tokens  # type: ignore[arg-type]
+    return Compressor(tokens, tokenizer, EngineConfig(**config)), tokens  # type: ignore[arg-type]
 
 
 def user(text: str) -> dict[str, str]:
@@ -54,6 +54,51 @@ def user(text: str) -> dict[str, str]:
 
 def reply(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
+
+
+def tool_session() -> list[Any]:
+    """A tool's result that was read with the first question, and a second question."""
+    call = {"id": "1", "type": "function", "function": {"name": "read", "arguments": "{}"}}
+    first = [user("Read it."), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    result = {"role": "tool", "tool_call_id": "1", "content": LONG}
+    return [*first, result, reply("Done."), user("What is in line 7?")]
+
+
+def test_auto_leaves_whole_what_the_cache_has_whole() -> None:
+    auto, messages = CompressOptions("auto"), tool_session()
+    for options, is_whole in (({}, True), ({"prefix_bytes": 0}, False)):
+        compressor, tokens = open_compressor(**options)
+        assert list(compressor.compress(messages[:3], auto, has_tools=True)[0]) == messages[:3]
+        shorter, report = compressor.compress(messages, auto, has_tools=True)
+        assert (list(shorter) == messages) is is_whole
+        assert report is not None and report.num_texts == (not is_whole)
+        assert tokens.scorer.num_calls == (not is_whole), "nothing is scored that stays"
+
+
+def test_auto_leaves_replies_whole_that_were_written_here() -> None:
+    auto, messages = CompressOptions("auto"), [user("Write."), reply(LONG), user("What is in 7?")]
+    for is_own in (True, False):
+        compressor, _ = open_compressor()
+        if is_own:
+            compressor.compress(messages[:1], auto, has_tools=False)
+        for _ in range(2):
+            shorter = compressor.compress(messages, auto, has_tools=False)[0]
+            assert (list(shorter) == messages) is is_own
+
+
+def test_a_conversation_that_was_not_read_or_has_no_room_is_shortened() -> None:
+    auto, messages = CompressOptions("auto"), tool_session()
+    compressor, _ = open_compressor()
+    cold = list(compressor.compress(messages, auto, has_tools=True)[0])
+    assert cold != messages and list(compressor.compress(messages, auto, has_tools=True)[0]) == cold
+    compressor.reset()
+    compressor.compress(messages[:3], auto, has_tools=True)
+    assert list(compressor.compress([user("Hi."), *messages], auto, has_tools=True)[0][1:]) == cold
+    assert list(compressor.compress(messages, auto, has_tools=True, has_room=False)[0]) == cold
+    assert list(compressor.compress(messages, auto, has_tools=True)[0]) == cold, "it stays so"
+    compressor.reset()
+    compressor.compress(messages[:3], auto, has_tools=True)
+    assert list(compressor.compress(messages, ALWAYS, has_tools=True)[0]) != messages
 
 
 def test_a_conversation_begins_as_it_did_a_turn_before() -> None:
@@ -139,6 +184,16 @@ def test_auto_does_not_have_the_target_read_a_new_text_twice() -> None:
     assert list(shorter) == [asked] and tokens.scorer.num_calls == 0
 
 
+def test_own_scores_keep_more_unless_told() -> None:
+    messages, kept = tool_session(), []
+    for keep in ("auto", 0.2):
+        options = CompressOptions("auto", keep)
+        report = open_compressor()[0].compress(messages, options, has_tools=True)[1]
+        assert report is not None and report.num_texts == 1
+        kept.append(report.tokens_kept)
+    assert kept[0] > 1.1 * kept[1]
+
+
 @pytest.mark.parametrize(
     ("mode", "keep"), [("on", 0.1), ("auto", 0.0), ("auto", 1.5), ("auto", "x")]
 )
@@ -187,3 +242,24 @@ def test_a_reply_goes_on_from_the_shortened_prompt(engine: Engine) -> None:
         assert NEEDLE in shorter[0]["content"]
     plain = engine.chat(shorter, max_tokens=6, compress="off")
     assert "".join(delta.text for delta in plain) == text and plain.usage.compression is None
+
+
+def test_a_prompt_that_grows_too_long_is_shortened_after_all(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("draftree.compress.AUTO_TOKENS", 128)
+    monkeypatch.setattr("draftree.chat._REPLY", 2)  # for a reply of 1100 tokens 1024 are left
+    engine._compressor.reset()
+    text = "\n".join(make_text().splitlines()[20:45])
+
+    def ask(messages: list[Any]) -> Any:
+        reply = engine.chat(messages, max_tokens=1100, compress="auto", compress_keep=0.05)
+        next(reply)
+        reply.close()
+        return reply.usage
+
+    messages: list[Any] = [user(text), reply("Fine."), user(text)]
+    assert ask(messages[:1]).compression.num_texts == 0
+    assert ask(messages[:3]).compression.num_texts == 0, "it was read whole"
+    longer = ask([*messages, reply(text), user("Where is the kettle?")])
+    assert longer.compression.num_texts == 3 and longer.compression.tokens_dropped > 100

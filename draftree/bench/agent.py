@@ -19,11 +19,11 @@ from draftree.bench.median import Samples, summarize
 from draftree.errors import BenchError
 
 Message = dict[str, Any]
-_SYSTEM: Final = (
+SYSTEM: Final = (
     "You are a coding agent that works on a small Python package. Read a file before you edit it, "
     "make one change at a time, run the tests after each change, and end with one sentence."
 )
-_TOPICS: Final = ("median", "variance", "quantile", "histogram", "rank", "clip")
+TOPICS: Final = ("median", "variance", "quantile", "histogram", "rank", "clip")
 _STRING: Final = {"type": "string", "maxLength": 60}
 
 
@@ -48,7 +48,7 @@ def make_tools() -> list[Message]:
 
 def _write_file(num_functions: int) -> str:
     lines = ['"""Figures of a list of numbers."""', "", "import math", ""]
-    names = (f"{topic}{n or ''}" for n in count() for topic in _TOPICS)
+    names = (f"{topic}{n or ''}" for n in count() for topic in TOPICS)
     for topic in islice(names, num_functions):
         lines += ["", f"def {topic}(values, share=0.5):"]
         lines += [f'    """The {topic} of the values, which need not be sorted."""']
@@ -75,9 +75,9 @@ def make_session(file_scale: int = 1) -> tuple[str, list[ScriptedTurn]]:
     """What the user asks first, and the turns that follow: four for each topic. The file that is
     read grows by so many functions with each.
     """
-    asks = [f"Function {topic} in stats.py rounds wrongly; mend it." for topic in _TOPICS]
+    asks = [f"Function {topic} in stats.py rounds wrongly; mend it." for topic in TOPICS]
     turns: list[ScriptedTurn] = []
-    for number, topic in enumerate(_TOPICS, 1):
+    for number, topic in enumerate(TOPICS, 1):
         diff = f"-    return ordered[low]  # {topic}\n+    return float(ordered[low])  # {topic}"
         ran = f"test_stats.py::test_{topic} PASSED\n{number} passed, {6 - number} failed"
         thanks = asks[number] if number < len(asks) else "Thank you."
@@ -129,7 +129,7 @@ def measure_agent(
 ) -> AgentReport:
     first, script = make_session(options.file_scale)
     messages: list[Message] = [
-        {"role": "system", "content": _SYSTEM},
+        {"role": "system", "content": SYSTEM},
         {"role": "user", "content": first},
     ]
     prompts: list[list[Message]] = []
@@ -146,7 +146,7 @@ def measure_agent(
     turns = []
     for number, (known, prompt) in enumerate(zip(warm, prompts, strict=True), 1):
         say(f"turn {number} of {options.num_turns}, cold")
-        system = {"role": "system", "content": f"{time.time_ns()} {_SYSTEM}"}
+        system = {"role": "system", "content": f"{time.time_ns()} {SYSTEM}"}
         cold, _ = _ask(endpoint, model, known.kind, [system, *prompt[1:]], 1)
         turns.append(AgentTurn(**asdict(known) | {"cold_first_ms": cold.first_ms}))
     return _summarize(turns, total_s)

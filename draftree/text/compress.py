@@ -7,6 +7,7 @@ shortened text. Knows no model: whoever has one scores the chunks.
 
 import re
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Final, NamedTuple
@@ -26,6 +27,9 @@ _LEAST_GAP: Final = 80  # characters: a mark is hardly shorter
 _QUOTED = re.compile(r'"([^"\n]{3,80})"|`([^`\n]{2,80})`|“([^”\n]{3,80})”|\'([^\'\n]{3,80})\'')
 _NAME = re.compile(r"[A-Za-z0-9_][\w./\\:-]*\w|\d+")
 _WORD = re.compile(r"\w+")
+_DEFINED = re.compile(
+    r"\b(?:class|def|enum|fn|func|function|interface|struct|trait|type)\s+(\w+)\s*[(:{<\[]"
+)
 _SENTENCE = re.compile(r"(?<=[.!?])\s+")
 # Questions about a text as a whole, which no part of it answers.
 _WHOLE = re.compile(
@@ -131,7 +135,9 @@ def choose_chunks(
 
 
 def _named_places(text: str, asked: LongText) -> list[tuple[int, int]]:
-    """Where the text has what the question quotes, names, or says in the same four words."""
+    """Where the text has what the question quotes, names, or says in the same four words, and where
+    code defines one of its words.
+    """
     question = asked.question
     quoted = {next(filter(None, match.groups())) for match in _QUOTED.finditer(question)}
     names = {name for name in _NAME.findall(question) if _is_name(name)}
@@ -139,6 +145,10 @@ def _named_places(text: str, asked: LongText) -> list[tuple[int, int]]:
     places: list[tuple[int, int]] = []
     for name in quoted | (names - {start for start in sentence_starts if start.istitle()}):
         places += _find_name(text, name)
+    asked_words = set(_WORD.findall(question))
+    defined = [match for match in _DEFINED.finditer(text) if match[1] in asked_words]
+    most = Counter(match[1] for match in defined)
+    places += [match.span() for match in defined if most[match[1]] <= _MOST_NAMES]
     for found in _find_copies(text, question).values():
         if len(found) <= _MOST_COPIES:
             places += [(max(start - _REACH, 0), end + _REACH) for start, end in found]

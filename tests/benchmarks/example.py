@@ -1,11 +1,12 @@
 """Invented measurements of every kind, as dataclasses and as records."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.budget import BudgetMeasures, BudgetRow
 from benchmarks.chaos import ChaosMeasures
 from benchmarks.cluster import ClusterMeasures, ClusterOptions, RoutingMeasures
+from benchmarks.compress_session import WAYS, ReplayOptions, ReplayTurn, summarize_ways
 from benchmarks.context import ContextMeasures, DepthMeasures
 from benchmarks.gpu_depth import DepthRun, GpuDepthMeasures
 from benchmarks.gpu_phases import PassPhases, Phase, PhaseMeasures
@@ -270,6 +271,14 @@ def gpu_requests(rate=0.96, rounds=1.04, num_unequal=0):
     return PartMeasures("A GPU", parts, {})
 
 
+def session(both_ms=1000.0):
+    turn = ReplayTurn(50.0, 1000.0, 4000, 3000, 16, 5.0, "text", False, False)
+    found = {way: [[turn, turn]] for way in WAYS}
+    found["both"] = [[turn, replace(turn, total_ms=both_ms)]]
+    settings = asdict(ReplayOptions(num_turns=2, is_judged=False))
+    return summarize_ways(found) | {"settings": settings}
+
+
 def gpu_shapes(first_s=1.2):
     row = {"round_ms": _samples(9.0, "ms"), "over_free": 1.02, "acceptance_length": 1.0}
     read = {"first_s": _samples(first_s, "s"), "score_s": 0.8, "prompt_tokens": 1700}
@@ -287,6 +296,7 @@ def gpu_shapes(first_s=1.2):
         "agent": asdict(agent()) | {"settings": AgentOptions(48, 1.0, 3).settings()},
         "compress": {"lengths": lengths, "peak_gib": 22.1},
         "compress self": {"lengths": lengths, "peak_gib": 21.1},
+        "session": session(),
     }
     return PartMeasures("A GPU", parts, {})
 

@@ -4,8 +4,9 @@ from dataclasses import asdict
 
 import pytest
 
-from benchmarks.compress import AUTO, FULL, CompressOptions, Tally, make_section, worst_of_auto
+from benchmarks.compress import AUTO, FULL, CompressOptions, Tally, name_model
 from benchmarks.compress_case import make_case
+from benchmarks.section_compress import make_section, worst_of_auto
 
 
 def make_result() -> dict:
@@ -15,7 +16,7 @@ def make_result() -> dict:
     replies.add(1.0, 0.2, 1500.0)
     worse.add(0.5, 0.1, 1500.0)
     keys = [f"single/drafter/{rules}/0.1" for rules in ("rules", "scores")]
-    options = CompressOptions("big", "small", shares=(0.1,))
+    options = CompressOptions("big", ("small",), shares=(0.1,))
     whole = {f"{kind}/{FULL}": asdict(replies) for kind in ("single", "agent")}
     return {
         "settings": asdict(options) | {"auto_share": 0.2},
@@ -32,7 +33,24 @@ def test_page_counts_cases_and_what_was_kept() -> None:
     assert "| drafter | scores and rules |  | 1 of 2, 30 % |" in text
     assert "| drafter | single | 1 of 1, 20 % | 1 of 1, 20 % | 1 of 1, 20 % |" in text
     assert "| drafter | agent | 1 of 1, 20 % |  | 0.5 of 1, 10 % |" in text
-    assert "drafter 2.00 s" in text and "Target big, drafter small" in text
+    assert "drafter 2.00 s" in text and "Target big, scored by small" in text
+
+
+def test_page_compares_positions_and_lists_what_auto_changed() -> None:
+    result = make_result()
+    assert "original" not in "\n".join(make_section(result))
+    result["replies"]["single/drafter/0.1/original"] = {"score": 0.0, "num_cases": 1}
+    case = {"kind": "agent", "seed": 0, "scorer": "drafter", "is_kept": False}
+    scores = ((0.0, 1.0), (1.0, 0.0), (1.0, 1.0))
+    result["auto"] = [case | {"score": score, "whole": whole} for score, whole in scores]
+    text = "\n".join(make_section(result))
+    assert "| drafter | 0.1 | 1.0 | 0.0 | 1 | single 1 / 0 |" in text
+    assert "| drafter | agent | 3 | 1 | 1 | 1 |" in text
+
+
+def test_names_are_without_the_form_of_weights() -> None:
+    assert name_model("/x/qwen2.5-coder-0.5b-instruct-q4_k_m.gguf") == "qwen2.5-coder-0.5b"
+    assert name_model("smollm2-135m") == "smollm2-135m"
 
 
 def test_the_worst_kind_is_what_counts() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import gpu_shape, synthetic_text
+from benchmarks.compress_session import ReplayOptions
 from benchmarks.gpu_shape import ShapeBench, ShapeOptions, all_parts
 from benchmarks.parts import Deadline, PartResult, run_parts
 from draftree.bench import synthetic
@@ -41,6 +42,7 @@ def bench(metadata, tmp_path, monkeypatch):
         room=1024,
         repeats=1,
         agent=AgentOptions(num_tokens=24, pause_s=0.0, num_turns=3),
+        replay=ReplayOptions("auto", 4, 2, 1, 1, is_judged=False),
     )
     bench = ShapeBench(options, metadata, Deadline(600), lambda text: None)
     yield bench
@@ -83,6 +85,13 @@ def test_an_agents_session_is_served_by_an_engine_that_stays_open(bench) -> None
     kept = weakref.ref(bench.open_wide().tokens)
     bench.close()
     assert kept() is None, "the next engine needs its memory"
+
+
+def test_a_session_is_read_in_four_ways(bench) -> None:
+    found = gpu_shape.measure_replay(bench)
+    rows = found["ways"]
+    assert rows["both"]["prompt_tokens"] == rows["plain"]["prompt_tokens"], "no text is long"
+    assert rows["cached"]["cached_tokens"] > 0 and not rows["plain"]["num_calls"]
 
 
 def test_a_schema_is_compared_with_free_rounds(bench) -> None:

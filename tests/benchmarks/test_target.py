@@ -198,7 +198,7 @@ def test_shapes_on_a_gpu():
         return words([record], "gpu-shapes", SYNTH)
 
     expected = ["aim reached", "target reached", *["aim reached"] * 2, "missed"]
-    assert judge(0.9) == expected + ["aim reached"] * 8
+    assert judge(0.9) == [*expected, *["aim reached"] * 8, "target reached"]
     assert judge(1.8)[5:11] == 2 * ["missed", "target reached", "aim reached"]
 
 

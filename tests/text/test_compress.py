@@ -139,6 +139,8 @@ def test_nothing_is_dropped_that_is_hardly_longer_than_its_mark() -> None:
         ("How old is Ada in it?", "and Ada was nine"),
         ("where did the small red fox go?", "yesterday the small red fox went home"),
         ("What happened in 1848?", "it was 1848 then"),
+        ("why does median round wrongly?", "def median(values, share=0.5):"),
+        ("where is the queue emptied?", "struct queue {"),
     ],
 )
 def test_what_the_question_names_is_kept_whatever_its_score(question: str, line: str) -> None:
@@ -174,6 +176,17 @@ def test_names_are_words_of_their_own_and_not_everywhere() -> None:
     found = cut_text(text, places, is_kept, count_between)[0]
     assert lines[20] in found and lines[40] in found, "both names"
     assert lines[10] not in found and lines[30] not in found, "parts of words, and a usual word"
+
+
+def test_definitions_are_kept_unless_they_are_everywhere() -> None:
+    lines = [f"    def run(self): return {i}  # of many, to fill the line" for i in range(40)]
+    lines[20] = "def stop(self): return 20  # of the type that is used to fill the line"
+    text = "\n".join(lines)
+    places = places_of(text)
+    asked = LongText(0, text, "how do run and stop go with the type that returns?")
+    is_kept = choose_chunks([0.0] * (len(places) - 1), 0.0, places, text, asked)
+    found = cut_text(text, places, is_kept, count_between)[0]
+    assert lines[20] in found and lines[12] not in found and lines[28] not in found
 
 
 def test_places_are_characters_also_where_they_have_several_bytes() -> None:
