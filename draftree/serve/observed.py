@@ -54,7 +54,7 @@ class Observed:
     def __init__(self, generation: "Generation", stop: Sequence[str]) -> None:
         self.stop_text: str | None = None
         self.num_reasoning = 0
-        self._generation = generation
+        self._generation, self.stream = generation, generation.stream
         self._words = tuple(stop)
         self._stops = StopStrings(self._words)
         self._held = ""
