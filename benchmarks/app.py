@@ -16,6 +16,7 @@ from benchmarks.cluster_command import cluster
 from benchmarks.compress_command import COMMANDS as COMPRESS_COMMANDS
 from benchmarks.context import DEPTHS
 from benchmarks.gpu_command import COMMANDS as GPU_COMMANDS
+from benchmarks.llama_build import LlamaServer, build_llama_bench
 from benchmarks.model import NAMES, pull_model
 from benchmarks.session import ALONE, Session, all_kinds
 from draftree.cli.app import CommandLine
@@ -185,11 +186,12 @@ def http(
     requests: Requests = 3,
     n_gen: NGen = 64,
     threads: Threads = 0,
+    llama_server: LlamaServer = None,
     results: Results = RESULTS,
 ) -> None:
     """`draftree serve` with many clients."""
     with open_measurement(Session, model, threads, results, say_skipped) as session:
-        finish(session.http(clients or [1, 2, 4, 8], requests, n_gen))
+        finish(session.http(clients or [1, 2, 4, 8], requests, n_gen, llama_server))
 
 
 @app.command()
@@ -241,7 +243,6 @@ def build_llama(
     jobs: Annotated[int, typer.Option(min=1, help="Compilers at a time.")] = 2,
 ) -> None:
     """Build `llama-bench` for this CPU, and print its path, for --llama-bench."""
-    from benchmarks.llama_build import build_llama_bench
     from draftree.env import cache_dir
 
     print(build_llama_bench(source, folder or cache_dir() / "llama-bench", jobs))

@@ -1,11 +1,19 @@
-"""llama.cpp's `llama-bench`, built from source for this very CPU. Needs cmake and a compiler."""
+"""llama.cpp's programs: `llama-bench`, built from source for this very CPU, which needs cmake and a
+compiler, and where `llama-server` lies.
+"""
 
 import subprocess
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from draftree.errors import BenchError
 
+LlamaServer = Annotated[
+    Path | None,
+    typer.Option(help="llama.cpp's server, to measure beside ours.", show_default=False),
+]
 _OPTIONS: Final = (
     *("-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=OFF"),
     *("-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF", "-DLLAMA_CURL=OFF"),

@@ -37,6 +37,8 @@ _REST_S: Final = 0.05  # in which a server copies its last conversation away
 _REPLY_S: Final = 300.0
 _LAST_CHARACTERS: Final = 300
 _TEXT: Final = re.compile(rb'"(?:content|reasoning_content)":"[^"].*\n\n')  # an event, to its end
+LLAMA_SLOTS: Final = 8
+_SLOT_CTX: Final = 4096
 _KEY: Final = "bench"  # whatever the user's own servers ask for
 
 
@@ -78,14 +80,34 @@ class OverheadMeasures:
 @contextmanager
 def run_server(path: Path, threads: int, *options: str, kind: str = "serve") -> Iterator[Endpoint]:
     """`draftree serve`, or another kind, on a free port, ready, and stopped afterwards."""
+    command = [sys.executable, "-m", "draftree", kind, str(path.resolve())]
+    with run_command(command, threads, *options, name=f"draftree {kind}") as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def run_llama_server(program: Path, path: Path, threads: int) -> Iterator[Endpoint]:
+    """llama.cpp's server, which computes so many sequences in one pass as it has slots."""
+    command = [str(program.resolve()), "--host", "127.0.0.1", "--model", str(path.resolve())]
+    size = "--parallel", str(LLAMA_SLOTS), "--ctx-size", str(LLAMA_SLOTS * _SLOT_CTX)
+    with run_command(command, threads, *size, name=program.name) as endpoint:
+        yield endpoint
+
+
+@contextmanager
+def run_command(
+    command: Sequence[str], threads: int, *options: str, name: str
+) -> Iterator[Endpoint]:
+    """A server of anybody's, once /health says that it is ready."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [
-        *(sys.executable, "-m", "draftree", kind, str(path.resolve())),
-        *("--port", str(port), "--threads", str(threads), "--api-key", _KEY, *options),
-    ]
+    own = "--port", str(port), "--threads", str(threads), "--api-key", _KEY
+    command = [*command, *own, *options]
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+        try:
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+        except OSError as error:
+            raise BenchError(f"`{name}` cannot be run: {error}.") from error
         try:
             url = f"http://127.0.0.1:{port}"
             deadline = time.monotonic() + _START_S
@@ -93,7 +115,7 @@ def run_server(path: Path, threads: int, *options: str, kind: str = "serve") -> 
                 if process.poll() is not None or time.monotonic() > deadline:
                     errors.seek(0)
                     words = errors.read().decode("utf-8", "replace").splitlines()[-1:]
-                    raise BenchError(f"`draftree {kind}` did not start: {''.join(words)}")
+                    raise BenchError(f"`{name}` did not start: {''.join(words)}")
                 time.sleep(_POLL_S)
             yield Endpoint(url, api_key=_KEY)
         finally:

@@ -271,7 +271,28 @@ def _http(record: Json) -> list[str]:
         f"client, at most {settings['num_tokens']} tokens, greedy; a piece may hold several "
         f"tokens, which are {counted}."
     )
-    return [*table(head, rows), "", note, *_behind(measures)]
+    return [*table(head, rows), "", note, *_behind(measures), *_beside(measures, settings)]
+
+
+def _beside(measures: Json, settings: Json) -> list[str]:
+    """llama.cpp's server with the same clients, where that was measured."""
+    peer = measures.get("peer")
+    if peer is None:
+        return []
+    rows = []
+    for clients, level in peer["levels"].items():
+        ours, names = measures["levels"][clients], ("ttft", "token_ms")
+        times = [f"{short(level[name]['median'])}, {short(level[name]['p95'])}" for name in names]
+        ratio = ours["token_ms"]["median"] / level["token_ms"]["median"]
+        rate = level["throughput"]
+        over = f"{ours['throughput'] / rate:.2f}"
+        rows.append([clients, f"{rate:.1f}", over, *times, f"{ratio:.2f}"])
+    head = ["clients", "tok/s of all", "ours over it", "first token, ms", "a token, ms"]
+    note = (
+        f"The same clients of llama.cpp's `llama-server` with {settings['llama_slots']} slots, "
+        "without a draft:"
+    )
+    return ["", note, "", *table([*head, "ours over it"], rows)]
 
 
 def _behind(measures: Json) -> list[str]:

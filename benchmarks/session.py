@@ -13,7 +13,13 @@ from benchmarks.budget import BUDGETS, BudgetOptions, measure_budget
 from benchmarks.context import ContextOptions, measure_context
 from benchmarks.kv_quality import PAIRS, KvQualityOptions, measure_kv_quality
 from benchmarks.memory import measure_memory
-from benchmarks.overhead import OverheadOptions, measure_overhead, run_server
+from benchmarks.overhead import (
+    LLAMA_SLOTS,
+    OverheadOptions,
+    measure_overhead,
+    run_llama_server,
+    run_server,
+)
 from benchmarks.parity import ParityOptions, measure_parity
 from draftree.bench.dataset import OWN, chat_prompts
 from draftree.bench.http import HttpOptions, measure_http
@@ -110,8 +116,12 @@ class Session(Measurement):
             lambda: measure_overhead(self.path, chat_prompts()[:limit], options, self.say),
         )
 
-    def http(self, clients: Sequence[int], requests: int, n_gen: int) -> Line:
-        """A server of our own, on which requests take turns, and one on which they do not."""
+    def http(
+        self, clients: Sequence[int], requests: int, n_gen: int, llama_server: Path | None = None
+    ) -> Line:
+        """A server of our own, on which requests take turns, and one on which they do not; and
+        llama.cpp's, if its program is given.
+        """
         options = HttpOptions(tuple(sorted(set(clients))), requests, n_gen)
 
         def measure() -> Any:
@@ -120,9 +130,16 @@ class Session(Measurement):
                 self.say("starting a server")
                 with run_server(self.path, self.threads, *more) as endpoint:
                     measured.append(measure_http(endpoint, chat_prompts(), options, self.say))
-            return replace(measured[0], one_by_one=measured[1])
+            found = replace(measured[0], one_by_one=measured[1])
+            if llama_server is None:
+                return found
+            self.say("starting llama.cpp's server")
+            with run_llama_server(llama_server, self.path, self.threads) as endpoint:
+                peer = measure_http(endpoint, chat_prompts(), options, self.say)
+            return replace(found, peer=peer)
 
         settings = options.settings(is_own=True) | {"threads": self.threads}
+        settings |= {"llama_slots": LLAMA_SLOTS} if llama_server is not None else {}
         return self.record("http", settings, measure)
 
 

@@ -75,7 +75,7 @@ class Generation:
     """
 
     def __init__(self, stream: TokenStream, detokenizer: Detokenizer, reader: ReplyReader) -> None:
-        self._stream = stream
+        self.stream = stream  # of tokens, which another engine can go on from
         self._detokenizer, self._reader = detokenizer, reader
         self._logprobs: list[TokenLogprob] = []
         self._deltas = self._run()
@@ -85,7 +85,7 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        return self._stream.usage
+        return self.stream.usage
 
     @property
     def text(self) -> str:
@@ -99,34 +99,34 @@ class Generation:
 
     def cancel(self) -> None:
         """End after the round that is being computed; any thread may ask for it."""
-        self._stream.cancel()
+        self.stream.cancel()
 
     def watch_rounds(self, on_round: Callable[[], None]) -> None:
         """Have a function called each time that all deltas of a round have been read."""
-        self._stream.on_round = on_round
+        self.stream.on_round = on_round
 
     def watch_prompt(self, on_chunk: Callable[[], None]) -> None:
         """Have a function called each time that more of the prompt was read (usage.read_tokens)."""
-        self._stream.on_chunk = on_chunk
+        self.stream.on_chunk = on_chunk
 
     def pause_when(self, should_pause: Callable[[], bool]) -> None:
         """Ask this between two rounds, or chunks of the prompt; if so, a delta of the kind PAUSE
         comes, and until the next one is asked for, other replies may use the engine.
         """
-        self._stream.should_pause = should_pause
+        self.stream.should_pause = should_pause
 
     def watch_trees(self, watch: Callable[[Round], None]) -> None:
         """Have a function called with every round's tree, before its deltas; plain ones lack it."""
-        self._stream.watch = watch
+        self.stream.watch = watch
 
     def close(self) -> None:
         self._deltas.close()  # type: ignore[attr-defined]
-        self._stream.close()
-        self.finish_reason = self.finish_reason or self._stream.finish_reason
+        self.stream.close()
+        self.finish_reason = self.finish_reason or self.stream.finish_reason
 
     def _run(self) -> Iterator[Delta]:
         event = None
-        for each in self._stream:
+        for each in self.stream:
             if each is PAUSE:
                 yield Delta("", each.source, each.round_index, DeltaKind.PAUSE)
                 continue
@@ -139,13 +139,13 @@ class Generation:
             if was_reasoning:
                 self._logprobs.clear()
             if self._reader.is_stopped:
-                self._stream.close()
+                self.stream.close()
                 self.finish_reason = self._reason(FinishReason.STOP)
                 return
         rest = self._reader.push(self._detokenizer.finish()) + self._reader.finish()
         if event is not None:
             yield from self._show(rest, event)
-        reason = FinishReason.STOP if self._reader.is_stopped else self._stream.finish_reason
+        reason = FinishReason.STOP if self._reader.is_stopped else self.stream.finish_reason
         self.finish_reason = self._reason(reason)
         if reason is not FinishReason.CANCELLED:
             self.on_end()

@@ -131,5 +131,6 @@ def test_a_template_of_the_users_own(smollm2_path, tmp_path):
         assert engine.render_chat([{"role": "user", "content": "Hé"}]) == "[user] Hé\n> "
     finally:
         engine.close()
-    with pytest.raises(TokenizerError, match=r"none\.jinja cannot be read"):
-        Engine.open(str(smollm2_path), chat_template=str(tmp_path / "none.jinja"), **options)
+    for missing in (str(tmp_path / "none.jinja"), "no such.jinja", "no such/file"):
+        with pytest.raises(TokenizerError, match=f"{missing} cannot be read"):
+            Engine.open(str(smollm2_path), chat_template=missing, **options)

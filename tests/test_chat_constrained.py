@@ -183,7 +183,7 @@ def test_every_way_of_drafting_gives_the_same(
     wish: str, sampling: str, plain: Engine, drafted: Engine, knowing: Engine
 ) -> None:
     generation = ask(plain, wish, sampling)
-    stream = generation._stream
+    stream = generation.stream
     tokens: list[int] = []
     inner = stream._events
     stream._events = (tokens.append(event.token) or event for event in inner)

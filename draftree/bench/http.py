@@ -215,14 +215,16 @@ class HttpMeasures:
     behind: BehindMeasures
     first: FirstMeasures
     one_by_one: "HttpMeasures | None" = None  # of the same server where requests take no turns
+    peer: "HttpMeasures | None" = None  # of another system's server
 
     def headline(self) -> dict[str, Any]:
         names = ("ttft", "gap_ms", "token_ms")
-        one = {} if self.one_by_one is None else {"one_by_one": self.one_by_one.headline()}
+        others = {"one_by_one": self.one_by_one, "peer": self.peer}
+        found = {name: other.headline() for name, other in others.items() if other is not None}
         return (
             self.first.headline()
             | self.behind.headline()
-            | one
+            | found
             | {
                 clients: {"throughput": level.throughput}
                 | {name: asdict(getattr(level, name)) for name in names}

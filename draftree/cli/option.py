@@ -96,6 +96,7 @@ class Settings:
     ] = None
     block: Annotated[int | None, _engine("Tokens that the draft fills in one pass.")] = None
     max_ctx: Annotated[int | None, _engine("Longest sequence, prompt and reply together.")] = None
+    chunk: Annotated[int | None, _engine("Tokens of a prompt that one pass reads.")] = None
     window: Annotated[
         int | None,
         _engine(
@@ -180,8 +181,8 @@ class Settings:
         from draftree.config import EngineConfig
 
         names = (
-            *("draft", "ngram", "block", "max_ctx", "window", "math", "threads", "device"),
-            *("gpu_memory", "compress", "compress_with", "chat_template"),
+            *("draft", "ngram", "block", "max_ctx", "chunk", "window", "math", "threads"),
+            *("device", "gpu_memory", "compress", "compress_with", "chat_template"),
         )
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         both = self._read_kv()

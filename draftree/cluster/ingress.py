@@ -113,7 +113,9 @@ class Ingress:
             self._num_repeats += 1
             if not set(tried) - set(request.avoids):
                 await asyncio.sleep(_PAUSE_S)  # nobody new is there
-            request = replace(request, avoids=tuple({*request.avoids, *tried}))
+            identity = replace(request.identity, begun=reply.tokens)
+            avoids = tuple({*request.avoids, *tried})
+            request = replace(request, identity=identity, avoids=avoids)
 
     async def _ask(
         self, request: Relayed, keys: Sequence[bytes], reply: "Reply", tried: list[str]
@@ -174,6 +176,11 @@ class Reply:
         self._path, self._send = scope["path"], send
         self._outlet: Outlet | None = scope.get("extensions", {}).get(OUTLET)
         self._transcript = Transcript()
+
+    @property
+    def tokens(self) -> tuple[tuple[int, ...], ...]:
+        """That the client's replies begin with, as far as they are known."""
+        return self._transcript.tokens
 
     async def stream(self, head: Head, pieces: AsyncGenerator[Any, None]) -> None:
         self._transcript.restart()

@@ -24,9 +24,17 @@ class ConversationRouter(RequestRouter):
             if isinstance(first, Relayed):
                 prefers, avoids = first.prefers, first.avoids
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        lens = {
-            name: self.replica_queue_len_cache.get(replica.replica_id) or 0
-            for name, replica in replicas.items()
-        }
-        groups = rank_replicas(lens, prefers, avoids)
+        groups = rank_replicas(await self._find_lens(replicas), prefers, avoids)
         return [[replicas[name] for name in group] for group in groups]
+
+    async def _find_lens(self, replicas: dict[str, RunningReplica]) -> dict[str, int]:
+        """Serve forgets a length after a while, in which requests may still run: such a replica is
+        asked, and one that does not answer in time counts as the busiest.
+        """
+        cache = self.replica_queue_len_cache
+        lens = {name: cache.get(replica.replica_id) for name, replica in replicas.items()}
+        unknown = [replicas[name] for name, length in lens.items() if length is None]
+        for replica, length in await self._probe_queue_lens(unknown, 0):
+            lens[replica.replica_id.unique_id] = length
+        most = max((length for length in lens.values() if length is not None), default=0)
+        return {name: most if length is None else length for name, length in lens.items()}

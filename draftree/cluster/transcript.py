@@ -1,14 +1,17 @@
 """A stream of server-sent events that may have to begin again: what of it the client has already.
 
-In: pieces of the body, of one run after another. Out: what is new in them. Runs of one request
-have the same events, which is checked by a hash; comments and counts may differ.
+In: pieces of the body, of one run after another. Out: what is new in them, and the tokens that
+they told, from which another run can go on. Runs of one request have the same events, which is
+checked by a hash; comments and counts may differ.
 """
 
 import hashlib
 from typing import Final
 
+from draftree.serve.reply import TOKENS
 from draftree.serve.rounds import KIND
 
+_TOKENS: Final = TOKENS.encode()
 _END: Final = b"\n\n"
 _ROUNDS: Final = f'"object":"{KIND}"'.encode()
 # What a run cost differs; quotes in text are escaped.
@@ -25,6 +28,12 @@ class Transcript:
         self._num_sent = self._num_seen = 0
         self._sent = self._seen = hashlib.sha256()
         self._rest = b""
+        self._tokens: list[list[int]] = []
+
+    @property
+    def tokens(self) -> tuple[tuple[int, ...], ...]:
+        """Of each reply, as far as they were told."""
+        return tuple(map(tuple, self._tokens))
 
     def restart(self) -> None:
         """Another run begins."""
@@ -37,6 +46,9 @@ class Transcript:
 
     def _is_new(self, event: bytes) -> bool:
         is_repeated = self._num_seen < self._num_sent
+        if event.startswith(_TOKENS):
+            self._note_tokens(*map(int, event.removeprefix(_TOKENS).split()))
+            return False
         if event.startswith(b":") or _ROUNDS in event:  # when these come is chance
             return not is_repeated
         self._num_seen += 1
@@ -47,3 +59,9 @@ class Transcript:
         elif self._num_seen == self._num_sent and self._seen.digest() != self._sent.digest():
             raise ReplyChanged
         return not is_repeated
+
+    def _note_tokens(self, index: int, start: int, *ids: int) -> None:
+        while len(self._tokens) <= index:
+            self._tokens.append([])
+        if start + len(ids) > len(self._tokens[index]):  # else a later run that begins with them
+            self._tokens[index][start:] = ids

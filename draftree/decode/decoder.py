@@ -1,5 +1,6 @@
 """What plain and speculative decoding have in common: one step of one sequence."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -36,13 +37,13 @@ class DeviceRecord:
 
 
 class Decoder(Protocol):
-    """start once with the last prompt token as the anchor; then each step commits one or more
-    tokens.
+    """start once with the last token as the anchor, and what of the reply is written already, the
+    anchor included; then each step commits one or more tokens.
     """
 
     stats: RoundStats
 
-    def start(self, anchor: int) -> None: ...
+    def start(self, anchor: int, written: Sequence[int] = ()) -> None: ...
     def step(self, max_tokens: int) -> list[Emitted]:
         """At least one token, at most max_tokens."""
         ...

@@ -50,7 +50,7 @@ class DeviceDecoder:
         self._unread: deque[list[Emitted]] = deque()  # of rounds that a pause has waited for
         self.round_ms: list[float] = []
 
-    def start(self, anchor: int) -> None:
+    def start(self, anchor: int, written: Sequence[int] = ()) -> None:
         self._anchor = anchor
 
     def rehearse(self) -> None:

@@ -64,8 +64,11 @@ class DeviceTreeDecoder(DeviceDecoder):
         self._filter = draft_filter or DraftFilter()
         self._has_proposal: bool | None = None  # of the next round; None: nobody has said yet
 
-    def start(self, anchor: int) -> None:
+    def start(self, anchor: int, written: Sequence[int] = ()) -> None:
         super().start(anchor)
+        if self._matcher is not None:
+            for token in written:
+                self._matcher.advance(token)
         if self._lookup is not None:
             self._lookup.extend((*self._target.state.tokens, anchor))
 

@@ -6,7 +6,7 @@ tried again after a while.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from draftree.core import DraftTree, RoundStats, TokenSource
@@ -51,9 +51,11 @@ class SpeculativeDecoder:
         self._lookup = LookupIndex()
         self._anchor = -1
 
-    def start(self, anchor: int) -> None:
-        """The prompt before the anchor is committed, and the drafter has seen its features."""
+    def start(self, anchor: int, written: Sequence[int] = ()) -> None:
+        """The text before the anchor is committed, and the drafter has seen its features."""
         self._anchor = anchor
+        for token in written:
+            self._sampler.accept(token)
         self._lookup.extend((*self._target.state.tokens, anchor))
 
     def pause(self) -> None:

@@ -1,6 +1,7 @@
 """Plain decoding: one target pass a token. The oracle of every other way."""
 
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from draftree.core import DraftTree, RoundStats, TokenSource
@@ -36,8 +37,10 @@ class PlainDecoder:
         self._sampler = sampler
         self._anchor = -1
 
-    def start(self, anchor: int) -> None:
+    def start(self, anchor: int, written: Sequence[int] = ()) -> None:
         self._anchor = anchor
+        for token in written:
+            self._sampler.accept(token)
 
     def pause(self) -> None:
         """A step leaves nothing under way."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from draftree.core import FinishReason, Request, TokenEvent
+from draftree.core import FinishReason, Request, TokenEvent, TokenSource
 from draftree.decode.decoder import Decoder, Round
 from draftree.engine.decoders import Decoders
 from draftree.engine.lock import EngineLock, Turn
@@ -20,6 +20,7 @@ from draftree.engine.stream import PAUSE, TokenStream
 from draftree.prefill.chunked import prefill
 
 _LEAST_SINKS = 4  # tokens at the beginning: without them, attention has nowhere to rest
+_ROUND_ROWS = 64  # of one pass, up to which its bits are those of single rows on every device
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,11 @@ class LiveRequest:
         if stream.is_cancelled or self._request.max_tokens == 0:
             stream.finish_reason = FinishReason.CANCELLED
             return
+        begun = tuple(stream.begun) if self._request.logprobs is None else ()
+        yield from self._replay(slot, begun)
         decoder = self._use.decoders.new(self._request, stream.watch or self._find_watch())
         usage.rounds = decoder.stats
-        decoder.start(self._request.prompt_ids[-1])
+        decoder.start((*self._request.prompt_ids[-1:], *begun)[-1], begun)
         usage.prefill_ms = (self._now() - start) * 1000
         try:
             yield from self._decode(slot, decoder)
@@ -109,15 +112,38 @@ class LiveRequest:
                 stream.on_chunk()
                 yield from self._pause_if_asked(slot)
 
+    def _replay(self, slot: Slot, begun: tuple[int, ...]) -> Iterator[TokenEvent]:
+        """Read all but the last of the tokens that a reply begins with, in passes that give the
+        same bits as rounds, then say them.
+        """
+        parts, stream, position = self._use.parts, self._stream, len(self._request.prompt_ids)
+        drafter, length = parts.drafter, min(parts.plan.chunk, _ROUND_ROWS)
+        body = (self._request.prompt_ids[-1], *begun)[:-1]
+        for start in range(0, len(body), length):
+            if stream.is_cancelled:
+                return
+            extend = drafter.extend_context if drafter is not None else None
+            prefill(parts.target, body[start : start + length], length, extend)
+            if drafter is not None:
+                drafter.flush_context()
+            yield from self._pause_if_asked(slot)
+        for index, token in enumerate(begun):
+            stream.usage.completion_tokens += 1
+            stream.tokens.append(token)
+            yield TokenEvent(token, position + index, TokenSource.PLAIN, 0)
+        if begun:
+            stream.on_round()
+
     def _decode(self, slot: Slot, decoder: Decoder) -> Iterator[TokenEvent]:
         request, stream, usage = self._request, self._stream, self._stream.usage
         start, position = self._now(), len(request.prompt_ids)
         end = min(position + request.max_tokens, self._use.parts.plan.max_ctx)
+        position += usage.completion_tokens
         while position < end and not stream.is_cancelled:
             self._use.lock.enter()
             for emitted in decoder.step(end - position):
                 usage.decode_ms = (self._now() - start) * 1000
-                if usage.completion_tokens == 0:
+                if usage.first_token_ms == 0.0:
                     usage.first_token_ms = usage.prefill_ms + usage.decode_ms
                     if usage.compression is not None:
                         usage.first_token_ms += usage.compression.score_ms
@@ -126,6 +152,8 @@ class LiveRequest:
                     stream.finish_reason = FinishReason.STOP
                     return
                 rounds = decoder.stats.num_rounds
+                if request.logprobs is None:
+                    stream.tokens.append(emitted.token)
                 yield TokenEvent(emitted.token, position, emitted.source, rounds, emitted.scores)
                 if emitted.is_last:
                     stream.finish_reason = FinishReason.STOP

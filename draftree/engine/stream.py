@@ -1,6 +1,6 @@
 """The events of one request, as its caller sees them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from draftree.core import FinishReason, TokenEvent, TokenSource, Usage
@@ -19,6 +19,8 @@ class TokenStream:
         self.usage = usage
         self.finish_reason: FinishReason | None = None
         self.is_cancelled = False
+        self.tokens: list[int] = []  # of the events so far; none where scores are asked for
+        self.begun: Sequence[int] = ()  # see `resume`
         self.on_chunk: Callable[[], None] = lambda: None  # called when more of the prompt was read
         self.on_round: Callable[[], None] = lambda: None  # called when a round's events are read
         self.watch: Callable[[Round], None] | None = None  # instead of the engine's, if set in time
@@ -31,6 +33,12 @@ class TokenStream:
 
     def __next__(self) -> TokenEvent:
         return next(self._events)
+
+    def resume(self, tokens: Sequence[int]) -> None:
+        """Begin with tokens that another engine wrote to the same request: they are read and said,
+        not decoded. The last one is chosen again, which tells whether the reply ends with it.
+        """
+        self.begun = tokens[:-1]
 
     def cancel(self) -> None:
         """End after the round, or the chunk of the prompt, that is being computed."""

@@ -10,6 +10,7 @@ from draftree.models.metadata import Metadata
 from draftree.weights.checkpoint import Checkpoint
 
 _FLOAT_BYTES = 4
+_HEAD_STEP = 16  # dimensions that attention on a CPU computes together
 
 _EVEN_KEYS = ("llama",)  # qwen2's biases make some dimensions of a key much larger than others
 
@@ -25,6 +26,9 @@ def read_model_config(checkpoint: Checkpoint) -> ModelConfig:
     num_recurrent = sum(f"blk.{i}.ssm_a" in checkpoint.tensors for i in range(num_layers))
     heads = metadata.count("attention.head_count")
     head_dim = metadata.count("attention.key_length", max(hidden // heads, 1))
+    if head_dim % _HEAD_STEP:
+        sentence = f"has heads of {head_dim} dimensions; only multiples of {_HEAD_STEP} can be run"
+        raise CheckpointError(f"{checkpoint.path} {sentence}.")
     kv_heads = metadata.count("attention.head_count_kv", heads)
     recurrent_floats = window_floats = stash_floats = 0
     if num_recurrent:

@@ -16,13 +16,15 @@ def new_token() -> str:
 @dataclass(frozen=True, slots=True)
 class Identity:
     """seed: of requests that give none. is_repeatable: a stream has one event a piece of text,
-    however fast they come, so that another run of the same request has the same events.
+    however fast they come, so that another run of the same request has the same events. begun: the
+    tokens of each reply that an earlier run has told.
     """
 
     token: str
     created: int
     seed: int
     is_repeatable: bool = False
+    begun: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def new(cls, *, is_repeatable: bool = False) -> "Identity":

@@ -26,9 +26,12 @@ class ObservedCall:
     def __init__(self, call: Call, stop: Sequence[str] = ()) -> None:
         self._call, self._stop = call, stop
         self.reply: Observed | None = None
+        self.reads: list[int] = []  # tokens of the prompt that were read, after each chunk of it
 
     def __call__(self, engine: "Engine") -> "Generation":
-        self.reply = Observed(self._call(engine), self._stop)
+        generation, reads = self._call(engine), list[int]()
+        generation.watch_prompt(lambda: reads.append(generation.usage.read_tokens))
+        self.reply, self.reads = Observed(generation, self._stop), reads
         return cast("Generation", self.reply)  # all of it that the engine thread uses
 
     @property
@@ -51,7 +54,7 @@ class Observed:
     def __init__(self, generation: "Generation", stop: Sequence[str]) -> None:
         self.stop_text: str | None = None
         self.num_reasoning = 0
-        self._generation = generation
+        self._generation, self.stream = generation, generation.stream
         self._words = tuple(stop)
         self._stops = StopStrings(self._words)
         self._held = ""

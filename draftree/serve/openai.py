@@ -31,7 +31,7 @@ from draftree.serve.openai_messages import (
     continues,
     read_messages,
     read_tools,
-    render_prompt,
+    show_prompt,
 )
 from draftree.serve.openai_reply import ChatWire, CompletionWire, ReplyOptions
 from draftree.serve.queue import Call
@@ -63,7 +63,7 @@ def make_routes(service: Service) -> APIRouter:
         request.state.user = body.user or body.safety_identifier
         prompt = None
         if body.verbose and not body.stream:
-            prompt = await service.run_beside(lambda engine: render_prompt(engine, body))
+            prompt = await service.run_beside(lambda engine: show_prompt(engine, body))
         options = _reply_options(
             service, request, body, has_logprobs=bool(body.logprobs), prompt=prompt
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from draftree.serve.length import check_length, count_characters
 from draftree.serve.openai_fields import AssistantMessage, ChatRequest, Message
 from draftree.serve.wire import ApiError
+from draftree.text.template import plain_content
 
 if TYPE_CHECKING:
     from draftree.chat import Engine
@@ -36,7 +37,11 @@ def check_beginning(body: ChatRequest) -> None:
 
 
 def read_messages(body: ChatRequest) -> list[dict[str, Any]]:
-    return [_message(message) for message in body.messages]
+    messages = [_message(message) for message in body.messages]
+    if continues(body):  # as llama.cpp joins what a reply goes on from
+        last = messages[-1]
+        last["content"] = plain_content(last.get("content"), delimiter="\n\n")
+    return messages
 
 
 def read_tools(body: ChatRequest) -> list[dict[str, Any]] | None:
@@ -52,6 +57,12 @@ def render_prompt(engine: "Engine", body: ChatRequest) -> str:
     return engine.render_chat(
         messages, tools=tools or (), thinking=thinking, continue_final=continues(body)
     )
+
+
+def show_prompt(engine: "Engine", body: ChatRequest) -> str:
+    """The same as the model's tokens spell it, what the tokenizer adds included."""
+    ids = engine.tokenizer.encode_chat(render_prompt(engine, body))
+    return b"".join(map(engine.tokenizer.token_bytes, ids)).decode("utf-8", "replace")
 
 
 def _message(message: Message) -> dict[str, Any]:

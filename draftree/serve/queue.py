@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -25,6 +25,17 @@ _FRAME_S: Final = 0.04  # rounds that are too short to be told apart are shown t
 RELAYED_FRAME_S: Final = 0.08  # where each piece passes through several processes
 _MAX_UNREAD: Final = 2**15  # pieces and log-probabilities that a reader may be behind
 _MAX_RETRY_S: Final = 60
+
+
+def resume(call: Call, tokens: Sequence[int]) -> Call:
+    """The same call, whose reply begins with tokens that another run has given."""
+
+    def begin(engine: "Engine") -> "Generation":
+        generation = call(engine)
+        generation.stream.resume(tokens)
+        return generation
+
+    return begin
 
 
 class Job:
@@ -52,6 +63,7 @@ class Job:
         self.is_cancelled = False
         self.frame_s = _FRAME_S
         self.engine_s = 0.0
+        self.tokens: Sequence[int] = ()  # of the reply so far, for another run; see `resume`
         self._call = call
         self._prepared: tuple[Engine, Generation] | None = None
         self._reply: Iterator[Delta] | None = None
@@ -88,6 +100,8 @@ class Job:
         """Deltas from where it paused last."""
         if self._reply is None:
             generation.watch_rounds(self.flush)
+            if self.is_stream:
+                self.tokens = generation.stream.tokens
             self._reply = iter(generation)
         return self._reply
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from draftree.core import FinishReason, Usage
-from draftree.serve.queue import RELAYED_FRAME_S, Call, Job
+from draftree.serve.queue import RELAYED_FRAME_S, Call, Job, resume
 from draftree.serve.service import Service
 from draftree.serve.wire import OUTLET, ApiError, Outlet, encode, to_json
 from draftree.text.reply import DeltaKind
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 EVENTS: Final = "text/event-stream"
 LINES: Final = "application/x-ndjson"
+TOKENS: Final = ": tokens "  # a comment: which reply, how many came before, and ids
 _GLANCE_S: Final = 1.0  # before a stream begins without a token, and between looks at how far it is
 _PATIENCE_S: Final = 10.0  # before a sign of life, where there is nothing new to say
 _STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -101,8 +102,10 @@ async def answer(
     """kind: what a stream is made of; progress: events that say how far a prompt is read."""
     if not is_stream:
         return await answer_whole(request, service, calls, wire.whole, prompt_field=prompt_field)
-    jobs = await _submit(request, service, calls, is_stream=True, prompt_field=prompt_field)
     is_relayed = request.state.identity.is_repeatable
+    begun = request.state.identity.begun
+    calls = [resume(*pair) for pair in zip(calls, begun, strict=False)] + list(calls[len(begun) :])
+    jobs = await _submit(request, service, calls, is_stream=True, prompt_field=prompt_field)
     for job in jobs if is_relayed else ():
         job.frame_s = RELAYED_FRAME_S
     watcher = asyncio.create_task(_watch(request, service, jobs))
@@ -170,6 +173,7 @@ class EventStream(Response):
         self._outlet: Outlet | None = None
         self._unsent = ""
         self._num_sent = 0
+        self._num_told = [0] * len(jobs)  # tokens of each reply
         self._reading = jobs[0]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -220,7 +224,15 @@ class EventStream(Response):
     def _chunk(self, index: int, deltas: "list[Delta]") -> str:
         if not self.is_repeatable:
             return self._wire.chunk(index, deltas)
-        return "".join(self._wire.chunk(index, [delta]) for delta in deltas)
+        events = "".join(self._wire.chunk(index, [delta]) for delta in deltas)
+        return events + self._tell_tokens(index) if self.media_type == EVENTS else events
+
+    def _tell_tokens(self, index: int) -> str:
+        """A comment for whoever may have to ask another server to go on."""
+        start, tokens = self._num_told[index], self._jobs[index].tokens
+        new = tokens[start : len(tokens)]
+        self._num_told[index] += len(new)
+        return f"{TOKENS}{index} {start} {' '.join(map(str, new))}\n\n" if new else ""
 
     async def _send(self, send: Send, text: str, *, is_last: bool = False) -> None:
         self._num_sent += 1

@@ -46,7 +46,9 @@ class TelemetryWire:
         if not self._has_progress or not (usage.read_tokens or is_read):
             return ""
         events = ""
-        for num_read in (cached, total if is_read else usage.read_tokens):
+        reads = [*(self._calls[0].reads if self._calls else ()), usage.read_tokens]
+        reads = [num_read for num_read in reads if num_read < total - 1]  # the last is read late
+        for num_read in (cached, *reads, *([total] if is_read else ())):
             if num_read > self._num_shown:
                 self._num_shown = num_read
                 spent_ms = round(usage.prefill_ms)

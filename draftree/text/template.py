@@ -103,10 +103,10 @@ def _plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def plain_content(content: Any) -> str | None:
+def plain_content(content: Any, delimiter: str = "\n") -> str | None:
     if content is None or isinstance(content, str):
         return content
-    return "\n".join(_part_texts(content))
+    return delimiter.join(_part_texts(content))
 
 
 def _part_texts(parts: Any) -> Iterator[str]:

@@ -257,8 +257,12 @@ def _present(token_id: int | None, is_added: bool) -> tuple[int, ...]:
 def _read_template(path: str) -> str:
     from draftree.text.named_template import TEMPLATES
 
+    # A sentence is a template as well: one that says the same whatever is asked.
+    is_sentence = any(map(str.isspace, path)) and "/" not in path and not Path(path).suffix
     if path in TEMPLATES or "{{" in path or "{%" in path:
         return TEMPLATES.get(path, path)
+    if is_sentence and not Path(path).exists():
+        return path
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,5 +1,7 @@
 """A real server beside a real engine, with a tiny model."""
 
+import sys
+
 import pytest
 
 from benchmarks.overhead import (
@@ -8,9 +10,11 @@ from benchmarks.overhead import (
     divide_pairs,
     measure_overhead,
     read_reply,
+    run_llama_server,
     run_server,
     summarize_replies,
 )
+from draftree.bench.http import ask
 from draftree.bench.median import Ratio, summarize
 from draftree.errors import BenchError
 
@@ -62,6 +66,27 @@ def test_a_server_that_cannot_start_is_a_sentence(tmp_path):
     path.write_bytes(b"GGUF")
     with pytest.raises(BenchError, match="did not start"), run_server(path, 2):
         pass
+
+
+def test_another_systems_server_is_started_alike(tiny_path, tmp_path):
+    """A stand-in that takes llama-server's options and is ours."""
+    program = tmp_path / "llama-server"
+    program.write_text(
+        f"#!{sys.executable}\nimport os, sys\n"
+        "given = dict(zip(sys.argv[1::2], sys.argv[2::2]))\n"
+        f"open({str(tmp_path / 'given')!r}, 'w').write(str(given))\n"
+        "names = ('--host', '--port', '--threads', '--api-key')\n"
+        "own = [word for name in names for word in (name, given[name])]\n"
+        "serve = ['-m', 'draftree', 'serve', given['--model'], '--max-ctx', '256']\n"
+        "os.execv(sys.executable, [sys.executable, *serve, *own])\n"
+    )
+    program.chmod(0o755)
+    with run_llama_server(program, tiny_path, 1) as endpoint:
+        assert ask(endpoint, endpoint.find_model(), "Hello", 3).num_tokens == 3
+    given = (tmp_path / "given").read_text()
+    assert "'--parallel': '8'" in given and "'--ctx-size': '32768'" in given
+    with pytest.raises(BenchError, match="`absent` cannot be run"):
+        run_llama_server(tmp_path / "absent", tiny_path, 1).__enter__()
 
 
 def test_pairs_are_compared_while_the_machine_drifts() -> None:

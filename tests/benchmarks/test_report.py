@@ -1,6 +1,7 @@
 """The page: every kind has its part, and the one in docs/ is not stale."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,19 @@ def test_somebodys_server_on_this_machine_is_no_disturbance(tmp_path):
     record["settings"]["is_own"] = False
     write_record(tmp_path, record)
     assert "busy machine" not in make_page(tmp_path)
+
+
+def test_another_server_stands_beside_ours(tmp_path):
+    record = example.record("http")
+    write_record(tmp_path, record)
+    assert "llama-server" not in make_page(tmp_path)
+    peer = deepcopy(record["measures"])
+    for level in peer["levels"].values():
+        level["throughput"] *= 2
+    record["measures"]["peer"], record["settings"]["llama_slots"] = peer, 8
+    write_record(tmp_path, record)
+    page = make_page(tmp_path)
+    assert "`llama-server` with 8 slots" in page and "| 1 | 30.0 | 0.50 | 100" in page
 
 
 def test_memory_does_not_mind_a_busy_machine(tmp_path):

@@ -38,7 +38,7 @@ def test_asks_the_engine_for_what_was_typed(draftree, engine):
 def test_engine_options_reach_the_config(draftree, engine):
     options = "--draft none --budget 22 --block 8 --max-ctx 512 --math exact --kv f16 --threads 2"
     options += " --ngram off --prefix-cache 64 --compress auto --compress-keep 0.1"
-    options += " --compress-with some-file --chat-template own.jinja"
+    options += " --compress-with some-file --chat-template own.jinja --chunk 64"
     result = draftree("run", "-p", "x", *options.split())
     assert result.exit_code == 0, result.stderr
     config = engine.opened[0][1]
@@ -47,7 +47,7 @@ def test_engine_options_reach_the_config(draftree, engine):
     assert (config.ngram, config.prefix_bytes) == ("off", 64 << 20)
     compression = config.compress, config.compress_keep, config.compress_with
     assert compression == ("auto", 0.1, "some-file")
-    assert config.chat_template == "own.jinja"
+    assert (config.chat_template, config.chunk) == ("own.jinja", 64)
 
 
 @pytest.mark.parametrize(

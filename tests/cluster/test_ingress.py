@@ -95,6 +95,37 @@ def test_real_texts_go_on_to_the_letter(fixed):
         pool.close()
 
 
+@pytest.mark.parametrize("name", ["completions", "chat", "messages"])
+def test_a_reply_is_not_written_again_but_goes_on(name, fixed):
+    """The tokens of a lost reply are read elsewhere, and the client sees none of that."""
+    path, body = {
+        "completions": ("/v1/completions", {"prompt": ["Once", "upon"], "max_tokens": 24}),
+        "chat": (CHAT, {"messages": HELLO, "max_tokens": 24, "presence_penalty": 0.5}),
+        "messages": (MESSAGES, {"messages": HELLO, "max_tokens": 24, "stop_sequences": ["qq"]}),
+    }[name]
+    options = {"max_ctx": 256, "draft": "none", "threads": 1, "device": "cpu"}
+    opener = partial(Engine.open, str(tiny_path("llama")), **options)
+
+    async def run():
+        whole = await ask(ingress, path, request(body))
+        assert b": tokens" not in whole.body and len(whole.events) > 10
+        pool.asked.clear()
+        pool.cuts[:] = [int(0.8 * len(whole.body)), int(0.9 * len(whole.body))]
+        again = await ask(ingress, path, request(body))
+        assert b": tokens" not in again.body
+        texts = [[e for e in one.events if '"usage":{' not in e] for one in (whole, again)]
+        assert texts[0] == texts[1]
+        return [sum(map(len, asked.identity.begun)) for _, asked in pool.asked]
+
+    pool = LocalPool(opener, opener)
+    ingress = new_ingress(pool)
+    try:
+        counts = asyncio.run(run())
+    finally:
+        pool.close()
+    assert counts[0] == 0 < counts[1] <= counts[2]
+
+
 def test_a_reply_in_one_piece_is_prefetched_again(fixed):
     async def run():
         pool.cuts[:] = [10, 0]

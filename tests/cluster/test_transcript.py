@@ -30,6 +30,18 @@ def test_runs_may_be_cut_into_other_pieces_and_break_again(step):
     assert got == WHOLE
 
 
+def test_tokens_are_kept_and_not_passed_on():
+    transcript = Transcript()
+    told = EVENTS[0] + b": tokens 0 0 5 6\n\n" + EVENTS[1] + b": tokens 1 0 9\n\n: tokens 0 2 7\n\n"
+    assert transcript.pass_on(told) == EVENTS[0] + EVENTS[1]
+    assert transcript.tokens == ((5, 6, 7), (9,))
+    transcript.restart()
+    assert transcript.pass_on(b": tokens 0 0 5\n\n") == b""
+    assert transcript.tokens == ((5, 6, 7), (9,))
+    transcript.pass_on(b": tokens 0 1 6 7 8\n\n")
+    assert transcript.tokens == ((5, 6, 7, 8), (9,))
+
+
 def test_comments_and_rounds_are_not_counted():
     transcript = Transcript()
     first = EVENTS[0] + COMMENT + ROUNDS + EVENTS[1]

@@ -2,9 +2,13 @@
 
 import json
 
+import pytest
+
+from draftree.errors import CheckpointError
 from draftree.layers.attention import Attention
 from draftree.layers.delta_net import DeltaNet
 from draftree.models.model_config import read_model_config
+from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
 from tests.golden import golden
 from tests.tiny import tiny_path, tiny_target
@@ -39,3 +43,11 @@ def test_rotary_dimensions_and_biases_are_read() -> None:
     hybrid, biased = (read_model_config(open_checkpoint(tiny_path(n))) for n in ("qwen35", "qwen2"))
     assert (hybrid.head_dim, hybrid.rotary_dim, hybrid.has_key_bias) == (64, 16, False)
     assert biased.has_key_bias
+
+
+def test_heads_that_no_kernel_can_run_are_a_sentence() -> None:
+    checkpoint = open_checkpoint(tiny_path("llama"))
+    metadata = {**checkpoint.metadata, "llama.attention.key_length": 8}
+    changed = Checkpoint(checkpoint.path, metadata, checkpoint.tensors, {})
+    with pytest.raises(CheckpointError, match="heads of 8 dimensions; only multiples of 16"):
+        read_model_config(changed)

@@ -80,6 +80,11 @@ class Generation:
     def watch_rounds(self, on_round):
         self._on_round = on_round
 
+    stream = SimpleNamespace(tokens=())
+
+    def watch_prompt(self, on_chunk):
+        pass
+
     def pause_when(self, should_pause):
         self._should_pause = should_pause
 

@@ -1,13 +1,17 @@
 """llama.cpp's `timings` and `prompt_progress`, in chats, completions and responses that ask."""
 
 import json
+from contextlib import closing
 
 import httpx2
 import pytest
 
+from draftree.chat import Engine
 from draftree.core import RoundStats, Usage
+from draftree.serve.observed import ObservedCall
 from draftree.serve.openai_reply import ChatWire, ReplyOptions
 from draftree.serve.telemetry import TelemetryWire, measure
+from tests.tiny import tiny_path
 
 MESSAGES = [{"role": "user", "content": "Tell me about the sea. " * 20}]
 ASKS = {
@@ -79,6 +83,23 @@ def test_progress_is_told_while_a_prompt_is_read():
         "processed": 90,
         "time_ms": 12,
     }
+
+
+def test_no_chunk_of_a_prompt_is_left_out_however_fast_it_was_read():
+    wire, call = ChatWire(ReplyOptions("fake", 1, "fp")), ObservedCall(lambda engine: engine)
+    told = TelemetryWire(wire, wire, [call], has_timings=False, has_progress=True)
+    call.reads = [64, 128, 139]
+    usage = Usage(prompt_tokens=140, read_tokens=139)
+    lines = (told.progress(usage) + told.progress(usage, is_read=True)).split("\n\n")
+    events = [json.loads(line[6:]) for line in lines if line]
+    assert [event["prompt_progress"]["processed"] for event in events] == [0, 64, 128, 140]
+
+
+def test_chunks_are_counted_while_they_are_read():
+    call = ObservedCall(lambda engine: engine.complete("a b c d " * 40, max_tokens=1))
+    with closing(Engine.open(str(tiny_path("qwen3")), chunk=70, draft="none")) as engine:
+        list(call(engine))
+    assert call.reads[:2] == [70, 140] and call.reads == sorted(call.reads)
 
 
 def test_timings_of_several_replies_are_sums():

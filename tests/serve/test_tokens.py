@@ -1,9 +1,15 @@
 """Tokens of texts, texts of tokens and prompts of conversations, with a real, tiny model."""
 
+from types import SimpleNamespace
+
 import httpx2
 import pytest
 
+from draftree.serve.openai_fields import ChatRequest
+from draftree.serve.openai_messages import show_prompt
+from draftree.text.tokenizer import Tokenizer
 from tests.serve.test_openai import error_of
+from tests.text.metadata import sentencepiece_metadata
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 
@@ -64,6 +70,23 @@ def test_a_reply_shows_its_prompt_where_that_is_asked(client):
     assert shown["__verbose"] == prompt
     for more in ({"verbose": False}, {}):
         assert "__verbose" not in client.post("/v1/chat/completions", json={**ask, **more}).json()
+
+
+def test_a_prompt_is_shown_as_its_tokens_spell_it():
+    tokenizer = Tokenizer.from_metadata(sentencepiece_metadata(0))
+    engine = SimpleNamespace(tokenizer=tokenizer, render_chat=lambda *a, **k: "Hi", can_think=False)
+    engine.plan = SimpleNamespace(max_ctx=64)
+    assert show_prompt(engine, ChatRequest(messages=MESSAGES)) == "<s> Hi"
+
+
+def test_parts_that_a_reply_goes_on_from_are_paragraphs(client):
+    parts = [{"type": "text", "text": "It"}, {"type": "text", "text": "is"}]
+    begun = [*MESSAGES, {"role": "assistant", "content": parts}]
+    prompts = [
+        client.post("/apply-template", json={"messages": messages}).json()["prompt"]
+        for messages in (begun, [*begun, *MESSAGES])
+    ]
+    assert prompts[0].endswith("It\n\nis") and "It\nis" in prompts[1]
 
 
 def test_prompts_are_counted_before_they_are_sent(client):

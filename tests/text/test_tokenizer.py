@@ -318,3 +318,9 @@ def test_a_text_is_encoded_once(monkeypatch: pytest.MonkeyPatch, qwen3: Tokenize
         counted = sum(len(key[0]) + 64 for key in qwen3._recent._known)
         assert qwen3._recent._num_chars == counted <= 600
     assert asked.count(turns[0]) == 2
+
+
+def test_a_sentence_can_be_a_template():
+    sentence = "This is not a chat template, it is"
+    tokenizer = Tokenizer.from_metadata(byte_metadata(), sentence)
+    assert tokenizer.chat_template == sentence
