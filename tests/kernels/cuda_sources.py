@@ -87,7 +87,6 @@ def _int8_sources(gpu: Gpu) -> list[KernelSource]:
     plans = [plan_linear(form, 32, gpu, is_int8=True) for form in forms]
     return [
         *(plan.source for plan in plans),
-        *(replace(plan, own_strips=2).source for plan in plans),
         *(_own_row_source(form, gpu, is_int8=True) for form in forms),
         prepare_source(RowOp.NORM, plan_row(17408, gpu), in_rows=False, is_int8=True),
     ]

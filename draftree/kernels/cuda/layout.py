@@ -18,10 +18,9 @@ ROWS = 128
 X_COLS = 256  # activations are padded to whole units of any format
 X_TILE_BYTES = 2176
 INT8_TILE_BYTES = 1184
-# Scales are small integers, so that sums over 256 columns of bytes are. Where they belong to 16
-# columns, 16-bit floats take fewer instructions.
-INT8_FORMATS = (QuantType.Q4_K, QuantType.Q5_K, QuantType.Q6_K)
-FAST_INT8_FORMATS = (QuantType.Q4_K, QuantType.Q5_K)
+# Scales are small integers for 32 columns, so sums over 256 columns of bytes are integers as well.
+# Those of Q6_K are for 16 columns, where 16-bit floats take fewer instructions.
+INT8_FORMATS = (QuantType.Q4_K, QuantType.Q5_K)
 # Left to the small kernels before and after a product, which then need not wait for its blocks.
 _SPARE_SMS = 2
 _MOST_SHARES = 8  # of a band: adding up more parts takes longer than what they save

@@ -68,7 +68,6 @@ class LinearPlan:
     own_cols: int = 0  # of a row that blocks make themselves, padded; 0: there are tiles
     row_macros: tuple[tuple[str, int], ...] = ()  # how they make it
     is_int8: bool = False  # activations are bytes
-    own_strips: int = 1  # of a warp, if they are
 
     @property
     def stage_bytes(self) -> int:
@@ -101,7 +100,7 @@ class LinearPlan:
 
     @property
     def num_threads(self) -> int:
-        return 256 * self.band_tiles // self.own_strips
+        return 256 * self.band_tiles
 
     @property
     def source(self) -> KernelSource:
@@ -112,7 +111,6 @@ class LinearPlan:
             ("STAGES", self.num_stages),
             *(() if self.use_bulk else (("BULK", 0),)),
             *int8_macros(is_int8=self.is_int8),
-            *((("OWN_STRIPS", self.own_strips),) if self.own_strips > 1 else ()),
             *self.row_macros,
         )
         row_files = ROW_FILES if self.own_cols else ()

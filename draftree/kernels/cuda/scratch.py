@@ -33,7 +33,7 @@ class CudaMatmulInput(MatmulInput):
 
     @property
     def tiles(self) -> layout.Activations:
-        is_int8 = self.allow_int8 and self.readers.issubset(layout.FAST_INT8_FORMATS)
+        is_int8 = self.allow_int8 and self.readers.issubset(layout.INT8_FORMATS)
         return self.halves_tiles.as_int8() if is_int8 else self.halves_tiles
 
 

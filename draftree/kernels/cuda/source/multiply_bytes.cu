@@ -1,40 +1,34 @@
-// A step with activations as bytes, for formats whose scales are small integers: all sums over a unit are exact 32-bit
-// integers, and float32 enters once a unit. A warp has OWN_STRIPS strips of 16 rows and all columns.
+// A step with activations as bytes, for formats whose scales are small integers, one for 32 columns: all sums over a unit are
+// exact 32-bit integers, and float32 enters once a unit. A warp has a strip of 16 rows and all columns.
 //
 // Nibbles are bytes after a mask, and those above them after a shift and a mask: so a word of a row is the columns 0, 16, 1,
-// 17 and 2, 18, 3, 19, counted from 4t, and activations lie in that order (halves.cu). Groups of Q6_K are 16 columns: each
-// has operands of its own, which are zero in the other's bytes, and four times the quants, so that their top bit is the sign.
-#ifndef OWN_STRIPS
-#define OWN_STRIPS 1
-#endif
-constexpr int STRIPS = OWN_STRIPS;
-constexpr int NUM_WARPS = NUM_STRIPS / STRIPS;
-constexpr int BLOCKS_AN_SM = 16 / (NUM_WARPS * STRIPS);
+// 17 and 2, 18, 3, 19, counted from 4t, and activations lie in that order (halves.cu).
+constexpr int STRIPS = 1, OWN_STRIPS = 1;  // in a step, at the end of a band
+constexpr int NUM_WARPS = NUM_STRIPS;
+constexpr int BLOCKS_AN_SM = 16 / NUM_WARPS;
 constexpr int X_TILE_BYTES = 1024 + 128 + 32;  // 128 columns of 8 tokens, sums of 32 columns in two parts, scales
 constexpr int SWAP_BYTES = 0;
 constexpr float RESULT_UNIT = 1.0f;
 constexpr bool HAS_TOKEN_SCALE = false;
-constexpr float SUM_UNIT = FORMAT == Q6_K ? 0.25f : 1.0f;
-constexpr int STEPS = FORMAT == Q6_K ? 2 : 1;  // groups of a scale in 32 columns
 constexpr u32 NIBBLES = 0x0F0F0F0Fu;
-static_assert(HAS_BYTES, "scales of this format are not integers");
+static_assert(HAS_SUPER_MIN, "scales of this format are not integers for 32 columns");
 
 DEV void store_sums(const float (*acc)[TOKEN_TILES][4], float4* room, float4* to) {
 #pragma unroll
-  for (int i = 0; i < STRIPS * TOKEN_TILES; i++) {
-    const float* sums = acc[i / TOKEN_TILES][i % TOKEN_TILES];
+  for (int i = 0; i < TOKEN_TILES; i++) {
+    const float* sums = acc[0][i];
     __stcg(to + i * 32, make_float4(sums[0], sums[1], sums[2], sums[3]));
   }
 }
 
 // Where a lane finds its part of a stage.
 struct Offsets {
-  Place place;  // of the first strip
+  Place place;
   int x, sums, scales;
 };
 
 DEV Offsets find_offsets() {
-  const int lane = threadIdx.x & 31, strip = (threadIdx.x >> 5) * STRIPS, unit = strip / 8 * UNIT_BYTES;
+  const int lane = threadIdx.x & 31, strip = threadIdx.x >> 5, unit = strip / 8 * UNIT_BYTES;
   const Place p = place_in_unit(strip % 8, 0, lane);
   Offsets at;
   at.place = {keep(unit + p.low), HIGH_BYTES ? keep(unit + p.high) : 0, keep(unit + p.scale), keep(unit + p.super), keep(unit + p.min)};
@@ -88,109 +82,72 @@ DEV Input input_of_row(const u8* row, int padded_cols, u32 chunk) {
   return {row + chunk * COLS, sums + chunk * (COLS / 8), sums + padded_cols / 8 + chunk * COLS / 256 * 4};
 }
 
-// The left operands of a row's group: a[step][0] and [2].
-DEV void load_byte_operands(u32 word, u32 high, int group, u32 (*a)[4]) {
+// The left operands of a row's group: a[0] and a[2].
+DEV void load_byte_operands(u32 word, u32 high, int group, u32* a) {
 #pragma unroll
   for (int odd = 0; odd < 2; odd++) {
-    const u32 above = rotate_right(high, (high_turn(group, 0) + odd * 4 - (FORMAT == Q6_K ? 2 : 0)) & 31);
-    if (FORMAT == Q6_K) {
-      const u32 nibbles = odd ? word >> 2 : word << 2;
-#pragma unroll
-      for (int step = 0; step < STEPS; step++) {
-        const u32 top = above & (0x00C000C0u << step * 8);
-        a[step][odd * 2] = (nibbles & (0x003C003Cu << step * 8)) | top;
-      }
-    } else {
-      a[0][odd * 2] = (odd ? word >> 4 : word) & NIBBLES;
-      if (BITS == 5) a[0][odd * 2] |= above & 0x10101010u;
-    }
+    a[odd * 2] = (odd ? word >> 4 : word) & NIBBLES;
+    if (BITS == 5) a[odd * 2] |= rotate_right(high, (high_turn(group, 0) + odd * 4) & 31) & 0x10101010u;
   }
 }
 
-DEV int byte_scale(u32 word, int i) {
-  return FORMAT == Q6_K ? static_cast<signed char>((word ^ 0x80808080u) >> i * 8) : static_cast<int>(__byte_perm(word, 0, 0x4440 | i));
-}
-
-DEV Place next_strip(const Place& p, int m) {
-  return {p.low + m * STRIP_LOW, p.high + m * STRIP_HIGH, p.scale + m * STRIP_SCALE, p.super + m * STRIP_SUPER, p.min + m * STRIP_MIN};
-}
-
-// One group of a strip: the matrix instructions, and their sums times its scales.
+// One group: the matrix instructions, and their sums times its scales.
 DEV void multiply_group(const uint4& low, const uint2& high, const uint2& scales, int group, const uint4* b, int (*sums)[4]) {
-  u32 a[STEPS][4], other[STEPS][4];
+  u32 a[4], other[4];
   load_byte_operands(group & 1 ? low.z : low.x, high.x, group, a);
   load_byte_operands(group & 1 ? low.w : low.y, high.y, group, other);
+  a[1] = other[0], a[3] = other[2];
+  const int scale[2] = {static_cast<int>(__byte_perm(scales.x, 0, 0x4440 | group)), static_cast<int>(__byte_perm(scales.y, 0, 0x4440 | group))};
 #pragma unroll
-  for (int step = 0; step < STEPS; step++) {
-    a[step][1] = other[step][0], a[step][3] = other[step][2];
-    const int scale[2] = {byte_scale(scales.x, group * STEPS + step), byte_scale(scales.y, group * STEPS + step)};
+  for (int n = 0; n < TOKEN_TILES; n++) {
+    int c[4];
+    mma_bytes(c, a, group & 1 ? b[n].z : b[n].x, group & 1 ? b[n].w : b[n].y);
 #pragma unroll
-    for (int n = 0; n < TOKEN_TILES; n++) {
-      int c[4];
-      mma_bytes(c, a[step], group & 1 ? b[n].z : b[n].x, group & 1 ? b[n].w : b[n].y);
-#pragma unroll
-      for (int k = 0; k < 4; k++) sums[n][k] += c[k] * scale[k >> 1];
-    }
+    for (int k = 0; k < 4; k++) sums[n][k] += c[k] * scale[k >> 1];
   }
 }
 
-// One warp: its strips by all columns of a unit. Calls leave when the stage has been read. Token tiles that are not live
+// One warp: its strip by all columns of a unit. Calls leave when the stage has been read. Token tiles that are not live
 // give sums that nobody reads.
 template <class F>
 DEV void multiply_unit(const u8* stage, const Input& input, const Offsets& at, u32 magic, float (*acc)[TOKEN_TILES][4], F leave) {
-  int sums[STRIPS][TOKEN_TILES][4] = {};
+  int sums[TOKEN_TILES][4] = {};
 #pragma unroll
   for (int half = 0; half < 2; half++) {
-    uint2 scales[STRIPS], high[STRIPS] = {};
-#pragma unroll
-    for (int m = 0; m < STRIPS; m++) {
-      const Place place = next_strip(at.place, m);
-      scales[m] = *reinterpret_cast<const uint2*>(stage + place.scale + half * 64);
-      if (HIGH_BYTES) high[m] = *reinterpret_cast<const uint2*>(stage + place.high + half * 256);
-      if (FORMAT == Q6_K) high[m].x ^= 0xAAAAAAAAu, high[m].y ^= 0xAAAAAAAAu;  // the upper bit of each becomes a sign
-    }
+    const uint2 scales = *reinterpret_cast<const uint2*>(stage + at.place.scale + half * 64);
+    uint2 high = {};
+    if (HIGH_BYTES) high = *reinterpret_cast<const uint2*>(stage + at.place.high + half * 256);
 #pragma unroll
     for (int i = 0; i < GROUPS / 2; i++) {
       const int pair = half * (GROUPS / 2) + i;
       uint4 b[TOKEN_TILES];
 #pragma unroll
       for (int n = 0; n < TOKEN_TILES; n++) b[n] = input.bytes(at, pair, n);
-#pragma unroll
-      for (int m = 0; m < STRIPS; m++) {
-        const uint4 low = *reinterpret_cast<const uint4*>(stage + next_strip(at.place, m).low + pair * 512);
-        multiply_group(low, high[m], scales[m], i * 2, b, sums[m]);
-        multiply_group(low, high[m], scales[m], i * 2 + 1, b, sums[m]);
-      }
+      const uint4 low = *reinterpret_cast<const uint4*>(stage + at.place.low + pair * 512);
+      multiply_group(low, high, scales, i * 2, b, sums);
+      multiply_group(low, high, scales, i * 2 + 1, b, sums);
     }
   }
-  Supers super[STRIPS];
-  u32 minima[STRIPS][4], x_sums[TOKEN_TILES][2];
+  u32 minima[4], x_sums[TOKEN_TILES][2];
   float2 x_scales[TOKEN_TILES];
+  const Supers super = load_supers(stage, at.place);
+  load_min_operands(stage, at.place, threadIdx.x, minima);
 #pragma unroll
-  for (int m = 0; m < STRIPS; m++) {
-    super[m] = load_supers(stage, next_strip(at.place, m));
-    if (HAS_OFFSET) load_min_operands(stage, next_strip(at.place, m), threadIdx.x, minima[m]);
-  }
-#pragma unroll
-  for (int i = 0; HAS_OFFSET && i < TOKEN_TILES * X_BLOCKS; i++) x_sums[i % TOKEN_TILES][i / TOKEN_TILES] = input.sum(at, i);
+  for (int i = 0; i < TOKEN_TILES * X_BLOCKS; i++) x_sums[i % TOKEN_TILES][i / TOKEN_TILES] = input.sum(at, i);
 #pragma unroll
   for (int n = 0; n < TOKEN_TILES; n++) x_scales[n] = input.scale(at, n);
   leave();
+  // Sums of activations are stored halved, and bytes are halves of so many times 2^-24.
+  const float min_factor[2] = {super.min[0] * -0x1p25f, super.min[1] * -0x1p25f};
 #pragma unroll
-  for (int m = 0; m < STRIPS; m++) {
-    // Sums of activations are stored halved, and bytes are halves of so many times 2^-24.
-    const float factor[2] = {super[m].scale[0] * SUM_UNIT, super[m].scale[1] * SUM_UNIT};
-    const float min_factor[2] = {super[m].min[0] * -0x1p25f, super[m].min[1] * -0x1p25f};
+  for (int n = 0; n < TOKEN_TILES; n++) {
+    float offset[4];
+    mma_new(offset, minima, x_sums[n][0], x_sums[n][1]);
 #pragma unroll
-    for (int n = 0; n < TOKEN_TILES; n++) {
-      float offset[4] = {};
-      if (HAS_OFFSET) mma_new(offset, minima[m], x_sums[n][0], x_sums[n][1]);
-#pragma unroll
-      for (int k = 0; k < 4; k++) {
-        float v = __fmul_rn(static_cast<float>(sums[m][n][k]), factor[k >> 1]);
-        if (HAS_OFFSET) v = __fmaf_rn(offset[k], min_factor[k >> 1], v);
-        acc[m][n][k] = __fmaf_rn(v, k & 1 ? x_scales[n].y : x_scales[n].x, acc[m][n][k]);
-      }
+    for (int k = 0; k < 4; k++) {
+      const float product = __fmul_rn(static_cast<float>(sums[n][k]), super.scale[k >> 1]);
+      const float v = __fmaf_rn(offset[k], min_factor[k >> 1], product);
+      acc[0][n][k] = __fmaf_rn(v, k & 1 ? x_scales[n].y : x_scales[n].x, acc[0][n][k]);
     }
   }
 }
