@@ -78,7 +78,7 @@ def server():
     server.bodies, server.keys, server.script, server.status = [], [], SCRIPT, 200
     server.num_running = server.most_running = 0
     server.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     yield server
     server.shutdown()
