@@ -2,8 +2,8 @@
 
 In: a `KernelSource`; out: something that launches like `compile.Kernel` and raises where a real
 chip would hang or give rubbish. See emulator.h for what it checks, emulator_device.h and
-emulator_twins.h for what it knows. Blocks run in turn, so one must not wait for a later one unless
-they were launched together.
+emulator_twins.h for what it knows, emulator.cpp for how. Blocks run in turn, so one must not wait
+for a later one unless they were launched together.
 """
 
 import ctypes
@@ -26,11 +26,13 @@ from draftree.kernels.cuda.compile import Argument, Gpu, KernelSource
 STACK_BYTES = 128 * 1024
 MAX_THREADS = 1024
 HEADERS = ("emulator.h", "emulator_device.h", "emulator_twins.h")
+COMMON = "emulator.cpp"
 FLAGS = (
-    *("-std=c++17", "-O1", "-g0", "-w", "-fPIC", "-fsigned-char", "-ffp-contract=off"),
+    *("-std=c++17", "-g0", "-w", "-fPIC", "-fsigned-char", "-ffp-contract=off"),
     *("-fno-strict-aliasing", "-fwrapv", "-fno-stack-protector"),
-    *("-fsanitize=alignment,bounds", "-fno-sanitize-recover=all"),
 )
+# Of kernels, which are many: fast to compile, and checked.
+KERNEL_FLAGS = ("-O1", "-fsanitize=alignment,bounds", "-fno-sanitize-recover=all")
 # Instructions that take a tenth or more off launches and leave every bit as it is.
 WIDE_FLAGS = {"avx2": "-mavx2", "f16c": "-mf16c", "fma": "-mfma"}
 DYNAMIC_SHARED = re.compile(
@@ -80,15 +82,15 @@ def host_text(source: KernelSource) -> str:
 
 def build(source: KernelSource, arch: int) -> Path:
     """A shared library, compiled once for the same text and compiler."""
-    flags = (*FLAGS, *_wide_flags(), f"-D__CUDA_ARCH__={arch * 10}")
-    header = _build_headers(flags)
-    text = host_text(source)
+    flags = (*FLAGS, *_wide_flags(), *KERNEL_FLAGS, f"-D__CUDA_ARCH__={arch * 10}")
+    header, text = _build_headers(flags), host_text(source)
     digest = _digest(header.name, text)
     path = header.parent / f"{source.name}_{digest}.so"
     if not path.exists():
         # The usual linker takes a third of the time for a short kernel.
         linker = ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
-        arguments = ("-shared", *linker, "-include", str(header), "-x", "c++", "-", *flags)
+        common = ("-x", "none", str(header.with_suffix(".o")))
+        arguments = ("-shared", *linker, "-include", str(header), "-x", "c++", "-", *common, *flags)
         _compile(arguments, text, path)
     return path
 
@@ -103,15 +105,20 @@ def _wide_flags() -> tuple[str, ...]:
 
 @cache
 def _build_headers(flags: tuple[str, ...]) -> Path:
-    """The headers as one file, beside it what the compiler makes of it to save time later."""
-    texts = [(Path(__file__).parent / name).read_text(encoding="utf-8") for name in HEADERS]
+    """The headers as one file, beside it what the compiler makes of it to save time later, and what
+    all kernels have in common.
+    """
+    folder = Path(__file__).parent
+    *texts, common = ((folder / name).read_text(encoding="utf-8") for name in (*HEADERS, COMMON))
     version = subprocess.run(["g++", "--version"], capture_output=True, text=True, check=True)
-    digest = _digest(version.stdout, platform.machine(), *flags, *texts)
+    digest = _digest(version.stdout, platform.machine(), *flags, *texts, common)
     path = env.cache_dir() / "emulated" / f"emulator_{digest}.h"
     compiled = path.with_suffix(".h.gch")
     if not compiled.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(texts), encoding="utf-8")
+        once = ("-c", "-O2", "-x", "c++", "-", *FLAGS, *_wide_flags())
+        _compile(once, "".join((*texts, common)), path.with_suffix(".o"))
         _compile(("-x", "c++-header", str(path), *flags), "", compiled)
     return path
 

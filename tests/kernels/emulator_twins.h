@@ -31,49 +31,15 @@ u32 on_halves(u32 a, u32 b, F f) {
   return low | round_to_half(f(double(widen(a >> 16)), double(widen(b >> 16)))) << 16;
 }
 
-// Eight halves as floats, each in a word of its own; an exponent that is all ones stays so.
-typedef u32 Words __attribute__((vector_size(32)));
-typedef float Row __attribute__((vector_size(32)));
-static inline Row widen_row(const u32* halves) {
-  Words h;
-  memcpy(&h, halves, sizeof h);
-  const Words scaled = (Words)((Row)((h & 0x7FFF) << 13) * 0x1p112f);
-  return (Row)(scaled | (h & 0x8000) << 16 | ((Words)((h & 0x7C00) == 0x7C00) & 0x7F800000));
-}
-
-// in: a (K / 4 words), b (K / 8 words), c (4 floats). Sums run along k, in float32; products are exact.
+// Operations of emulator.cpp.
 template <int K>
-void multiply_tiles(u32 lanes, Fiber* warp) {
-  if (lanes != ~0u) fail("a matrix instruction needs all 32 lanes, not %08x", lanes);
-  u32 a_halves[16][K], b_halves[K][8];
-  float c[16][8];
-  for (int lane = 0; lane < 32; lane++) {
-    const u32* in = warp[lane].in;
-    const int g = lane / 4, t = lane % 4;
-    for (int i = 0; i < K / 4; i++)
-      for (int side = 0; side < 2; side++) a_halves[g + i % 2 * 8][i / 2 * 8 + t * 2 + side] = in[i] >> side * 16 & 0xFFFF;
-    for (int i = 0; i < K / 8; i++)
-      for (int side = 0; side < 2; side++) b_halves[i * 8 + t * 2 + side][g] = in[K / 4 + i] >> side * 16 & 0xFFFF;
-    memcpy(&c[g][t * 2], in + K / 4 + K / 8, 8), memcpy(&c[g + 8][t * 2], in + K / 4 + K / 8 + 2, 8);
-  }
-  Row b[K];
-  for (int k = 0; k < K; k++) b[k] = widen_row(b_halves[k]);
-  for (int row = 0; row < 16; row++) {
-    float a[K];
-    for (int k = 0; k < K; k += 8) {
-      const Row eight = widen_row(a_halves[row] + k);
-      memcpy(a + k, &eight, sizeof eight);
-    }
-    Row sum;
-    memcpy(&sum, c[row], sizeof sum);
-    for (int k = 0; k < K; k++) sum += a[k] * b[k];
-    memcpy(c[row], &sum, sizeof sum);
-  }
-  for (int lane = 0; lane < 32; lane++) {
-    const int g = lane / 4, t = lane % 4;
-    memcpy(warp[lane].out, &c[g][t * 2], 8), memcpy(warp[lane].out + 2, &c[g + 8][t * 2], 8);
-  }
-}
+void multiply_tiles(u32 lanes, Fiber* warp);
+LINKED void multiply_byte_tiles(u32 lanes, Fiber* warp);
+LINKED void multiply_tf32(u32 lanes, Fiber* warp);
+template <int COUNT, bool IS_TRANSPOSED>
+void load_matrices(u32 lanes, Fiber* warp);
+LINKED void copy_later(void* to, const void* from, u32 bytes);
+LINKED void finish_copies(u32 num_pending);
 
 template <int K>
 void multiply(float* c, const u32* a, const u32* b, const float* from) {
@@ -82,63 +48,9 @@ void multiply(float* c, const u32* a, const u32* b, const float* from) {
   memcpy(c, operate(~0u, multiply_tiles<K>, &in), 16);
 }
 
-// in: a (4 words), b (2 words): 16x32 signed bytes times 32x8.
-static inline void multiply_byte_tiles(u32 lanes, Fiber* warp) {
-  if (lanes != ~0u) fail("a matrix instruction needs all 32 lanes, not %08x", lanes);
-  signed char a[16][32], b[8][32];
-  for (int lane = 0; lane < 32; lane++) {
-    const int g = lane / 4, t = lane % 4;
-    for (int i = 0; i < 4; i++) memcpy(a[g + i % 2 * 8] + i / 2 * 16 + t * 4, warp[lane].in + i, 4);
-    for (int i = 0; i < 2; i++) memcpy(b[g] + i * 16 + t * 4, warp[lane].in + 4 + i, 4);
-  }
-  for (int lane = 0; lane < 32; lane++)
-    for (int i = 0; i < 4; i++) {
-      int sum = 0;
-      for (int k = 0; k < 32; k++) sum += a[lane / 4 + i / 2 * 8][k] * b[lane % 4 * 2 + i % 2][k];
-      warp[lane].out[i] = sum;
-    }
-}
-
-// Matrices of 8 rows of 16 bytes; lane 8 i + r names row r of matrix i.
-template <int COUNT, bool IS_TRANSPOSED>
-void load_matrices(u32 lanes, Fiber* warp) {
-  if (lanes != ~0u) fail("loading matrices needs all 32 lanes, not %08x", lanes);
-  for (u32 lane = 0; lane < 32; lane++)
-    for (u32 i = 0; i < COUNT; i++) {
-      u32 word = 0;
-      for (u32 side = 0; side < 2; side++) {
-        const u32 pair = lane % 4 * 2 + side;
-        const u32 row = IS_TRANSPOSED ? pair : lane / 4, column = IS_TRANSPOSED ? lane / 4 : pair;
-        const char* from;
-        memcpy(&from, warp[i * 8 + row].in, sizeof from);
-        if (reinterpret_cast<u64>(from) % 16) fail("row %u of matrix %u is not aligned to 16 bytes", row, i);
-        unsigned short half;
-        memcpy(&half, from + column * 2, 2);
-        word |= static_cast<u32>(half) << side * 16;
-      }
-      warp[lane].out[i] = word;
-    }
-}
-
 template <int COUNT, bool IS_TRANSPOSED>
 void load(u32* r, const void* row) {
   memcpy(r, operate(~0u, load_matrices<COUNT, IS_TRANSPOSED>, &row), COUNT * 4);
-}
-
-static inline void copy_later(void* to, const void* from, u32 bytes) {
-  if ((reinterpret_cast<u64>(to) | reinterpret_cast<u64>(from)) % bytes) fail("a copy of %u bytes is not aligned", bytes);
-  Fiber& f = fibers[current];
-  f.copies.push_back({to, from, bytes, f.copy_group});
-}
-
-static inline void finish_copies(u32 num_pending) {
-  Fiber& f = fibers[current];
-  size_t done = 0;
-  while (done < f.copies.size() && f.copies[done].group + num_pending < f.copy_group) {
-    memcpy(f.copies[done].to, f.copies[done].from, f.copies[done].bytes);
-    done++;
-  }
-  f.copies.erase(f.copies.begin(), f.copies.begin() + done);
 }
 
 // A barrier in shared memory: arrivals still missing, arrivals of a phase, bytes still missing, parity.
@@ -219,25 +131,6 @@ static inline void copy_bulk_once(void* to, const void* from, int bytes, unsigne
 
 // The twins of source/gated_delta_bits.cu.
 static inline void prefetch_line(const void*) {}
-namespace emulator {
-// in: a (4 words), b (2 words), c (4 floats). The chip ignores the 13 low bits of a and b.
-static void multiply_tf32(u32 lanes, Fiber* warp) {
-  if (lanes != ~0u) fail("a matrix instruction needs all 32 lanes, not %08x", lanes);
-  float a[16][8], b[8][8];
-  for (int lane = 0; lane < 32; lane++) {
-    const u32* in = warp[lane].in;
-    const int g = lane / 4, t = lane % 4;
-    for (int i = 0; i < 4; i++) a[g + i % 2 * 8][t + i / 2 * 4] = bit_cast<float>(in[i] & ~0x1FFFu);
-    for (int i = 0; i < 2; i++) b[t + i * 4][g] = bit_cast<float>(in[4 + i] & ~0x1FFFu);
-  }
-  for (int lane = 0; lane < 32; lane++)
-    for (int i = 0; i < 4; i++) {
-      float sum = bit_cast<float>(warp[lane].in[6 + i]);
-      for (int k = 0; k < 8; k++) sum += a[lane / 4 + i / 2 * 8][k] * b[k][lane % 4 * 2 + i % 2];
-      warp[lane].out[i] = bit_cast<u32>(sum);
-    }
-}
-}  // namespace emulator
 static inline void mma_tf32(float* c, const unsigned* a, unsigned b0, unsigned b1) {
   unsigned in[10] = {a[0], a[1], a[2], a[3], b0, b1};
   memcpy(in + 6, c, 16);
