@@ -36,11 +36,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 from tests.examples import choose_profile  # noqa: E402
 from tests.golden import FULL_SET  # noqa: E402
+from tests.kernels.share import compile_share  # noqa: E402
 from tests.needs import has_browser, is_allowed, what_is_missing  # noqa: E402
 
 if TYPE_CHECKING:
     from draftree.kernels.cuda.compile import Gpu
     from draftree.kernels.cuda.persistent import PersistentPass
+
+MANY_TESTS = 1000  # which need most kernels of the CPU
 
 collect_ignore = [
     *(() if FULL_SET.exists() else ("models/test_golden_full.py",)),
@@ -97,7 +100,9 @@ class Unrun:
             terminalreporter.write_line(f"FAILED {sentence}; {message}", red=True)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ and len(session.items) >= MANY_TESTS:
+        compile_share(int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")))
     _freeze()
 
 
