@@ -35,10 +35,12 @@ def gpu_depth(
         list[str] | None,
         typer.Option(help="FORMAT, or FORMAT=DEPTH,DEPTH,…; may be given several times."),
     ] = None,
+    limit_s: LimitS = 600.0,
     results: Results = RESULTS / "gpu",
 ) -> None:
     """Long texts on a GPU with synthetic weights, by format of keys and values."""
     from benchmarks.gpu_depth import FORMATS, measure_depths, read_runs
+    from benchmarks.parts import Deadline
     from draftree.bench.record import write_result
     from draftree.bench.synthetic import identify_pair, write_pair
 
@@ -49,7 +51,7 @@ def gpu_depth(
         asked = read_runs(run or FORMATS)
         line = write_result(
             *(results, "gpu-depth", model, settings),
-            lambda: measure_depths(shape, folder, memory, asked, say),
+            lambda: measure_depths(shape, folder, memory, asked, Deadline(limit_s), say),
         )
     finish(line)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.parts import Deadline
 from draftree.bench.gpu import BUDGET, Subject
 from draftree.bench.median import Report, Samples, summarize
 from draftree.bench.synthetic import write_pair
@@ -100,9 +101,10 @@ def measure_depths(
     folder: Path,
     memory_gib: float,
     asked: Mapping[str, tuple[int, ...]],
+    deadline: Deadline,
     report: Report,
 ) -> GpuDepthMeasures:
-    """asked: depths by format."""
+    """asked: depths by format, of which none is begun after the deadline."""
     import torch
 
     pair = write_pair(shape, folder, draft_type=QuantType.Q4_K)
@@ -110,6 +112,9 @@ def measure_depths(
     assert gpu is not None
     runs = {}
     for name, depths in asked.items():
+        if deadline.is_over:
+            report(f"{name}: left out, the time is over")
+            continue
         report(f"{name}: loading")
         limit = 0.0 if name == UNLIMITED else memory_gib
         kv = name.split()[0]
