@@ -3,11 +3,11 @@ verdict for each. A retired target is a figure without a verdict.
 """
 
 from collections.abc import Callable, Collection, Iterable
-from statistics import fmean
 from typing import Final
 
 from benchmarks.gpu_depth import UNLIMITED
 from benchmarks.target_gpu import GPU_TARGETS
+from benchmarks.target_serve import SERVE_TARGETS
 from benchmarks.verdict import (
     CODER,
     NEOVERSE_N1,
@@ -217,54 +217,6 @@ def _kv_targets(sha256: str) -> tuple[Target, ...]:
     )
 
 
-def _client_targets(sha256: str, first_s: float) -> tuple[Target, ...]:
-    """Clients of one server on two cores. first_s: what llama.cpp's server has with eight."""
-
-    def mean_first_s(measures: Json) -> float | None:
-        level = measures["levels"].get("8")
-        return level and round(fmean(level["ttft_ms"]["samples"]) / 1000, 3)
-
-    def behind_s(measures: Json) -> float | None:
-        behind = measures.get("behind")
-        return behind and round(behind["ttft_ms"]["median"] / 1000, 3)
-
-    def target(what: str, read: Callable[[Json], float | None], limit: float) -> Target:
-        return Target(what, "http", sha256, read, False, limit, limit / 2, "s")
-
-    return (
-        target("first token with 8 clients, mean", mean_first_s, first_s),
-        target("first token of a short request behind a long reply", behind_s, 0.5),
-    )
-
-
-def _cluster_targets() -> tuple[Target, ...]:
-    """Replicas of one thread each, on a machine of two cores."""
-
-    def target(
-        what: str, read: Callable[[Json], float], more: bool, limit: float, aim: float, unit: str
-    ) -> Target:
-        return Target(what, "cluster", SMOLLM2, read, more, limit, aim, unit)
-
-    return (
-        target(
-            "two replicas over one, 8 clients",
-            *(lambda m: float(m["two_over_one"]["value"]), True, 1.8, 1.95, "×"),
-        ),
-        target(
-            "later turns that went where their beginning was read",
-            *(lambda m: 100 * float(m["routing"]["hit_rate"]), True, 90, 99, "%"),
-        ),
-        target(
-            "replies lost or mixed up while replicas were killed",
-            *(lambda m: float(m["chaos"]["num_faults"]), False, 0, 0, ""),
-        ),
-        target(
-            "`draftree cluster` to the first token",
-            *(lambda m: float(m["first_token_s"]["median"]), False, 30, 15, "s"),
-        ),
-    )
-
-
 TARGETS: Final = (
     *_targets_of(SMOLLM2, (1.2, 1.6), (2.5, 5.0)),
     Target(
@@ -281,9 +233,7 @@ TARGETS: Final = (
     ),
     *_targets_of(CODER, (1.0, 1.3), (2.0, 4.0)),
     Target("server against the engine alone", "overhead", CODER, _overhead_ratio, True, 0.97, 0.99),
-    *_client_targets(SMOLLM2, 0.8),
-    *_client_targets(CODER, 1.5),
-    *_cluster_targets(),
+    *SERVE_TARGETS,
     *_gpu_targets(),
     *_depth_targets(),
     *GPU_TARGETS,

@@ -1,0 +1,79 @@
+"""Targets of many clients: of one server on two cores, and of replicas. See http and cluster."""
+
+from collections.abc import Callable
+from statistics import fmean
+from typing import Final
+
+from benchmarks.verdict import CODER, SMOLLM2, Target
+from draftree.bench.record import Json
+
+
+def _client_targets(sha256: str, first_s: float) -> tuple[Target, ...]:
+    """Clients of one server on two cores. first_s: what llama.cpp's server has with eight."""
+
+    def mean_first_s(measures: Json) -> float | None:
+        level = measures["levels"].get("8")
+        return level and round(fmean(level["ttft_ms"]["samples"]) / 1000, 3)
+
+    def behind_s(measures: Json) -> float | None:
+        behind = measures.get("behind")
+        return behind and round(behind["ttft_ms"]["median"] / 1000, 3)
+
+    def over_llama(read: Callable[[Json], float | None]) -> Callable[[Json], float | None]:
+        def ratio(measures: Json) -> float | None:
+            ours, other = read(measures), read(measures.get("peer") or {"levels": {}})
+            return round(ours / other, 3) if ours and other else None
+
+        return ratio
+
+    def rate(measures: Json) -> float | None:
+        level = measures["levels"].get("8")
+        return level and float(level["throughput"])
+
+    def target(what: str, read: Callable[[Json], float | None], limit: float) -> Target:
+        return Target(what, "http", sha256, read, False, limit, limit / 2, "s")
+
+    with_8 = "with 8 clients, over llama.cpp's server"
+    return (
+        target("first token with 8 clients, mean", mean_first_s, first_s),
+        target("first token of a short request behind a long reply", behind_s, 0.5),
+        Target(
+            f"first token, mean, {with_8}", "http", sha256, over_llama(mean_first_s), False, 1, 0.5
+        ),
+        Target(f"tokens per second {with_8}", "http", sha256, over_llama(rate), True, 1, 2),
+    )
+
+
+def _cluster_targets() -> tuple[Target, ...]:
+    """Replicas of one thread each, on a machine of two cores."""
+
+    def target(
+        what: str, read: Callable[[Json], float], more: bool, limit: float, aim: float, unit: str
+    ) -> Target:
+        return Target(what, "cluster", SMOLLM2, read, more, limit, aim, unit)
+
+    return (
+        target(
+            "two replicas over one, 8 clients",
+            *(lambda m: float(m["two_over_one"]["value"]), True, 1.8, 1.95, "×"),
+        ),
+        target(
+            "later turns that went where their beginning was read",
+            *(lambda m: 100 * float(m["routing"]["hit_rate"]), True, 90, 99, "%"),
+        ),
+        target(
+            "replies lost or mixed up while replicas were killed",
+            *(lambda m: float(m["chaos"]["num_faults"]), False, 0, 0, ""),
+        ),
+        target(
+            "`draftree cluster` to the first token",
+            *(lambda m: float(m["first_token_s"]["median"]), False, 30, 15, "s"),
+        ),
+    )
+
+
+SERVE_TARGETS: Final = (
+    *_client_targets(SMOLLM2, 0.8),
+    *_client_targets(CODER, 1.5),
+    *_cluster_targets(),
+)
