@@ -183,13 +183,21 @@ def test_a_part_that_was_not_measured_has_no_verdict():
 
 
 def test_clients_of_a_server():
-    record = example.record("http")
-    assert words([record], "http") == ["not measured", "aim reached"]  # four clients at most
-    record["measures"]["levels"]["8"] = {"ttft_ms": {"samples": [500.0, 700.0]}}
-    assert words([record], "http") == ["target reached", "aim reached"]
-    del record["measures"]["behind"]  # an older result
-    record["measures"]["levels"]["8"] = {"ttft_ms": {"samples": [500.0, 1700.0]}}
-    assert words([record], "http") == ["missed", "not measured"]
+    def level(rate, *first_ms):
+        return {"throughput": rate, "ttft_ms": {"samples": list(first_ms)}}
+
+    record, none = example.record("http"), ["not measured"] * 2
+    levels = record["measures"]["levels"]
+    assert words([record], "http") == ["not measured", "aim reached", *none]  # four at most
+    levels["8"] = level(150.0, 500.0, 700.0)
+    assert words([record], "http") == ["target reached", "aim reached", *none]
+    record["measures"]["peer"] = {"levels": {"8": level(100.0, 550.0, 600.0)}}
+    assert words([record], "http")[2:] == ["missed", "target reached"]
+    record["measures"]["peer"] = {"levels": {"8": level(70.0, 1200.0)}}
+    assert words([record], "http")[2:] == ["aim reached", "aim reached"]
+    del record["measures"]["behind"], record["measures"]["peer"]  # an older result
+    levels["8"] = level(150.0, 500.0, 1700.0)
+    assert words([record], "http") == ["missed", "not measured", *none]
 
 
 def test_shapes_on_a_gpu():
