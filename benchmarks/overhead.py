@@ -89,6 +89,7 @@ def run_server(path: Path, threads: int, *options: str, kind: str = "serve") -> 
 def run_llama_server(program: Path, path: Path, threads: int) -> Iterator[Endpoint]:
     """llama.cpp's server, which computes so many sequences in one pass as it has slots."""
     command = [str(program.resolve()), "--host", "127.0.0.1", "--model", str(path.resolve())]
+    command += "--alias", path.name  # else it is known by its path
     size = "--parallel", str(LLAMA_SLOTS), "--ctx-size", str(LLAMA_SLOTS * _SLOT_CTX)
     with run_command(command, threads, *size, name=program.name) as endpoint:
         yield endpoint

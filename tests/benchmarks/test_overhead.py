@@ -85,6 +85,7 @@ def test_another_systems_server_is_started_alike(tiny_path, tmp_path):
         assert ask(endpoint, endpoint.find_model(), "Hello", 3).num_tokens == 3
     given = (tmp_path / "given").read_text()
     assert "'--parallel': '8'" in given and "'--ctx-size': '32768'" in given
+    assert f"'--alias': '{tiny_path.name}'" in given  # no path of this machine in results
     with pytest.raises(BenchError, match="`absent` cannot be run"):
         run_llama_server(tmp_path / "absent", tiny_path, 1).__enter__()
 

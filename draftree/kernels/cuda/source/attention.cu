@@ -291,21 +291,15 @@ struct Worker {
 };
 
 KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
-    attention_kernel(const int* control, const int* positions, const int* ancestors, const float* q, u8* pool,
-                     const int* pages, float* partial, float2* stats, float scale, int ancestor_stride, int q_row,
-                     int q_head, int page_bytes, int key_bytes, int value_bytes, int first_row, int num_rows,
-                     int kv_heads, int group, int head_dim, int window, int is_bidirectional, const u8* angles,
-                     const float* folded_queries, int folded_row) {
+    attention_kernel(ATTENTION_ARGS) {
   DYNAMIC_SHARED(shared);
   __shared__ Board board;
   __shared__ Plan plan;
   __shared__ Item item;
   let_later_grids_start();
   wait_for_earlier_grids();
-  const Shape shape = {kv_heads, group, head_dim, window, is_bidirectional};
-  const Cache cache = {pool, pages, page_bytes, kv_heads, key_bytes, value_bytes};
-  const Pass pass = {control, positions, ancestors, ancestor_stride, q,          q_row,  q_head,
-                     scale,   cache,     partial,   stats,           angles, folded_queries, folded_row};
+  const Shape shape = ATTENTION_SHAPE;
+  const Pass pass = ATTENTION_PASS;
   if (threadIdx.x == 0) plan = make_plan(control, first_row, num_rows, shape, gridDim.x);
   __syncthreads();
   if (blockIdx.x >= plan.num_items) return;

@@ -29,6 +29,17 @@ struct Pass {
   int folded_row;
 };
 
+// What both kernels are given, and what they make of it.
+#define ATTENTION_ARGS                                                                                                    \
+  const int *control, const int *positions, const int *ancestors, const float *q, u8 *pool, const int *pages,             \
+      float *partial, float2 *stats, float scale, int ancestor_stride, int q_row, int q_head, int page_bytes,             \
+      int key_bytes, int value_bytes, int first_row, int num_rows, int kv_heads, int group, int head_dim, int window,     \
+      int is_bidirectional, const u8 *angles, const float *folded_queries, int folded_row
+#define ATTENTION_SHAPE {kv_heads, group, head_dim, window, is_bidirectional}
+#define ATTENTION_PASS                                                                                                    \
+  {control, positions, ancestors, ancestor_stride, q, q_row, q_head, scale,                                               \
+   {pool, pages, page_bytes, kv_heads, key_bytes, value_bytes}, partial, stats, angles, folded_queries, folded_row}
+
 // Walks over the tiles of the block's items, ahead of the worker, and copies them into the ring.
 struct Feeder {
   const Pass& pass;

@@ -96,8 +96,7 @@ struct Consumer {
   DEV_MEMBER int strip() const { return threadIdx.x / 32 & 3; }
   DEV_MEMBER int column(int n, int j) const { return n * 8 + (lane() & 3) * 2 + j; }
 
-  // The next stage, when it is full. Whoever wrote it does not show it to matrices itself: it would wait for all copies
-  // that are under way.
+  // The next stage, when it is full; shown to matrices here, since those who copy do not wait for their copies.
   DEV_MEMBER Matrix next_stage() {
     wait_barrier(ring.full + place.slot, place.parity);
     show_to_matrices();
@@ -314,11 +313,7 @@ struct Consumer {
 };
 
 KERNEL void LAUNCH_BOUNDS((PRODUCERS + GROUPS) * GROUP_THREADS, BLOCKS_AN_SM)
-    attention_kernel(const int* control, const int* positions, const int* ancestors, const float* q, u8* pool,
-                     const int* pages, float* partial, float2* stats, float scale, int ancestor_stride, int q_row,
-                     int q_head, int page_bytes, int key_bytes, int value_bytes, int first_row, int num_rows,
-                     int kv_heads, int group, int head_dim, int window, int is_bidirectional, const u8* angles,
-                     const float* folded_queries, int folded_row) {
+    attention_kernel(ATTENTION_ARGS) {
   DYNAMIC_SHARED(shared);
   __shared__ Board boards[GROUPS];
   __shared__ Plan plan;
@@ -329,10 +324,8 @@ KERNEL void LAUNCH_BOUNDS((PRODUCERS + GROUPS) * GROUP_THREADS, BLOCKS_AN_SM)
   }
   let_later_grids_start();
   wait_for_earlier_grids();
-  const Shape shape = {kv_heads, group, head_dim, window, is_bidirectional};
-  const Cache cache = {pool, pages, page_bytes, kv_heads, key_bytes, value_bytes};
-  const Pass pass = {control, positions, ancestors, ancestor_stride, q,      q_row,          q_head,
-                     scale,   cache,     partial,   stats,           angles, folded_queries, folded_row};
+  const Shape shape = ATTENTION_SHAPE;
+  const Pass pass = ATTENTION_PASS;
   if (threadIdx.x == 0) plan = make_plan(control, first_row, num_rows, shape, gridDim.x);
   __syncthreads();
   if (blockIdx.x >= plan.num_items) return;
