@@ -45,6 +45,7 @@ class Layer:
         *,
         capacity: int = 800,
         segment_len: int = 128,
+        wide_from: int = 256,
         window: int = 0,
         bidirectional: bool = False,
         formats: tuple[str, str] = ("f16", "f16"),
@@ -60,6 +61,7 @@ class Layer:
         self.workspace = new_attention_workspace(
             *(MAX_NODES, heads, self.cache.shape, capacity - MAX_NODES, gpu),
             segment_len=segment_len,
+            wide_from=wide_from,
         )
         self.workspace.partial.fill_(float("nan"))
         self.workspace.stats.fill_(float("nan"))

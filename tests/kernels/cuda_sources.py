@@ -46,7 +46,7 @@ def persistent_source(gpu: Gpu) -> KernelSource:
     num_threads = 256 * band_tiles(gpu)
     with gpu.rehearsal.collect(is_persistent=True):
         shape = KvShape(4, 256, KEY_FORMATS["q4"], VALUE_FORMATS["q4"])
-        attention = plan_attention(shape, gpu.without_warpgroups()).shrunk(gpu)
+        attention = plan_attention(shape, gpu.without_warpgroups())[-1].shrunk(gpu)
         kinds = [
             (plan_linear(unit_format(QuantType.Q4_K), 24, gpu).source, num_threads),
             (plan_linear(unit_format(QuantType.Q6_K), 24, gpu).source, num_threads),
@@ -108,7 +108,7 @@ def _attention_sources(gpu: Gpu) -> list[KernelSource]:
         KvShape(2, dim, KEY_FORMATS["q4"], VALUE_FORMATS["q4"], is_centred=True)
         for dim in (64, 128)
     ]
-    plans = [plan_attention(shape, gpu, col_tiles=n) for shape in shapes for n in (1, 6)]
+    plans = [plan for shape in shapes for plan in plan_attention(shape, gpu)]
     sources = [source for plan in plans for source in (plan.source, plan.merge_source)]
     sources += [COMMIT_SOURCE, heads_source(256)]
     return [*sources, *map(kv_expand_source, shapes), *map(rotary_source, shapes)]

@@ -200,6 +200,8 @@ static inline float exp2_fast(float v) { return exp2f(v); }
 static inline unsigned round_to_halves(float even, float odd) {
   return emulator::round_to_half(even) | emulator::round_to_half(odd) << 16;
 }
+template <class T>
+void forget(T&) {}
 template <int COUNT>
 void take_registers() {}
 template <int COUNT>

@@ -131,31 +131,34 @@ def test_trees_equal_token_by_token(
 
 
 @pytest.mark.parametrize(
-    ("shape", "formats"), [((6, 1, 256), ("f16", "f16")), ((4, 2, 64), ("q4", "f16"))]
+    ("shape", "formats", "committed"),
+    [
+        ((6, 1, 256), ("f16", "f16"), 200),
+        ((4, 2, 64), ("q4", "f16"), 200),
+        ((2, 1, 64), ("f16", "f16"), 1300),
+    ],
 )
 def test_warpgroups_have_the_reference_and_the_bits_of_single_rows(
-    shape: tuple[int, int, int], formats: tuple[str, str]
+    shape: tuple[int, int, int], formats: tuple[str, str], committed: int
 ) -> None:
-    """Straight copies and decoded ones; the other tests have them all, and take longer."""
-    layer = Layer(emulated_gpu(90), *shape, formats=formats)
-    assert layer.workspace.plan.num_groups == 3 and layer.workspace.row_plan.num_groups == 1
-    before, rows = layer.rows(1, 200), layer.rows(4, len(TREE))
+    """Straight copies and decoded ones, segments of all lengths; other tests take longer."""
+    layer = Layer(emulated_gpu(90), *shape, formats=formats, capacity=1400)
+    assert [plan.col_tiles for plan in layer.workspace.plans if plan.num_groups] == [1, 6, 12, 18]
+    before, rows = layer.rows(1, committed), layer.rows(4, len(TREE))
     layer.fill(before)
     known = layer.rounded(before), layer.rounded(rows)
-    mask = tree_mask(list(TREE.parents), 200)
-    assert_near(layer.tree(TREE, rows, 200), expect(*known, mask))
-    check_tree(layer, TREE, 200)
+    mask = tree_mask(list(TREE.parents), committed)
+    assert_near(layer.tree(TREE, rows, committed), expect(*known, mask))
+    check_tree(layer, TREE, committed)
 
 
 def test_chips_without_room_leave_warpgroups_alone() -> None:
     shape, gpu = KvShape(4, 256), Gpu(0, 90, 100, 233472, 232448)
     small = replace(gpu, shared_per_sm=102400, shared_per_block=101376)
-    for col_tiles in (1, 6):
-        plans = [plan_attention(shape, chip, col_tiles=col_tiles) for chip in (gpu, small)]
-        assert [plan.num_groups > 0 for plan in plans] == [True, False]
-        assert not plan_attention(shape, replace(gpu, arch=100), col_tiles=col_tiles).num_groups
+    assert all(plan.num_groups for plan in plan_attention(shape, gpu))
     centred = KvShape(2, 64, KEY_FORMATS["q4"], VALUE_FORMATS["q4"], is_centred=True)
-    assert not plan_attention(centred, gpu).num_groups
+    for some, chip in ((shape, small), (shape, replace(gpu, arch=100)), (centred, gpu)):
+        assert not any(plan.num_groups for plan in plan_attention(some, chip))
 
 
 @settings(max_examples=8, deadline=None)
@@ -167,10 +170,10 @@ def test_any_tree_equals_token_by_token(tree: Tree, committed: int, window: int)
 @pytest.mark.parametrize("window", [0, 600])
 def test_rows_are_batch_invariant_on_any_number_of_blocks(window: int, any_gpu: Gpu) -> None:
     """Some of these fold spans in the kernel, others leave that to the merge."""
-    committed, count, found = 1100, 40, []
+    committed, count, found = 1300, 40, []
     for num_sms in (1, 2, 40):
         gpu = replace(any_gpu, num_sms=num_sms, loader=any_gpu.loader)
-        layer = Layer(gpu, 4, 2, 16, capacity=1200, window=window)
+        layer = Layer(gpu, 4, 2, 16, capacity=1400, window=window)
         before, rows = layer.rows(1, committed), layer.rows(4, count)
         layer.fill(before)
         found.append(layer.chain(rows, committed))
@@ -320,7 +323,6 @@ def test_shared_memory_is_enough(head_dim: int, shared: int) -> None:
     for name, keys in KEY_FORMATS.items():
         shape = KvShape(4, head_dim, keys, VALUE_FORMATS[name])
         gpu = Gpu(0, 90, 100, shared + 1024, shared)
-        for col_tiles in (1, 6):
-            plan = plan_attention(shape, gpu, col_tiles=col_tiles)
-            beside = 4096 if plan.num_groups else 3072
+        for plan in plan_attention(shape, gpu):
+            beside = 6144 if plan.num_groups else 3072
             assert plan.num_stages >= 2 and plan.shared_bytes + beside <= shared

@@ -20,11 +20,12 @@ _THREADS, _MOST_MERGE_THREADS = 256, 1024
 _TILE, _SPAN, _FOLD_WAVES = 64, 4, 3  # as in source/attention_plan.cu
 _MERGED_SPANS = 32  # between two meetings, as in source/attention_merge.cu
 _MOST_COL_TILES = 6  # groups of 8 columns that a block works on
-_FEW_COL_TILES = 1  # where one row is all there is: more blocks fit beside each other
-_GROUPS, _GROUP_TILES = 3, 3  # warpgroups that multiply, each with groups of 8 columns
+_GROUP_PLANS = (1, 1), (2, 3), (2, 6), (2, 9)  # warpgroups that multiply, groups of columns of each
 _GROUP_THREADS = 128
+WIDE_FROM = 4096  # where segments of warpgroups become longer: they leave fewer sums
 _MOST_STAGES, _FEW_STAGES = 6, 4
-_GROUP_RESERVED = 4096
+_MOST_RAW_STAGES, _MOST_RAW_BYTES = 4, 34816  # of rows that are decoded
+_GROUP_RESERVED = 6144
 _RESERVED_SHARED = 3072  # what a block needs beside its stages, and the driver's own
 _FEW_ROWS, _LONG_CTX = 8, 16384
 _SLICE_ROWS = 32  # of one launch: bounds the workspace
@@ -41,12 +42,13 @@ class AttentionPlan:
     blocks_an_sm: int
     num_blocks: int
     segment_len: int
+    wide_from: int  # segments are longer from here on (source/attention_plan.cu); 0: all are alike
     num_groups: int = 0  # warpgroups that multiply; 0: each warp has matrices of its own
 
     @property
     def _num_producers(self) -> int:
-        """Warpgroups that bring keys and values, and decode them."""
-        return 2 if self._is_coded else 1
+        """Warpgroups that bring keys and values, and decode them: two where registers are free."""
+        return 2 if self._is_coded and self.col_tiles < 2 * 9 else 1
 
     @property
     def num_threads(self) -> int:
@@ -73,11 +75,17 @@ class AttentionPlan:
         return _TILE * (max(form.row_bytes(self.dim) for form in formats) + angles)
 
     @property
+    def _raw_keys(self) -> int:
+        """Keys or values in a stage before they are decoded for a warpgroup."""
+        return _TILE if self._raw_bytes <= _TILE * 160 else _TILE // 2
+
+    @property
+    def _raw_stage_bytes(self) -> int:
+        return self._raw_bytes * self._raw_keys // _TILE
+
+    @property
     def _raw_stages(self) -> int:
-        """Of rows that warpgroups decode; large ones are enough to fill the time when there are
-        two, and leave room for a second block.
-        """
-        return 4 if self._raw_bytes < _TILE * 256 else 2
+        return min(_MOST_RAW_STAGES, _MOST_RAW_BYTES // self._raw_stage_bytes)
 
     @property
     def stage_bytes(self) -> int:
@@ -88,7 +96,7 @@ class AttentionPlan:
         query_dims = self.dim * (1 + self.shape.is_centred)
         columns = 8 * self.col_tiles * (query_dims + _TILE) * 2
         if self.num_groups:  # and where matrices may begin
-            beside = 1024 + (self._raw_stages * self._raw_bytes if self._is_coded else 0)
+            beside = 1024 + self._is_coded * self._raw_stages * self._raw_stage_bytes
         else:
             beside = self._tile_bytes if self._is_coded else 0
         return self.num_stages * self.stage_bytes + columns + beside
@@ -99,10 +107,10 @@ class AttentionPlan:
         if not self.num_groups:
             return self._source("attention_kernel", ("attention_feed", "attention"), macros)
         files = "ring", "warpgroup", "attention_feed", "attention_group"
-        tiles = self.col_tiles // self.num_groups
-        groups = ("GROUPS", self.num_groups), ("GROUP_TILES", tiles)
-        producers = ("PRODUCERS", self._num_producers), ("RAW_STAGES", self._raw_stages)
-        return self._source("attention_kernel", files, (*macros, *groups, *producers))
+        groups = ("GROUPS", self.num_groups), ("GROUP_TILES", self.col_tiles // self.num_groups)
+        raw = ("RAW_KEYS", self._raw_keys), ("RAW_STAGES", self._raw_stages)
+        producers = (("PRODUCERS", self._num_producers),)
+        return self._source("attention_kernel", files, (*macros, *groups, *raw, *producers))
 
     @property
     def merge_source(self) -> KernelSource:
@@ -111,9 +119,12 @@ class AttentionPlan:
     def _source(
         self, name: str, files: tuple[str, ...], macros: tuple[tuple[str, int], ...]
     ) -> KernelSource:
-        sizes = ("DIM", self.dim), ("SEGMENT", self.segment_len), ("COL_TILES", self.col_tiles)
+        sizes = ("DIM", self.dim), ("COL_TILES", self.col_tiles)
+        segments = ("SEGMENT", self.segment_len), ("WIDE_FROM", self.wide_from)
+        folds = (("FOLDS", int(not self.num_groups)),)
         files = (*CACHE_FILES, "attention_plan", *files)
-        return KernelSource(name, files, (*sizes, *self.shape.macros, *macros))
+        macros = (*sizes, *segments, *folds, *self.shape.macros, *macros)
+        return KernelSource(name, files, macros)
 
     def most_stages(self, gpu: Gpu, blocks_an_sm: int) -> int:
         """Of warpgroups; 0: too few. Copies alone must reach far ahead to fill the time."""
@@ -123,6 +134,12 @@ class AttentionPlan:
         stages = min(_MOST_STAGES, (room - empty) // self.stage_bytes)
         is_far = self._is_coded or blocks_an_sm == 1 or stages >= _FEW_STAGES
         return stages if stages >= 2 and is_far else 0
+
+    def filled(self, gpu: Gpu) -> "AttentionPlan":
+        """With as many blocks and stages as the chip has room for."""
+        blocks = 2 if self.num_groups == 1 and self.most_stages(gpu, 2) else 1
+        stages, num_blocks = self.most_stages(gpu, blocks), gpu.num_sms * blocks
+        return replace(self, num_stages=stages, blocks_an_sm=blocks, num_blocks=num_blocks)
 
     def shrunk(self, gpu: Gpu) -> "AttentionPlan":
         """For a persistent kernel: one block a multiprocessor, with fewer registers a thread and
@@ -135,9 +152,17 @@ class AttentionPlan:
         empty = replace(plan, num_stages=0).shared_bytes
         return replace(plan, num_stages=min(plan.num_stages, (room - empty) // plan.stage_bytes))
 
+    def _num_segments(self, capacity: int) -> int:
+        bounds = 0, self.wide_from, 4 * self.wide_from, capacity
+        lengths = (self.segment_len * n for n in ((1, 2, 4) if self.wide_from else (1, 1, 1)))
+        parts = zip(bounds, bounds[1:], lengths, strict=False)
+        return sum(max(0, -(-(min(end, capacity) - begin) // n)) for begin, end, n in parts)
+
     def most_entries(self, num_rows: int, num_heads: int, capacity: int) -> int:
         """Partial results of a row and head that a launch can leave."""
         columns = num_rows * num_heads
+        if self.num_groups:
+            return (self._num_segments(capacity) + 1) * columns
         segments = -(-capacity // self.segment_len) + 1
         waves = _SPAN * 8 * self.col_tiles * _FOLD_WAVES * self.num_blocks
         unfolded = min(segments * columns, waves + 8 * columns)
@@ -148,57 +173,63 @@ class AttentionPlan:
 class AttentionWorkspace:
     """Partial results; launches that share one must follow each other on one stream."""
 
-    plan: AttentionPlan
-    row_plan: AttentionPlan  # for a single row
-    partial: torch.Tensor  # float32 [entries, plan.dim]
-    stats: torch.Tensor  # float32 [entries, 2]: maximum and sum of the weights
+    plans: tuple[AttentionPlan, ...]  # from few columns to many; the first is for a single row
+    partial: torch.Tensor  # float32 [entries, dim]
+    stats: torch.Tensor  # float32 [entries, 2]: reference and sum of the weights
 
     def plan_for(self, num_rows: int, group: int) -> AttentionPlan:
-        """A row's bits are the same by either plan."""
-        is_single = num_rows == 1 and group <= 8 * self.row_plan.col_tiles
-        return self.row_plan if is_single else self.plan
+        """A row's bits are the same by each plan."""
+        row_plan, *others = self.plans
+        if num_rows == 1 and group <= 8 * row_plan.col_tiles:
+            return row_plan
+        tiles = -(-num_rows * group // 8)
+        share = -(-tiles // -(-tiles // others[-1].col_tiles))  # of blocks that have about as many
+        least = max(share, -(-group // 8))
+        return next((plan for plan in others if plan.col_tiles >= least), others[-1])
 
 
 def plan_attention(
-    shape: KvShape, gpu: Gpu, segment_len: int = SEGMENT_LEN, col_tiles: int = _MOST_COL_TILES
-) -> AttentionPlan:
+    shape: KvShape, gpu: Gpu, segment_len: int = SEGMENT_LEN, wide_from: int = WIDE_FROM
+) -> tuple[AttentionPlan, ...]:
+    """Plans from few columns to many, with the same bits."""
     head_dim = shape.head_dim
     dim = next((n for n in (64, 128, 256) if n >= head_dim), 0)
     if not dim:
         raise ValueError(f"attention with heads of {head_dim} dimensions is not supported")
     if segment_len % _TILE:
         raise ValueError(f"segments of {segment_len} positions are not whole tiles of {_TILE}")
-    empty = AttentionPlan(shape, dim, col_tiles, 0, 1, 0, segment_len)
-    groups = _plan_groups(empty, gpu)
-    if groups is not None:
-        return groups
+    empty = AttentionPlan(shape, dim, 0, 0, 1, 0, segment_len, 0)
+    groups = _plan_groups(replace(empty, wide_from=wide_from), gpu)
+    return groups or tuple(
+        _plan_warps(replace(empty, col_tiles=n), gpu) for n in (1, _MOST_COL_TILES)
+    )
+
+
+def _plan_warps(empty: AttentionPlan, gpu: Gpu) -> AttentionPlan:
     # Sums of many columns and dimensions fill the registers of half a multiprocessor.
-    most_blocks = 1 if dim * col_tiles > 128 * _MOST_COL_TILES else 2
+    most_blocks = 1 if empty.dim * empty.col_tiles > 128 * _MOST_COL_TILES else 2
     for blocks, least in ((2, _FEW_STAGES), (1, 2)):
         room = min(gpu.shared_per_block, gpu.shared_per_sm // blocks - 1024) - _RESERVED_SHARED
         stages = min(_MOST_STAGES, (room - empty.shared_bytes) // empty.stage_bytes)
         if blocks <= most_blocks and stages >= least:
             num_blocks = gpu.num_sms * blocks
             return replace(empty, num_stages=stages, blocks_an_sm=blocks, num_blocks=num_blocks)
+    head_dim = empty.shape.head_dim
     raise ValueError(f"heads of {head_dim} dimensions need more shared memory than the GPU has")
 
 
-def _plan_groups(empty: AttentionPlan, gpu: Gpu) -> AttentionPlan | None:
-    """Warpgroups share the columns of many rows; for one row, two blocks share the chip.
+def _plan_groups(empty: AttentionPlan, gpu: Gpu) -> tuple[AttentionPlan, ...]:
+    """For a single row two blocks share a multiprocessor, where they can.
 
-    None where the chip has no such instructions, or too little memory for many rows: a row's bits
-    must be the same by either plan.
+    Nothing where the chip has no such instructions, or too little memory for many rows: a row's
+    bits must be the same by all plans.
     """
     if not gpu.has_warpgroups or empty.shape.is_centred:
-        return None
-    many = replace(empty, col_tiles=_GROUPS * _GROUP_TILES, num_groups=_GROUPS)
-    few = replace(empty, col_tiles=_FEW_COL_TILES, num_groups=1)
-    if not many.most_stages(gpu, 1):
-        return None
-    plan = few if empty.col_tiles == _FEW_COL_TILES else many
-    blocks = 2 if plan is few and plan.most_stages(gpu, 2) else 1
-    stages, num_blocks = plan.most_stages(gpu, blocks), gpu.num_sms * blocks
-    return replace(plan, num_stages=stages, blocks_an_sm=blocks, num_blocks=num_blocks)
+        return ()
+    plans = [replace(empty, num_groups=n, col_tiles=n * tiles) for n, tiles in _GROUP_PLANS]
+    if not plans[-1].most_stages(gpu, 1):
+        return ()
+    return tuple(plan.filled(gpu) for plan in plans)
 
 
 def new_attention_workspace(
@@ -207,21 +238,21 @@ def new_attention_workspace(
     shape: KvShape,
     max_ctx: int,
     gpu: Gpu,
+    is_ring: bool = False,
     *,
     segment_len: int = SEGMENT_LEN,
+    wide_from: int = WIDE_FROM,
 ) -> AttentionWorkspace:
     """Scratch for passes of up to max_rows that follow up to max_ctx positions, or a ring of them:
-    no row sees more.
+    no row sees more, and segments stay short.
     """
-    plan = plan_attention(shape, gpu, segment_len)
-    row_plan = plan_attention(shape, gpu, segment_len, _FEW_COL_TILES)
+    plans = plan_attention(shape, gpu, segment_len, 0 if is_ring else wide_from)
     capacity = max_ctx + max_rows
-    entries = plan.most_entries(min(max_rows, _SLICE_ROWS), num_heads, capacity)
-    entries = max(entries, row_plan.most_entries(1, num_heads, capacity))
+    entries = plans[-1].most_entries(min(max_rows, _SLICE_ROWS), num_heads, capacity)
+    entries = max(entries, plans[0].most_entries(1, num_heads, capacity))
     return AttentionWorkspace(
-        plan,
-        row_plan,
-        torch.empty((entries, plan.dim), device=gpu.place),
+        plans,
+        torch.empty((entries, plans[0].dim), device=gpu.place),
         torch.empty((entries, 2), device=gpu.place),
     )
 

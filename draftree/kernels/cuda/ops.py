@@ -222,7 +222,7 @@ class CudaOps:
             rows = min(self.step.max_tokens, MOST_ROWS)
             sizes = rows, heads, own.shape, min(self.max_ctx, self.ring_len or self.max_ctx)
             chip = self.gpu.without_warpgroups() if self.is_persistent else self.gpu
-            self._attention = attend.new_attention_workspace(*sizes, chip)
+            self._attention = attend.new_attention_workspace(*sizes, chip, self.ring_len > 0)
         workspace = self._attention
 
         def launch(n: int) -> None:

@@ -3,18 +3,28 @@
 // meets the rest only where a stage is full or empty. A stage holds 64 keys or their values as halves.
 constexpr int GROUP_COLS = 8 * GROUP_TILES;
 constexpr int DIM_BLOCKS = DIM / 64;
-constexpr int STEP = 2, BLOCK = TILE * 8, QUERY_BLOCK = GROUP_COLS * 8;  // as matrices count: 16 dimensions, 64 of them
-constexpr int TURNED_STEP = 16 * 8;                                      // 16 keys
+constexpr int STEP = 2, BLOCK = TILE * 8, TURNED_STEP = 16 * 8;  // as matrices count: 16 dimensions, 64 of them, 16 keys
+constexpr int FEW_TILES = 3;
+constexpr int OF_PRODUCERS = 1, OF_GROUP = 2;  // barriers
+constexpr float REACH = 14.0f;  // of a reference: halves hold weights of up to 2^14
 // Registers that producers give, and the others then have: together no more than all begin with.
-constexpr int GIVEN = GROUPS > 1 ? (PRODUCERS == 1 ? 40 : 48) : (PRODUCERS == 1 ? 0 : 56);
-constexpr int TAKEN = GROUPS > 1 && PRODUCERS == 1 ? 152 : 128;
+constexpr int GIVEN = GROUPS == 1 ? 0 : PRODUCERS == 2 ? 48 : IS_STRAIGHT ? 40 : 56;
+constexpr int TAKEN = PRODUCERS == 2 ? 208 : IS_STRAIGHT ? 232 : 224;
 
 struct Board {  // what the warps of a group tell each other
   float4 top[GROUP_COLS];                  // of 16 keys each
-  float2 state[GROUP_COLS];                // of the item so far
-  float2 factors[GROUP_COLS];              // of the item's state and of the segment
+  float references[4][GROUP_COLS];         // a copy for each warp
   int entry[GROUP_COLS], low[GROUP_COLS];  // where the column's result goes, -1: nowhere; the first position that it sees
+  int4 rises;
   Item item;
+  int tiles;           // that its queries were loaded for
+  bool keeps_queries;  // of the item before
+
+  DEV_MEMBER void begin_item(const Item& next, int new_tiles) {
+    const bool is_same = next.kv_head == item.kv_head && next.first_col == item.first_col && next.width == item.width;
+    keeps_queries = is_same && tiles == new_tiles;
+    item = next, tiles = new_tiles;
+  }
 };
 
 struct Ring {
@@ -29,6 +39,26 @@ struct Place {
   }
 };
 
+// Rows as half floats; a thread has one key, or a part of it, and reads in large pieces.
+template <int CODE>
+DEV void decode_keys(const u8* rows, u8* halves) {
+  constexpr int A_KEY = THREADS / FEED_KEYS, SHARE = DIM / 32 / A_KEY;
+  if constexpr (CODE == HALF || SHARE * A_KEY * 32 != DIM) {  // halves of eight rows would lie in the same banks
+    decode_tile<CODE>(rows, halves);
+  } else {
+    const u32 key = threadIdx.x % FEED_KEYS, first = threadIdx.x / FEED_KEYS * SHARE;
+    const u8* row = rows + key * Row<CODE, DIM>::BYTES;
+#pragma unroll
+    for (int part = 0; part < SHARE; part++) {
+      uint4 found[4];
+      decode_four<CODE, DIM>(row, first + part, found);
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        *reinterpret_cast<uint4*>(halves + swizzled(key, (first + part) * 4 + i)) = found[i];
+    }
+  }
+}
+
 // The first warpgroups: bring stage after stage until all items are done.
 struct Producer {
   Feeder& feeder;
@@ -41,7 +71,7 @@ struct Producer {
 #pragma unroll 1
     for (int count = 0; feeder.has_more(); count++) {
       wait_barrier(ring.empty + place.slot, place.parity ^ 1);
-      feeder.feed(count & 1);
+      feeder.feed(count);
       if (feeder.wrote) {
         wait_copies<0>();
         arrive(ring.full + place.slot);
@@ -57,44 +87,41 @@ struct Producer {
   DEV_MEMBER void run_decoding() {
     int asked = 0;
 #pragma unroll 1
-    for (int i = 0; i < FEED_STAGES - 1; i++) asked += feeder.feed(i & 1);
+    for (int i = 0; i < FEED_STAGES - 1; i++) asked += feeder.feed(i);
 #pragma unroll 1
     for (int done = 0, at = 0; done < asked; done++) {
       wait_copies<FEED_STAGES - 2>();
-      meet_some(1, THREADS);  // all rows are there, and nobody reads those before
-      asked += feeder.feed(done + FEED_STAGES - 1 & 1);
-      wait_barrier(ring.empty + place.slot, place.parity ^ 1);
-      u8* stage = stages + place.slot * HALF_TILE_BYTES;
-      if (done & 1)
-        decode_tile<VALUE_CODE>(raw + at * STAGE_BYTES, stage);
+      meet_some(OF_PRODUCERS, THREADS);  // all rows are there, and nobody reads those before
+      asked += feeder.feed(done + FEED_STAGES - 1);
+      const int part = done % FEEDS;
+      if (part == 0) wait_barrier(ring.empty + place.slot, place.parity ^ 1);
+      u8* stage = stages + place.slot * HALF_TILE_BYTES + part * FEED_KEYS * PITCH;
+      if (done / FEEDS & 1)
+        decode_keys<VALUE_CODE>(raw + at * STAGE_BYTES, stage);
       else
-        decode_tile<KEY_CODE>(raw + at * STAGE_BYTES, stage);
+        decode_keys<KEY_CODE>(raw + at * STAGE_BYTES, stage);
+      at = at + 1 == FEED_STAGES ? 0 : at + 1;
+      if (part < FEEDS - 1) continue;
       arrive(ring.full + place.slot);
       place.next();
-      at = at + 1 == FEED_STAGES ? 0 : at + 1;
     }
   }
 };
 
-// One of the other warpgroups: the sums of its columns over the segment and over the item, and what they need.
-struct Consumer {
+// One of the other warpgroups, and what it keeps from item to item.
+struct Group {
+  const Pass& pass;
   const Plan& plan;
   const Shape& shape;
   Ring& ring;
   Board& board;
-  u8* weights;  // [column] of 64 keys
+  u8 *query_place, *weights;  // weights: [column] of 64 keys
   Matrix stages, queries, weight_matrix;
-  int number;  // of the group
-  int first;   // nobody sees anything before it
+  int number;
+  int first;  // nobody sees anything before it
   Place place;
-  u32 own;     // tiles of columns that count
-  float top[GROUP_TILES][2], sum[GROUP_TILES][2];  // of the segment: [tile][even or odd column]
-  float acc[DIM_BLOCKS][GROUP_TILES][4], state[DIM_BLOCKS][GROUP_TILES][4];
 
-  DEV_MEMBER void meet() { meet_some(2 + number, GROUP_THREADS); }
-  DEV_MEMBER int lane() const { return threadIdx.x & 31; }
-  DEV_MEMBER int strip() const { return threadIdx.x / 32 & 3; }
-  DEV_MEMBER int column(int n, int j) const { return n * 8 + (lane() & 3) * 2 + j; }
+  DEV_MEMBER void meet() const { meet_some(OF_GROUP + number, GROUP_THREADS); }
 
   // The next stage, when it is full; shown to matrices here, since those who copy do not wait for their copies.
   DEV_MEMBER Matrix next_stage() {
@@ -105,84 +132,126 @@ struct Consumer {
     return found;
   }
   DEV_MEMBER void end_stage(int slot) {
-    if (lane() == 0) arrive(ring.empty + slot);
+    if ((threadIdx.x & 31) == 0) arrive(ring.empty + slot);
   }
-  DEV_MEMBER void skip_stage() {
-    const int slot = place.slot;
-    next_stage(), end_stage(slot);
+  DEV_MEMBER void skip_tile() {
+#pragma unroll 1
+    for (int i = 0; i < 2; i++) {
+      wait_barrier(ring.full + place.slot, place.parity);
+      end_stage(place.slot);
+      place.next();
+    }
   }
+};
+
+// The sums of a group's columns, and what they need. Weights are 2^(score - reference); a column's reference is the
+// maximum of the first tile that has any, and of each that passes it by REACH. So most tiles take no maximum, and leave
+// the sums as they are.
+template <int TILES>
+struct Consumer {
+  static constexpr int COLUMNS = 8 * TILES, QUERY_BLOCK = COLUMNS * 8;  // the second as matrices count: 64 dimensions
+  Group& group;
+  Board& board;
+  int first_tile, num_tiles;  // of the item's columns
+  float sum[TILES][2];        // of weights: [tile][even or odd column]
+  float acc[DIM_BLOCKS][TILES][4];
+
+  DEV_MEMBER int lane() const { return threadIdx.x & 31; }
+  DEV_MEMBER int strip() const { return threadIdx.x / 32 & 3; }
+  DEV_MEMBER int column(int n, int j) const { return n * 8 + (lane() & 3) * 2 + j; }
+  DEV_MEMBER float2& references(int n) { return *reinterpret_cast<float2*>(board.references[strip()] + column(n, 0)); }
 
   template <class Use>
-  DEV_MEMBER void each_sum(Use use) {  // block of dimensions, tile, place in it
+  DEV_MEMBER void each_column(Use use) {  // tile, even or odd
 #pragma unroll
-    for (int m = 0; m < DIM_BLOCKS; m++)
+    for (int n = 0; n < TILES; n++)
 #pragma unroll
-      for (int n = 0; n < GROUP_TILES; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) use(m, n, i);
+      for (int j = 0; j < 2; j++) use(n, j);
   }
 
   DEV_MEMBER void begin_segment() {
+    each_column([&](int n, int j) { sum[n][j] = 0.0f; });
 #pragma unroll
-    for (int n = 0; n < GROUP_TILES; n++)
+    for (int m = 0; m < DIM_BLOCKS; m++)
 #pragma unroll
-      for (int j = 0; j < 2; j++) top[n][j] = LOWEST, sum[n][j] = 0.0f;
-    each_sum([&](int m, int n, int i) { acc[m][n][i] = 0.0f; });
+      for (int n = 0; n < TILES; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[m][n][i] = 0.0f;
+    for (int col = lane(); col < COLUMNS; col += 32) board.references[strip()][col] = LOWEST;
+    __syncwarp();
   }
 
-  DEV_MEMBER void score(float (*s)[4]) {
-    const int slot = place.slot;
-    const Matrix keys = next_stage();
-    hold<GROUP_TILES>(s);
+  DEV_MEMBER void score(float (*s)[4], Matrix keys) {
+    hold<TILES>(s);
     begin_products();
 #pragma unroll
     for (int k = 0; k < DIM / 16; k++)
-      multiply<GROUP_TILES, 0>(s, keys + k / 4 * BLOCK + k % 4 * STEP, queries + k / 4 * QUERY_BLOCK + k % 4 * STEP, k > 0);
+      multiply<TILES, 0>(s, keys + k / 4 * BLOCK + k % 4 * STEP, group.queries + k / 4 * QUERY_BLOCK + k % 4 * STEP, k > 0);
     wait_for_products();
-    hold<GROUP_TILES>(s);
-    end_stage(slot);
+    hold<TILES>(s);
   }
 
   // Hides what columns do not see: keys from limit on, keys before their window, all keys of other rows.
   DEV_MEMBER void hide(float (*s)[4], int base, int limit, u32 mask) {
 #pragma unroll
-    for (int n = 0; n < GROUP_TILES; n++)
+    for (int n = 0; n < TILES; n++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         const int position = base + strip() * 16 + (lane() >> 2) + (i >> 1) * 8;
-        const bool is_early = position < board.low[column(n, i & 1)] && position >= plan.sinks;
+        const bool is_early = position < board.low[column(n, i & 1)] && position >= group.plan.sinks;
         if (position >= limit || is_early || !(mask >> n & 1)) s[n][i] = __int_as_float(0xff800000);
       }
   }
 
-  // Scores become weights, which go to shared memory; maximum and sums move on.
-  DEV_MEMBER void weigh(float (*s)[4]) {
+  // References of columns that have risen become the maxima of this tile, and their sums shrink.
+  DEV_MEMBER void raise(const float (*s)[4]) {
+    each_column([&](int n, int j) { tell(n, j, over_keys(fmaxf(s[n][j], s[n][j + 2]), Larger())); });
+    group.meet();
 #pragma unroll
-    for (int n = 0; n < GROUP_TILES; n++)
+    for (int n = 0; n < TILES; n++) {
+      float2 now = references(n);
+      const float shrink[2] = {rise(now.x, board.top[column(n, 0)]), rise(now.y, board.top[column(n, 1)])};
+      __syncwarp();
+      if (lane() < 4) references(n) = now;
 #pragma unroll
-      for (int j = 0; j < 2; j++) tell(n, j, over_keys(fmaxf(s[n][j], s[n][j + 2]), Larger()));
-    meet();
+      for (int j = 0; j < 2; j++) sum[n][j] = __fmul_rn(sum[n][j], shrink[j]);
+#pragma unroll
+      for (int m = 0; m < DIM_BLOCKS; m++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) acc[m][n][i] = __fmul_rn(acc[m][n][i], shrink[i & 1]);
+    }
+    __syncwarp();
+  }
+
+  // What sums over a reference shrink by when a tile's maxima have been seen.
+  DEV_MEMBER float rise(float& reference, float4 of) {
+    const float most = fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w)), before = reference;
+    if (most > __fadd_rn(before, REACH)) reference = most;
+    return exp2_fast(__fsub_rn(before, reference));
+  }
+
+  // Scores become weights, which go to shared memory. False where some are too large, and references must rise.
+  DEV_MEMBER bool weigh(float (*s)[4]) {
     const int row = lane() & 7, chunk = strip() * 2 + (lane() >> 3 & 1);
-    u8* to = weights + row * 128 + ((chunk ^ row) & 7) * 16;
-    float shrink[GROUP_TILES][2];
-    bool shrinks = false;
+    u8* to = group.weights + row * 128 + ((chunk ^ row) & 7) * 16;
+    float most = 0.0f;
 #pragma unroll
-    for (int n = 0; n < GROUP_TILES; n++) {
+    for (int n = 0; n < TILES; n++) {
+      const float2 from = references(n);
 #pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const float4 of = board.top[column(n, j)];
-        const float most = fmaxf(fmaxf(top[n][j], fmaxf(of.x, of.y)), fmaxf(of.z, of.w));
-        shrink[n][j] = exp2_fast(__fsub_rn(top[n][j], most));
-        shrinks |= most != top[n][j];
-        s[n][j] = exp2_fast(__fsub_rn(s[n][j], most)), s[n][j + 2] = exp2_fast(__fsub_rn(s[n][j + 2], most));
-        top[n][j] = most;
-        sum[n][j] = __fmaf_rn(sum[n][j], shrink[n][j], __fadd_rn(s[n][j], s[n][j + 2]));
+      for (int i = 0; i < 4; i++) {
+        s[n][i] = __fsub_rn(s[n][i], i & 1 ? from.y : from.x);
+        most = fmaxf(most, s[n][i]);
+        s[n][i] = exp2_fast(s[n][i]);
       }
       store_matrix_x2_trans(to + n * 1024, round_to_halves(s[n][0], s[n][1]), round_to_halves(s[n][2], s[n][3]));
     }
-    if (__any_sync(~0u, shrinks)) each_sum([&](int m, int n, int i) { acc[m][n][i] = __fmul_rn(acc[m][n][i], shrink[n][i & 1]); });
+    const bool is_above = __any_sync(~0u, most > REACH);
+    if (lane() == 0) reinterpret_cast<int*>(&board.rises)[strip()] = is_above;
     show_to_matrices();
-    meet();
+    group.meet();
+    const int4 of = board.rises;
+    return !(of.x | of.y | of.z | of.w);
   }
 
   // To the warps of the group: what this one's keys give a column.
@@ -190,127 +259,136 @@ struct Consumer {
     if (lane() < 4) reinterpret_cast<float*>(board.top + column(n, j))[strip()] = v;
   }
 
-  DEV_MEMBER void add_values() {
-    const int slot = place.slot;
-    const Matrix values = next_stage();
+  DEV_MEMBER void add_values(const float (*s)[4]) {
+    const int slot = group.place.slot;
+    const Matrix values = group.next_stage();
     hold_sums();
     begin_products();
 #pragma unroll
     for (int k = 0; k < TILE / 16; k++)
 #pragma unroll
       for (int m = 0; m < DIM_BLOCKS; m++)
-        multiply<GROUP_TILES, 1>(acc[m], values + m * BLOCK + k * TURNED_STEP, weight_matrix + k * STEP, 1);
+        multiply<TILES, 1>(acc[m], values + m * BLOCK + k * TURNED_STEP, group.weight_matrix + k * STEP, 1);
+    each_column([&](int n, int j) { sum[n][j] = __fadd_rn(sum[n][j], __fadd_rn(s[n][j], s[n][j + 2])); });
     wait_for_products();
     hold_sums();
-    end_stage(slot);
+    group.end_stage(slot);
   }
 
   DEV_MEMBER void hold_sums() {
 #pragma unroll
-    for (int m = 0; m < DIM_BLOCKS; m++) hold<GROUP_TILES>(acc[m]);
+    for (int m = 0; m < DIM_BLOCKS; m++) hold<TILES>(acc[m]);
   }
 
   // One tile of keys at `base` for the tiles of columns in mask, which see nothing from `limit` on.
-  DEV_MEMBER void attend(int base, int limit, u32 mask) {
-    if (!mask) {
-      skip_stage(), skip_stage();
-      return;
+  DEV_MEMBER void attend(int base, int limit, u32 mask, bool is_first) {
+    if (!mask) return group.skip_tile();
+    float s[TILES][4] = {};
+    const int slot = group.place.slot;
+    const Matrix keys = group.next_stage();
+    const bool has_hidden = group.shape.window || group.first > base || base + TILE > limit || mask != (1u << num_tiles) - 1;
+    for (bool rises = is_first, is_done = false; !is_done; rises = true) {
+      score(s, keys);
+      if (has_hidden) hide(s, base, limit, mask);
+      group.meet();  // the weights before are read
+      if (rises) raise(s);
+      is_done = weigh(s);
     }
-    float s[GROUP_TILES][4] = {};
-    score(s);
-    if (shape.window || first > base || base + TILE > limit || mask != own) hide(s, base, limit, mask);
-    weigh(s);
-    add_values();
-  }
-
-  // Merges the segment into the item's state.
-  DEV_MEMBER void end_segment() {
-#pragma unroll
-    for (int n = 0; n < GROUP_TILES; n++)
-#pragma unroll
-      for (int j = 0; j < 2; j++) tell(n, j, over_keys(sum[n][j], Sum()));
-    meet();
-    if (strip() == 0 && lane() < 4)
-#pragma unroll
-      for (int n = 0; n < GROUP_TILES; n++)
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-          const int col = column(n, j);
-          const float4 of = board.top[col];
-          const float all = __fadd_rn(__fadd_rn(of.x, of.y), __fadd_rn(of.z, of.w));
-          const Factors by = merge(board.state[col], make_float2(top[n][j], all));
-          board.factors[col] = make_float2(by.state, by.part);
-        }
-    meet();
-    each_sum([&](int m, int n, int i) {
-      const float2 by = board.factors[column(n, i & 1)];
-      state[m][n][i] = __fmaf_rn(acc[m][n][i], by.y, __fmul_rn(state[m][n][i], by.x));
-    });
+    group.end_stage(slot);
+    add_values(s);
   }
 
   // Queries of the group's columns of an item, and what is known of the columns; others are zeros.
-  DEV_MEMBER void begin_item(const Pass& pass, const Item& item, int first_tile, int num_tiles, u8* to) {
-    const int heads = shape.kv_heads * shape.group, thread = threadIdx.x & (GROUP_THREADS - 1);
-#pragma unroll
-    for (int at = thread; at < GROUP_COLS * CHUNKS; at += GROUP_THREADS) {
-      const int col = at / CHUNKS, chunk = at % CHUNKS, column = item.first_col + first_tile * 8 + col;
-      const int row = divide(column, item.width), part = column - row * item.width, head = item.kv_head * shape.group + part;
-      const bool is_live = col < num_tiles * 8 && row < plan.live && part < shape.group;
-      const float* from = pass.q + static_cast<u64>(row) * pass.q_row + head * pass.q_head + chunk * 8;
-      load_query(from, is_live && chunk * 8 < shape.head_dim, pass.scale,
-                 to + chunk / 8 * GROUP_COLS * 128 + col * 128 + ((chunk ^ col) & 7) * 16);
-      if (chunk == 0) {
-        board.entry[col] = is_live ? (item.slot * plan.live + row) * heads + head : -1;
-        board.low[col] = is_live && shape.window ? max(plan.first, pass.positions[row] - shape.window + 1) : plan.first;
-        board.state[col] = make_float2(LOWEST, 0.0f);
-      }
-    }
-    own = (1u << num_tiles) - 1;
-    each_sum([&](int m, int n, int i) { state[m][n][i] = 0.0f; });
-    show_to_matrices();
-    meet();
-  }
-
-  DEV_MEMBER void store_item(const Pass& pass) {
-#pragma unroll
-    for (int n = 0; n < GROUP_TILES; n++)
-#pragma unroll
-      for (int j = 0; j < 2; j++) {
-        const int col = column(n, j), entry = board.entry[col];
-        if (entry < 0) continue;
-        float* to = pass.partial + static_cast<u64>(entry) * DIM + strip() * 16 + (lane() >> 2);
-#pragma unroll
-        for (int m = 0; m < DIM_BLOCKS; m++) to[m * 64] = state[m][n][j], to[m * 64 + 8] = state[m][n][j + 2];
-        if (strip() == 0 && lane() < 4) pass.stats[entry] = board.state[col];
-      }
-  }
-
-  DEV_MEMBER void run(const Pass& pass, u8* query_place) {
+  DEV_MEMBER void load_queries(const Item& item) {
+    const int heads = group.shape.kv_heads * group.shape.group, thread = threadIdx.x & (GROUP_THREADS - 1);
+    constexpr int COUNT = COLUMNS * CHUNKS, ROUNDS = (COUNT + GROUP_THREADS - 1) / GROUP_THREADS;
+    constexpr int AT_ONCE = ROUNDS < 6 ? ROUNDS : 6;
 #pragma unroll 1
-    for (int index = blockIdx.x; index < plan.num_items; index += gridDim.x) {
-      meet();  // the item before is done with what is overwritten now
-      if ((threadIdx.x & (GROUP_THREADS - 1)) == 0) board.item = item_at(plan, shape, index);
-      meet();
-      const Item& item = board.item;
-      const int all_tiles = item.num_cols / 8, share = (all_tiles + GROUPS - 1) / GROUPS, first_tile = number * share;
-      begin_item(pass, item, first_tile, max(0, min(share, all_tiles - first_tile)), query_place);
-#pragma unroll 1
-      for (int segment = item.segment; segment < item.segment + item.num_segments; segment++) {
-        begin_segment();
-#pragma unroll 1
-        for (int row = item.first_row - 1; row < item.end_row; row++) {
-          const Run run = run_of(plan, item, segment, row, pass.positions);
-          const int row_tiles = item.width / 8;
-          const u32 seen_by = row < item.first_row ? ~0u : ((1u << row_tiles) - 1) << (row - item.first_row) * row_tiles;
-#pragma unroll 1
-          for (int base = run.begin; base < run.end; base += TILE) attend(base, run.limit, seen_by >> first_tile & own);
+    for (int begin = thread; begin < COUNT; begin += AT_ONCE * GROUP_THREADS) {
+      Query found[AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++) {
+        const int at = begin + i * GROUP_THREADS, col = at / CHUNKS, chunk = at % CHUNKS;
+        const int column = item.first_col + first_tile * 8 + col, row = divide(column, item.width);
+        const int part = column - row * item.width, head = item.kv_head * group.shape.group + part;
+        const bool is_live = col < num_tiles * 8 && row < group.plan.live && part < group.shape.group;
+        found[i].read(group.pass.q + static_cast<u64>(row) * group.pass.q_row + head * group.pass.q_head + chunk * 8,
+                      is_live && chunk * 8 < group.shape.head_dim);
+        if (chunk == 0 && at < COUNT) {
+          board.entry[col] = is_live ? row * heads + head : -1;
+          board.low[col] = is_live && group.shape.window ? max(group.plan.first, group.pass.positions[row] - group.shape.window + 1) : group.plan.first;
         }
-        end_segment();
       }
-      store_item(pass);
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++) {
+        const int at = begin + i * GROUP_THREADS, col = at / CHUNKS, chunk = at % CHUNKS;
+        if (at < COUNT) found[i].store(group.pass.scale, group.query_place + chunk / 8 * COLUMNS * 128 + col * 128 + ((chunk ^ col) & 7) * 16);
+      }
     }
+    show_to_matrices();
+    group.meet();
+  }
+
+  // The segment's sums, its references and the sums of its weights.
+  DEV_MEMBER void store(int slot) {
+    each_column([&](int n, int j) { tell(n, j, over_keys(sum[n][j], Sum())); });
+    group.meet();
+    const int before = slot * group.plan.live * group.shape.kv_heads * group.shape.group;
+    each_column([&](int n, int j) {
+      const int col = column(n, j);
+      if (board.entry[col] < 0) return;
+      const int entry = before + board.entry[col];
+      float* to = group.pass.partial + static_cast<u64>(entry) * DIM + strip() * 16 + (lane() >> 2);
+#pragma unroll
+      for (int m = 0; m < DIM_BLOCKS; m++) to[m * 64] = acc[m][n][j], to[m * 64 + 8] = acc[m][n][j + 2];
+      const float4 of = board.top[col];
+      const float all = __fadd_rn(__fadd_rn(of.x, of.y), __fadd_rn(of.z, of.w));
+      if (strip() == 0 && lane() < 4) group.pass.stats[entry] = make_float2(board.references[0][col], all);
+    });
+  }
+
+  DEV_MEMBER void run(const Item& item) {
+    forget(group.stages), forget(group.queries), forget(group.weight_matrix), forget(group.weights), forget(group.number);
+    if (!board.keeps_queries) load_queries(item);
+    begin_segment();
+    const u32 own = (1u << num_tiles) - 1;
+#pragma unroll 1
+    for (int row = item.first_row - 1; row < item.end_row; row++) {
+      const Run run = run_of(group.plan, item, item.segment, row, group.pass.positions);
+      const int row_tiles = item.width / 8;
+      const u32 seen_by = row < item.first_row ? ~0u : ((1u << row_tiles) - 1) << (row - item.first_row) * row_tiles;
+#pragma unroll 1
+      for (int base = run.begin; base < run.end; base += TILE)
+        attend(base, run.limit, seen_by >> first_tile & own, base == run.begin);
+    }
+    store(item.slot);
   }
 };
+
+DEV int tiles_of_group(const Item& item) { return (item.num_cols / 8 + GROUPS - 1) / GROUPS; }
+
+// Few columns, as short texts have them, take less time where there is room for few.
+DEV void consume(Group& group) {
+  Board& board = group.board;
+  const Item& item = board.item;
+  const bool is_first = (threadIdx.x & (GROUP_THREADS - 1)) == 0;
+  if (is_first) board.tiles = 0;
+#pragma unroll 1
+  for (int index = first_item(group.plan); index < group.plan.num_items; index = next_item(group.plan, index)) {
+    group.meet();  // the item before is done with what is overwritten now
+    if (is_first) {
+      const Item next = item_at(group.plan, group.shape, index);
+      board.begin_item(next, tiles_of_group(next) <= FEW_TILES ? FEW_TILES : GROUP_TILES);
+    }
+    group.meet();
+    const int share = tiles_of_group(item), first_tile = group.number * share;
+    const int num_tiles = max(0, min(share, item.num_cols / 8 - first_tile));
+    if (GROUP_TILES > FEW_TILES && share <= FEW_TILES)
+      Consumer<FEW_TILES>{group, board, first_tile, num_tiles}.run(item);
+    else
+      Consumer<GROUP_TILES>{group, board, first_tile, num_tiles}.run(item);
+  }
+}
 
 KERNEL void LAUNCH_BOUNDS((PRODUCERS + GROUPS) * GROUP_THREADS, BLOCKS_AN_SM)
     attention_kernel(ATTENTION_ARGS) {
@@ -328,12 +406,11 @@ KERNEL void LAUNCH_BOUNDS((PRODUCERS + GROUPS) * GROUP_THREADS, BLOCKS_AN_SM)
   const Pass pass = ATTENTION_PASS;
   if (threadIdx.x == 0) plan = make_plan(control, first_row, num_rows, shape, gridDim.x);
   __syncthreads();
-  if (blockIdx.x >= plan.num_items) return;
   u8 *stages = aligned_for_matrices(shared), *queries = stages + STAGES * HALF_TILE_BYTES;
   u8 *weights = queries + COLS * DIM * 2, *raw = weights + COLS * 128;
   if (threadIdx.x < THREADS) {
     if constexpr (GIVEN) give_registers<GIVEN>();
-    Feeder feeder = {pass, plan, shape, IS_STRAIGHT ? stages : raw, static_cast<int>(blockIdx.x)};
+    Feeder feeder = {pass, plan, shape, IS_STRAIGHT ? stages : raw, first_item(plan)};
     feeder.begin();
     feeder.seek();
     feeder.find_page();
@@ -344,8 +421,8 @@ KERNEL void LAUNCH_BOUNDS((PRODUCERS + GROUPS) * GROUP_THREADS, BLOCKS_AN_SM)
     if constexpr (GIVEN) take_registers<TAKEN>();
     const int number = __shfl_sync(~0u, threadIdx.x / GROUP_THREADS, 0) - PRODUCERS;
     u8 *own_queries = queries + number * GROUP_COLS * DIM * 2, *own_weights = weights + number * GROUP_COLS * 128;
-    Consumer consumer = {plan, shape, ring, boards[number], own_weights, matrix_at(stages), matrix_at(own_queries),
-                         matrix_at(own_weights), number, plan.first, {0, 0}};
-    consumer.run(pass, own_queries);
+    Group group = {pass,  plan,   shape,      ring, boards[number], own_queries, own_weights, matrix_at(stages), matrix_at(own_queries),
+                   matrix_at(own_weights), number, plan.first, {0, 0}};
+    consume(group);
   }
 }

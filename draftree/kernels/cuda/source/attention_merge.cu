@@ -55,8 +55,8 @@ KERNEL void LAUNCH_BOUNDS(1024)
   const int quad = threadIdx.x % QUADS, helper = threadIdx.x / QUADS, num_helpers = blockDim.x / QUADS;
   const int position = positions[row];
   const bool is_whole = !window || (plan.sinks && !plan.sink_segments);  // from the first position on
-  const int first = max(plan.first, is_whole ? 0 : position - window + 1) / SEGMENT;
-  const int last = (is_bidirectional ? plan.end - 1 : position) / SEGMENT;
+  const int first = segment_of(max(plan.first, is_whole ? 0 : position - window + 1));
+  const int last = segment_of(is_bidirectional ? plan.end - 1 : position);
   const int sink_spans = (plan.sink_segments + SPAN - 1) / SPAN, skipped = max(0, first / SPAN - sink_spans);
   const int num_spans = last / SPAN + 1 - skipped;
   State state = {make_float2(LOWEST, 0.0f), make_float4(0.0f, 0.0f, 0.0f, 0.0f)};

@@ -33,43 +33,79 @@ struct Cache {
   }
 };
 
-// Dimensions 8 chunk … 8 chunk + 7 as half floats.
-template <int CODE, int HEAD>
-DEV uint4 decode_eight(const u8* row, int chunk) {
-  typedef Row<CODE, HEAD> Form;
-  if constexpr (CODE == HALF) return reinterpret_cast<const uint4*>(row)[chunk];
-  const u32 scale = *reinterpret_cast<const u16*>(row + Form::DATA + chunk * 8 / Form::GROUP * 2) * 0x10001u;
+// Eight dimensions as half floats, from the words that hold them; b: the second four bytes, fifth bits or signs.
+template <int CODE>
+DEV uint4 expand_eight(u32 a, u32 b, u16 half_scale) {
+  const u32 scale = half_scale * 0x10001u;
   u32 v[4];
   if constexpr (CODE == BYTE) {
-    const uint2 raw = reinterpret_cast<const uint2*>(row)[chunk];
-    const u32 a = raw.x ^ 0x80808080, b = raw.y ^ 0x80808080;  // 1024 + 128 + the byte, as a half float
+    a ^= 0x80808080, b ^= 0x80808080;  // 1024 + 128 + the byte, as a half float
     v[0] = __byte_perm(a, 0x64646464, 0x4140), v[1] = __byte_perm(a, 0x64646464, 0x4342);
     v[2] = __byte_perm(b, 0x64646464, 0x4140), v[3] = __byte_perm(b, 0x64646464, 0x4342);
 #pragma unroll
     for (int i = 0; i < 4; i++) v[i] = hsub2(v[i], 0x64806480);
   } else if constexpr (CODE == NIBBLE) {
-    const u32 raw = reinterpret_cast<const u32*>(row)[chunk];
 #pragma unroll
-    for (int i = 0; i < 4; i++) v[i] = hsub2((raw >> 4 * i & 0x000F000F) | 0x64006400, 0x64086408);
+    for (int i = 0; i < 4; i++) v[i] = hsub2((a >> 4 * i & 0x000F000F) | 0x64006400, 0x64086408);
   } else if constexpr (CODE == FIVE) {
-    const u32 raw = reinterpret_cast<const u32*>(row)[chunk], byte = row[HEAD / 2 + chunk], fifths = byte | byte << 12;
+    const u32 fifths = b | b << 12;
 #pragma unroll
     for (int i = 0; i < 4; i++)
-      v[i] = hsub2((raw >> 4 * i & 0x000F000F) | (fifths << (4 - i) & 0x00100010) | 0x64006400, 0x64106410);
+      v[i] = hsub2((a >> 4 * i & 0x000F000F) | (fifths << (4 - i) & 0x00100010) | 0x64006400, 0x64106410);
   } else {
-    u32 a, b;  // upper bytes of dimensions 0 … 3, and 4 … 7
+    u32 low, high;  // upper bytes of dimensions 0 … 3, and 4 … 7
     if constexpr (CODE == LEVELS_4) {
-      const u32 raw = reinterpret_cast<const u32*>(row)[chunk];
-      a = __byte_perm(LEVELS_4_LOW, LEVELS_4_HIGH, raw & 0x7777) ^ (raw & 0x80808080);
-      b = __byte_perm(LEVELS_4_LOW, LEVELS_4_HIGH, raw >> 16 & 0x7777) ^ (raw << 4 & 0x80808080);
+      low = __byte_perm(LEVELS_4_LOW, LEVELS_4_HIGH, a & 0x7777) ^ (a & 0x80808080);
+      high = __byte_perm(LEVELS_4_LOW, LEVELS_4_HIGH, a >> 16 & 0x7777) ^ (a << 4 & 0x80808080);
     } else {
-      const u32 raw = reinterpret_cast<const u16*>(row)[chunk];
-      const u32 signs = reinterpret_cast<const u32*>(row + HEAD / 4)[chunk / 4] << chunk % 4 * 2;
-      a = __byte_perm(LEVELS_3_ALL, 0, raw & 0x3333) ^ (signs & 0x80808080);
-      b = __byte_perm(LEVELS_3_ALL, 0, raw >> 2 & 0x3333) ^ (signs << 1 & 0x80808080);
+      low = __byte_perm(LEVELS_3_ALL, 0, a & 0x3333) ^ (b & 0x80808080);
+      high = __byte_perm(LEVELS_3_ALL, 0, a >> 2 & 0x3333) ^ (b << 1 & 0x80808080);
     }
-    v[0] = __byte_perm(a, 0, 0x1404), v[1] = __byte_perm(a, 0, 0x3424);
-    v[2] = __byte_perm(b, 0, 0x1404), v[3] = __byte_perm(b, 0, 0x3424);
+    v[0] = __byte_perm(low, 0, 0x1404), v[1] = __byte_perm(low, 0, 0x3424);
+    v[2] = __byte_perm(high, 0, 0x1404), v[3] = __byte_perm(high, 0, 0x3424);
   }
   return make_uint4(hmul2(v[0], scale), hmul2(v[1], scale), hmul2(v[2], scale), hmul2(v[3], scale));
+}
+
+template <int CODE, int HEAD>
+DEV u16 scale_of(const u8* row, int chunk) {
+  return *reinterpret_cast<const u16*>(row + Row<CODE, HEAD>::DATA + chunk * 8 / Row<CODE, HEAD>::GROUP * 2);
+}
+
+// Dimensions 8 chunk … 8 chunk + 7 as half floats.
+template <int CODE, int HEAD>
+DEV uint4 decode_eight(const u8* row, int chunk) {
+  if constexpr (CODE == HALF) return reinterpret_cast<const uint4*>(row)[chunk];
+  const u16 scale = scale_of<CODE, HEAD>(row, chunk);
+  const u32* words = reinterpret_cast<const u32*>(row);
+  if constexpr (CODE == BYTE) return expand_eight<CODE>(words[chunk * 2], words[chunk * 2 + 1], scale);
+  if constexpr (CODE == FIVE) return expand_eight<CODE>(words[chunk], row[HEAD / 2 + chunk], scale);
+  if constexpr (CODE == LEVELS_3)
+    return expand_eight<CODE>(reinterpret_cast<const u16*>(row)[chunk], words[HEAD / 16 + chunk / 4] << chunk % 4 * 2, scale);
+  return expand_eight<CODE>(words[chunk], 0, scale);
+}
+
+// Dimensions 32 part … 32 part + 31 of a row in shared memory, which is read in few pieces.
+template <int CODE, int HEAD>
+DEV void decode_four(const u8* row, int part, uint4 (&to)[4]) {
+  u32 a[8], b = 0;
+  if constexpr (CODE == LEVELS_3) {
+    const uint2 found = reinterpret_cast<const uint2*>(row)[part];
+    a[0] = found.x & 0xFFFF, a[1] = found.x >> 16, a[2] = found.y & 0xFFFF, a[3] = found.y >> 16;
+    b = reinterpret_cast<const u32*>(row + HEAD / 4)[part];
+  } else {
+    constexpr int PIECES = CODE == BYTE ? 2 : 1;
+#pragma unroll
+    for (int i = 0; i < PIECES; i++) {
+      const uint4 found = reinterpret_cast<const uint4*>(row)[part * PIECES + i];
+      a[i * 4] = found.x, a[i * 4 + 1] = found.y, a[i * 4 + 2] = found.z, a[i * 4 + 3] = found.w;
+    }
+    if constexpr (CODE == FIVE) b = reinterpret_cast<const u32*>(row + HEAD / 2)[part];
+  }
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const u16 scale = scale_of<CODE, HEAD>(row, part * 4 + i);
+    if constexpr (CODE == BYTE) to[i] = expand_eight<CODE>(a[i * 2], a[i * 2 + 1], scale);
+    else to[i] = expand_eight<CODE>(a[i], CODE == FIVE ? b >> 8 * i & 255 : b << 2 * i, scale);
+  }
 }

@@ -19,18 +19,39 @@ template <int TILES, int TURNED>
 DEV void multiply(float (*c)[4], Matrix first, Matrix second, int adds) {
   constexpr u64 FORM = 1ull << 16 | 64ull << 32 | 1ull << 62;  // 1024 bytes to the next 8 rows, chunks turned in 128
   const u64 a = FORM | first, b = FORM | second;
-  static_assert(TILES == 1 || TILES == 3, "not written down");
+  static_assert(TILES == 1 || TILES == 3 || TILES == 6 || TILES == 9, "not written down");
   if constexpr (TILES == 1)
     asm volatile(
         "{.reg .pred adds; setp.ne.b32 adds, %6, 0;"
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, %4, %5, adds, 1, 1, %7, 0;}"
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
+        "%0,%1,%2,%3"
+        "}, %4, %5, adds, 1, 1, %7, 0;}"
         : FOUR(0)
         : "l"(a), "l"(b), "r"(adds), "n"(TURNED));
   if constexpr (TILES == 3)
     asm volatile(
         "{.reg .pred adds; setp.ne.b32 adds, %14, 0;"
-        "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11}, %12, %13, adds, 1, 1, %15, 0;}"
+        "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11"
+        "}, %12, %13, adds, 1, 1, %15, 0;}"
         : FOUR(0), FOUR(1), FOUR(2)
+        : "l"(a), "l"(b), "r"(adds), "n"(TURNED));
+  if constexpr (TILES == 6)
+    asm volatile(
+        "{.reg .pred adds; setp.ne.b32 adds, %26, 0;"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"
+        "}, %24, %25, adds, 1, 1, %27, 0;}"
+        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5)
+        : "l"(a), "l"(b), "r"(adds), "n"(TURNED));
+  if constexpr (TILES == 9)
+    asm volatile(
+        "{.reg .pred adds; setp.ne.b32 adds, %38, 0;"
+        "wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+        "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35"
+        "}, %36, %37, adds, 1, 1, %39, 0;}"
+        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7), FOUR(8)
         : "l"(a), "l"(b), "r"(adds), "n"(TURNED));
 }
 
@@ -72,6 +93,11 @@ DEV u32 round_to_halves(float even, float odd) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(odd), "f"(even));
   return r;
 }
+
+// Hides what v is made of: nothing that follows from it stays in registers from before.
+DEV void forget(u32& v) { asm volatile("" : "+r"(v)); }
+DEV void forget(int& v) { asm volatile("" : "+r"(v)); }
+DEV void forget(u8*& v) { asm volatile("" : "+l"(v)); }
 
 template <int COUNT>
 DEV void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
