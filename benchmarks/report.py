@@ -91,7 +91,9 @@ def _compression(folder: Path, plots: set[str]) -> list[str]:
     lines, records = [], []
     for path in sorted(folder.glob("compress/*/quality.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
-        lines += [f"**{result['settings']['target']}**", "", *compress_section(result), ""]
+        shares = ", ".join(map(str, result["settings"]["shares"]))
+        title = f"**{result['settings']['target']}, shares {shares}, {result['timestamp'][:16]}**"
+        lines += [title, "", *compress_section(result), ""]
         name = _quality_plot(path)
         lines += [f"![score by share kept](plots/{name})", ""] if name in plots else []
         model = {"sha256": COMPRESSED.get(path.parent.name, "")}

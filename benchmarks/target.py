@@ -159,7 +159,8 @@ def _depth_targets() -> tuple[Target, ...]:
 
     def rate(run: str, depth: str) -> Callable[[Json], float | None]:
         def read(measures: Json) -> float | None:
-            rates = measures["runs"].get(run, {}).get("plain", {})  # not every format may fit
+            found = measures["runs"].get(run) or measures["runs"].get(f"{run} unlimited", {})
+            rates = found.get("plain", {})  # not every format may fit
             return float(rates[depth]["median"]) if depth in rates else None
 
         return read
