@@ -1,5 +1,6 @@
 """The GPU's attention: against float64, and trees and batches against token by token, in bits."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -150,6 +151,21 @@ def test_warpgroups_have_the_reference_and_the_bits_of_single_rows(
     mask = tree_mask(list(TREE.parents), committed)
     assert_near(layer.tree(TREE, rows, committed), expect(*known, mask))
     check_tree(layer, TREE, committed)
+
+
+@pytest.mark.parametrize("any_gpu", ["emulated", "warpgroups", *REAL], indirect=True)
+def test_scores_far_from_zero_rise_by_what_their_floats_can_tell(any_gpu: Gpu) -> None:
+    """Of two tiles, the second is 16 above the first: four steps of a float at 2 ** 25."""
+    layer, dim = Layer(any_gpu, 1, 1, 64), 64
+    q = torch.full((1, 1, dim), 8192.0)
+    q[..., -2:] = torch.tensor([16384.0, 1.0])
+    keys = torch.full((128, 1, dim), 64.0)
+    keys[:64, :, -1], keys[64:, :, -1] = 0.0, 16.0
+    values = torch.ones(128, 1, dim)
+    values[64:] = 3.0
+    layer.fill((q, keys, values))
+    row = q / (dim**-0.5 * math.log2(math.e)), torch.zeros(1, 1, dim), torch.zeros(1, 1, dim)
+    assert torch.allclose(layer.chain(row, 128), torch.tensor(3.0), atol=1e-3)
 
 
 def test_chips_without_room_leave_warpgroups_alone() -> None:

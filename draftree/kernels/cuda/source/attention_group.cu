@@ -226,11 +226,11 @@ struct Consumer {
   // What sums over a reference shrink by when a tile's maxima have been seen.
   DEV_MEMBER float rise(float& reference, float4 of) {
     const float most = fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w)), before = reference;
-    if (most > __fadd_rn(before, REACH)) reference = most;
+    if (__fsub_rn(most, before) > REACH) reference = most;  // as weigh sees it: what did not rise is below REACH then
     return exp2_fast(__fsub_rn(before, reference));
   }
 
-  // Scores become weights, which go to shared memory. False where some are too large, and references must rise.
+  // Scores become weights, which go to shared memory. False: some are too large, references must rise.
   DEV_MEMBER bool weigh(float (*s)[4]) {
     const int row = lane() & 7, chunk = strip() * 2 + (lane() >> 3 & 1);
     u8* to = group.weights + row * 128 + ((chunk ^ row) & 7) * 16;
@@ -300,7 +300,9 @@ struct Consumer {
 
   // Queries of the group's columns of an item, and what is known of the columns; others are zeros.
   DEV_MEMBER void load_queries(const Item& item) {
-    const int heads = group.shape.kv_heads * group.shape.group, thread = threadIdx.x & (GROUP_THREADS - 1);
+    const Shape& shape = group.shape;
+    const Pass& pass = group.pass;
+    const int heads = shape.kv_heads * shape.group, thread = threadIdx.x & (GROUP_THREADS - 1), earliest = group.plan.first;
     constexpr int COUNT = COLUMNS * CHUNKS, ROUNDS = (COUNT + GROUP_THREADS - 1) / GROUP_THREADS;
     constexpr int AT_ONCE = ROUNDS < 6 ? ROUNDS : 6;
 #pragma unroll 1
@@ -310,19 +312,20 @@ struct Consumer {
       for (int i = 0; i < AT_ONCE; i++) {
         const int at = begin + i * GROUP_THREADS, col = at / CHUNKS, chunk = at % CHUNKS;
         const int column = item.first_col + first_tile * 8 + col, row = divide(column, item.width);
-        const int part = column - row * item.width, head = item.kv_head * group.shape.group + part;
-        const bool is_live = col < num_tiles * 8 && row < group.plan.live && part < group.shape.group;
-        found[i].read(group.pass.q + static_cast<u64>(row) * group.pass.q_row + head * group.pass.q_head + chunk * 8,
-                      is_live && chunk * 8 < group.shape.head_dim);
+        const int part = column - row * item.width, head = item.kv_head * shape.group + part;
+        const bool is_live = col < num_tiles * 8 && row < group.plan.live && part < shape.group;
+        const float* from = pass.q + static_cast<u64>(row) * pass.q_row + head * pass.q_head + chunk * 8;
+        found[i].read(from, is_live && chunk * 8 < shape.head_dim);
         if (chunk == 0 && at < COUNT) {
           board.entry[col] = is_live ? row * heads + head : -1;
-          board.low[col] = is_live && group.shape.window ? max(group.plan.first, group.pass.positions[row] - group.shape.window + 1) : group.plan.first;
+          board.low[col] = is_live && shape.window ? max(earliest, pass.positions[row] - shape.window + 1) : earliest;
         }
       }
 #pragma unroll
       for (int i = 0; i < AT_ONCE; i++) {
         const int at = begin + i * GROUP_THREADS, col = at / CHUNKS, chunk = at % CHUNKS;
-        if (at < COUNT) found[i].store(group.pass.scale, group.query_place + chunk / 8 * COLUMNS * 128 + col * 128 + ((chunk ^ col) & 7) * 16);
+        u8* to = group.query_place + chunk / 8 * COLUMNS * 128 + col * 128 + ((chunk ^ col) & 7) * 16;
+        if (at < COUNT) found[i].store(pass.scale, to);
       }
     }
     show_to_matrices();
@@ -367,7 +370,7 @@ struct Consumer {
 
 DEV int tiles_of_group(const Item& item) { return (item.num_cols / 8 + GROUPS - 1) / GROUPS; }
 
-// Few columns, as short texts have them, take less time where there is room for few.
+// Few columns, as items of short texts have them, take less time in few tiles.
 DEV void consume(Group& group) {
   Board& board = group.board;
   const Item& item = board.item;
@@ -383,10 +386,12 @@ DEV void consume(Group& group) {
     group.meet();
     const int share = tiles_of_group(item), first_tile = group.number * share;
     const int num_tiles = max(0, min(share, item.num_cols / 8 - first_tile));
-    if (GROUP_TILES > FEW_TILES && share <= FEW_TILES)
-      Consumer<FEW_TILES>{group, board, first_tile, num_tiles}.run(item);
-    else
-      Consumer<GROUP_TILES>{group, board, first_tile, num_tiles}.run(item);
+    if constexpr (GROUP_TILES > FEW_TILES)
+      if (share <= FEW_TILES) {
+        Consumer<FEW_TILES>{group, board, first_tile, num_tiles}.run(item);
+        continue;
+      }
+    Consumer<GROUP_TILES>{group, board, first_tile, num_tiles}.run(item);
   }
 }
 
@@ -421,8 +426,8 @@ KERNEL void LAUNCH_BOUNDS((PRODUCERS + GROUPS) * GROUP_THREADS, BLOCKS_AN_SM)
     if constexpr (GIVEN) take_registers<TAKEN>();
     const int number = __shfl_sync(~0u, threadIdx.x / GROUP_THREADS, 0) - PRODUCERS;
     u8 *own_queries = queries + number * GROUP_COLS * DIM * 2, *own_weights = weights + number * GROUP_COLS * 128;
-    Group group = {pass,  plan,   shape,      ring, boards[number], own_queries, own_weights, matrix_at(stages), matrix_at(own_queries),
-                   matrix_at(own_weights), number, plan.first, {0, 0}};
+    Group group = {pass,        plan,        shape, ring,       boards[number], own_queries, own_weights, matrix_at(stages),
+                   matrix_at(own_queries), matrix_at(own_weights), number, plan.first, {0, 0}};
     consume(group);
   }
 }

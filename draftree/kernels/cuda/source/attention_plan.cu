@@ -1,11 +1,11 @@
 // How attention is shared out: which keys are reduced together, and by whom.
 //
 // Keys are taken in tiles of TILE positions; tiles of a segment add up in one set of sums, segments of a span are
-// merged in order, then the spans. Segments are SEGMENT positions long, from WIDE_FROM on (if it is
-// not 0) twice as long, from 4 WIDE_FROM on four times. All bounds are absolute positions, so that a row's result does not
-// depend on where the committed sequence ends or on what else the pass holds. No row sees keys before `first`; with a
-// window, rows see the first `sinks` positions and those of their window. Tiles before `own` hold the same keys for
-// all rows and are read once for many of them; from there on each row's keys are looked up by position.
+// merged in order, then the spans. Segments are SEGMENT positions long, from WIDE_FROM on (0: nowhere) twice, from
+// 4 WIDE_FROM on four times as long. All bounds are absolute positions, so that a row's result does not depend on where
+// the committed sequence ends or on what else the pass holds. No row sees keys before `first`; with a window, rows see
+// the first `sinks` positions and those of their window. Tiles before `own` hold the same keys for all rows and are
+// read once for many of them; from there on each row's keys are looked up by position.
 // An item is one block's work: some columns (rows times heads of a key head) of a segment, or of a whole span where
 // there are plenty (and FOLDS). Who does what changes nothing in the result.
 constexpr int TILE = 64;
@@ -150,8 +150,8 @@ DEV int next_item(const Plan& p, int index) {
   const int next = index + gridDim.x;
   if (FOLDS || next < p.num_own_items) return next;
   if (index < p.num_own_items) return first_plain_item(p);
-  const int place = (index - p.num_own_items) % p.stride, kind = p.stride % p.kinds ? 0 : place % p.kinds;
-  return index - place + 2 * p.stride - (p.stride % p.kinds ? 1 : p.kinds) - (place - kind) + kind;
+  const int kinds = p.stride % p.kinds ? 1 : p.kinds, place = (index - p.num_own_items) % p.stride, kind = place % kinds;
+  return index - place + p.stride + (p.stride - kinds - (place - kind)) + kind;
 }
 
 // Tiles [begin, end) of a segment for one row of an item, or for all of them (row < first_row); keys from limit on are
