@@ -6,6 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
+from benchmarks.llama_build import LlamaServer
 from draftree.cli.bench import RESULTS, Device, Limit, NGen, Results, Threads
 from draftree.cli.measurement import finish, progress
 
@@ -167,18 +168,20 @@ def gpu_agent(
     max_ctx: Annotated[int, typer.Option(min=1024, help="Of the server.")] = 8192,
     threads: Threads = 2,
     device: Device = "auto",
+    llama_server: LlamaServer = None,
     results: Results = RESULTS / "gpu",
 ) -> None:
     """A coding agent's session on a server that is started for it: first tokens over cold reads."""
-    from benchmarks.gpu_agent import measure_session
+    from benchmarks.gpu_agent import AgentServer, measure_session
     from draftree.bench.agent import AgentOptions
     from draftree.bench.record import identify_model, write_result
 
     options = AgentOptions(n_gen, pause, turns, scale)
+    server = AgentServer(model, threads, device, max_ctx, llama_server)
     with progress() as say:
         line = write_result(
             *(results, "agent", identify_model(model), options.settings()),
-            lambda: measure_session(model, threads, device, max_ctx, options, say),
+            lambda: measure_session(server, options, say),
         )
     finish(line)
 

@@ -86,11 +86,13 @@ def run_server(path: Path, threads: int, *options: str, kind: str = "serve") -> 
 
 
 @contextmanager
-def run_llama_server(program: Path, path: Path, threads: int) -> Iterator[Endpoint]:
+def run_llama_server(
+    program: Path, path: Path, threads: int, slots: int = LLAMA_SLOTS, slot_ctx: int = _SLOT_CTX
+) -> Iterator[Endpoint]:
     """llama.cpp's server, which computes so many sequences in one pass as it has slots."""
     command = [str(program.resolve()), "--host", "127.0.0.1", "--model", str(path.resolve())]
     command += "--alias", path.name  # else it is known by its path
-    size = "--parallel", str(LLAMA_SLOTS), "--ctx-size", str(LLAMA_SLOTS * _SLOT_CTX)
+    size = "--parallel", str(slots), "--ctx-size", str(slots * slot_ctx)
     with run_command(command, threads, *size, name=program.name) as endpoint:
         yield endpoint
 

@@ -115,7 +115,19 @@ def agent(measures: Json, settings: Json) -> list[str]:
         f"{measures['first_over_cold']['median']:.3f} of the time that the same prompt takes cold, "
         f"and {measures['cached_share']:.1%} of the prompts' tokens were cached."
     )
+    if measures.get("peer"):
+        peer = measures["peer"]
+        note += (
+            f" With llama.cpp's server the turns take {_waited_s(peer):.1f} s in all, here "
+            f"{_waited_s(measures):.1f}: {measures['waited_over_peer']:.3f} of it. Of the prompts' "
+            f"tokens it had {peer['cached_share']:.1%} cached, and a first token came after "
+            f"{peer['first_over_cold']['median']:.3f} of the time for the prompt read cold."
+        )
     return [*table(head, rows), "", note]
+
+
+def _waited_s(measures: Json) -> float:
+    return sum(float(turn["total_ms"]) for turn in measures["turns"]) / 1000
 
 
 def gpu_shapes(record: Json) -> list[str]:

@@ -154,12 +154,17 @@ def _agent_targets() -> tuple[Target, ...]:
     def over_cold(measures: Json) -> float:
         return round(float(measures["first_over_cold"]["median"]), 4)
 
-    return tuple(
-        Target(
-            _AGENT_WORDS,
-            *(AGENT, sha256, over_cold, False, 0.05, 0.02),
-        )
-        for sha256 in (SMOLLM2, CODER)
+    def over_peer(measures: Json) -> float | None:
+        return measures.get("waited_over_peer")
+
+    words = "agent session: time of all turns over llama.cpp's server"
+    models = SMOLLM2, CODER
+    return (
+        *(Target(_AGENT_WORDS, AGENT, model, over_cold, False, 0.05, 0.02) for model in models),
+        *(
+            Target(words, AGENT, model, over_peer, False, 0.5, 0.3, is_optional=True)
+            for model in models
+        ),
     )
 
 
