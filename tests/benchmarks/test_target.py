@@ -213,4 +213,6 @@ def test_shapes_on_a_gpu():
 def test_sessions_on_a_gpu():
     record = example.record("agent")
     record["measures"]["first_over_cold"]["median"] = 0.03
-    assert words([record], "agent") == ["target reached"]
+    assert words([record], "agent") == ["target reached", "not measured"]
+    record["measures"]["waited_over_peer"] = 0.4
+    assert words([record], "agent") == ["target reached", "target reached"]
