@@ -15,45 +15,31 @@ DEV Matrix matrix_at(const void* place) { return __shfl_sync(~0u, shared_address
 // rows, or with TURNED its columns. A warp has 16 rows of c: lane 4 g + t those of 2t and 2t + 1 in rows g and g + 8.
 // Ends with wait_for_products; begin_products comes before the first one.
 #define FOUR(n) "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])
+#define PRODUCT(columns, sums, a_at, b_at, adds_at, turned_at, ...)                                                       \
+  asm volatile("{.reg .pred adds; setp.ne.b32 adds, %" adds_at ", 0; wgmma.mma_async.sync.aligned.m64n" columns           \
+               "k16.f32.f16.f16 {" sums "}, %" a_at ", %" b_at ", adds, 1, 1, %" turned_at ", 0;}"                        \
+               : __VA_ARGS__                                                                                              \
+               : "l"(a), "l"(b), "r"(adds), "n"(TURNED))
 template <int TILES, int TURNED>
 DEV void multiply(float (*c)[4], Matrix first, Matrix second, int adds) {
   constexpr u64 FORM = 1ull << 16 | 64ull << 32 | 1ull << 62;  // 1024 bytes to the next 8 rows, chunks turned in 128
   const u64 a = FORM | first, b = FORM | second;
   static_assert(TILES == 1 || TILES == 3 || TILES == 6 || TILES == 9, "not written down");
   if constexpr (TILES == 1)
-    asm volatile(
-        "{.reg .pred adds; setp.ne.b32 adds, %6, 0;"
-        "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {"
-        "%0,%1,%2,%3"
-        "}, %4, %5, adds, 1, 1, %7, 0;}"
-        : FOUR(0)
-        : "l"(a), "l"(b), "r"(adds), "n"(TURNED));
+    PRODUCT("8", "%0,%1,%2,%3", "4", "5", "6", "7", FOUR(0));
   if constexpr (TILES == 3)
-    asm volatile(
-        "{.reg .pred adds; setp.ne.b32 adds, %14, 0;"
-        "wgmma.mma_async.sync.aligned.m64n24k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11"
-        "}, %12, %13, adds, 1, 1, %15, 0;}"
-        : FOUR(0), FOUR(1), FOUR(2)
-        : "l"(a), "l"(b), "r"(adds), "n"(TURNED));
+    PRODUCT("24", "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11",
+            "12", "13", "14", "15", FOUR(0), FOUR(1), FOUR(2));
   if constexpr (TILES == 6)
-    asm volatile(
-        "{.reg .pred adds; setp.ne.b32 adds, %26, 0;"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"
-        "}, %24, %25, adds, 1, 1, %27, 0;}"
-        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5)
-        : "l"(a), "l"(b), "r"(adds), "n"(TURNED));
+    PRODUCT("48", "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23",
+            "24", "25", "26", "27", FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5));
   if constexpr (TILES == 9)
-    asm volatile(
-        "{.reg .pred adds; setp.ne.b32 adds, %38, 0;"
-        "wgmma.mma_async.sync.aligned.m64n72k16.f32.f16.f16 {"
-        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
-        "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35"
-        "}, %36, %37, adds, 1, 1, %39, 0;}"
-        : FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7), FOUR(8)
-        : "l"(a), "l"(b), "r"(adds), "n"(TURNED));
+    PRODUCT("72",
+            "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,"
+            "%24,%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35",
+            "36", "37", "38", "39", FOUR(0), FOUR(1), FOUR(2), FOUR(3), FOUR(4), FOUR(5), FOUR(6), FOUR(7), FOUR(8));
 }
+#undef PRODUCT
 
 DEV void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEV void wait_for_products() {
