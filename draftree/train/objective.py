@@ -136,7 +136,7 @@ def block_loss(
     head: LossHead | None = None,
 ) -> Tensor:
     """The weighted mean cross-entropy of all block rows. Rows whose token has no column in the head
-    do not count.
+    do not count; where no row does, it is 0.
     """
     read = teacher.read(batch.ids, draft.spec.feature_layers, needs_hidden=distill_share > 0)
     assert read.features is not None
@@ -158,7 +158,7 @@ def block_loss(
         teacher.head if head is None else head.weight,
         None if head is None else head.bias,
         tokens.flatten(),
-        (weights / weights.sum()).flatten(),
+        (weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)).flatten(),
         guide,
         distill_share,
     )

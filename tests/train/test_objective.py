@@ -163,3 +163,16 @@ def test_rows_of_tokens_without_a_column_do_not_count():
     half = HeadSampler(teacher, present[::2]).draw(0)
     part = block_loss(draft, teacher, batch, depth_decay=4.0, head=half)
     assert torch.isfinite(part) and part.item() != pytest.approx(expected.item(), abs=1e-4)
+
+
+def test_a_batch_without_any_column_teaches_nothing():
+    """Not numbers would spoil the draft for good."""
+    teacher, draft = _pair()
+    _, batch = _batch()
+    present = set(read_labels(batch).tokens[:, :, 1:].flatten().tolist())
+    absent = [token for token in range(teacher.vocab_size) if token not in present][:9]
+    head = HeadSampler(teacher, absent).draw(0)
+    loss = block_loss(draft, teacher, batch, depth_decay=4.0, distill_share=0.5, head=head)
+    loss.backward()
+    assert loss.item() == 0.0
+    assert all(not p.grad.any() for p in draft.parameters() if p.grad is not None)
