@@ -217,6 +217,11 @@ class Trainer:
         shown = greedy or sampled
         if shown is None:
             raise ModelError("Nothing was held out to measure on; use more prompts.")
+        if not math.isfinite(shown.loss):  # the state before this is still there
+            raise ModelError(
+                f"After {self._step} steps the draft's loss is not a number any more; try again "
+                "with a smaller --learning-rate."
+            )
         point = CurvePoint(
             step=self._step,
             num_tokens=self._num_tokens,

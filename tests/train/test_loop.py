@@ -112,6 +112,15 @@ def test_the_curve_counts_what_was_learned_from(tmp_path):
     assert 1.0 <= point.acceptance_length <= 4.0
 
 
+def test_a_loss_that_is_no_number_ends_a_run(tmp_path):
+    trainer = _trainer()
+    with torch.no_grad():
+        next(trainer.draft.parameters()).fill_(float("nan"))
+    with pytest.raises(ModelError, match="not a number any more"):
+        trainer.run(tmp_path / "state.pt", _ignore)
+    assert not (tmp_path / "state.pt").exists()
+
+
 def test_a_time_limit_ends_the_schedule(tmp_path):
     config = replace(CONFIG, schedule=replace(CONFIG.schedule, num_steps=10**6, max_minutes=0.02))
     trainer = _trainer(config)
