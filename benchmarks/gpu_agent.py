@@ -52,7 +52,7 @@ def measure_session(
     sizes = 1, server.max_ctx  # one client: all of the context is its own
     with run_llama_server(server.llama_server, server.path, server.threads, *sizes) as endpoint:
         peer = _measure(endpoint, options, report)
-    return replace(own, peer=peer, waited_over_peer=round(waited_ms(own) / waited_ms(peer), 4))
+    return replace(own, peer=peer, waited_over_peer=round(_waited_ms(own) / _waited_ms(peer), 4))
 
 
 def _measure(endpoint: Endpoint, options: AgentOptions, report: Report) -> AgentReport:
@@ -60,5 +60,5 @@ def _measure(endpoint: Endpoint, options: AgentOptions, report: Report) -> Agent
     return measure_agent(replace(endpoint, model=model), model, options, report)
 
 
-def waited_ms(report: AgentReport) -> float:
+def _waited_ms(report: AgentReport) -> float:
     return sum(turn.total_ms for turn in report.turns)

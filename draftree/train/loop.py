@@ -220,7 +220,7 @@ class Trainer:
         if not math.isfinite(shown.loss):  # the state before this is still there
             raise ModelError(
                 f"After {self._step} steps the draft's loss is not a number any more; try again "
-                "with a smaller --learning-rate."
+                "with a smaller --learning-rate, in another folder."
             )
         point = CurvePoint(
             step=self._step,

@@ -201,7 +201,7 @@ static inline unsigned round_to_halves(float even, float odd) {
   return emulator::round_to_half(even) | emulator::round_to_half(odd) << 16;
 }
 template <class T>
-void forget(T&) {}
+void launder(T&) {}
 template <int COUNT>
 void take_registers() {}
 template <int COUNT>

@@ -48,7 +48,7 @@ class AttentionPlan:
     @property
     def _num_producers(self) -> int:
         """Warpgroups that bring keys and values, and decode them: two where registers are free."""
-        return 2 if self._is_coded and self.col_tiles < 2 * 9 else 1
+        return 2 if self._is_coded and self.col_tiles < math.prod(_GROUP_PLANS[-1]) else 1
 
     @property
     def num_threads(self) -> int:

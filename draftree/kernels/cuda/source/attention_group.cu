@@ -351,7 +351,7 @@ struct Consumer {
   }
 
   DEV_MEMBER void run(const Item& item) {
-    forget(group.stages), forget(group.queries), forget(group.weight_matrix), forget(group.weights), forget(group.number);
+    launder(group.stages), launder(group.queries), launder(group.weight_matrix), launder(group.weights), launder(group.number);
     if (!board.keeps_queries) load_queries(item);
     begin_segment();
     const u32 own = (1u << num_tiles) - 1;

@@ -81,9 +81,9 @@ DEV u32 round_to_halves(float even, float odd) {
 }
 
 // Hides what v is made of: nothing that follows from it stays in registers from before.
-DEV void forget(u32& v) { asm volatile("" : "+r"(v)); }
-DEV void forget(int& v) { asm volatile("" : "+r"(v)); }
-DEV void forget(u8*& v) { asm volatile("" : "+l"(v)); }
+DEV void launder(u32& v) { asm volatile("" : "+r"(v)); }
+DEV void launder(int& v) { asm volatile("" : "+r"(v)); }
+DEV void launder(u8*& v) { asm volatile("" : "+l"(v)); }
 
 template <int COUNT>
 DEV void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
