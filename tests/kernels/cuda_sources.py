@@ -21,7 +21,14 @@ from draftree.kernels.cuda.lookup import lookup_source
 from draftree.kernels.cuda.pack import repack_source
 from draftree.kernels.cuda.persistent import PersistentSource
 from draftree.kernels.cuda.prefill import expand_source
-from draftree.kernels.cuda.prepare import RowOp, RowPlan, plan_row, prepare_source, row_macros
+from draftree.kernels.cuda.prepare import (
+    RowOp,
+    RowPlan,
+    form_macros,
+    plan_row,
+    prepare_source,
+    row_macros,
+)
 from draftree.kernels.cuda.process import process_source
 from draftree.kernels.cuda.rotary import rotary_source
 from draftree.kernels.cuda.rows import CONV_SOURCE, COPY_SOURCE, NORM_SOURCE
@@ -43,14 +50,14 @@ def all_sources(gpu: Gpu) -> list[KernelSource]:
 
 def persistent_source(gpu: Gpu) -> KernelSource:
     """The operations that ask the most of registers and shared memory, with fewest for others."""
-    num_threads = 256 * band_tiles(gpu)
+    num_threads, gpu = 256 * band_tiles(gpu), gpu.without_warpgroups()
     with gpu.rehearsal.collect(is_persistent=True):
         shape = KvShape(4, 256, KEY_FORMATS["q4"], VALUE_FORMATS["q4"])
-        attention = plan_attention(shape, gpu.without_warpgroups())[-1].shrunk(gpu)
+        attention = plan_attention(shape, gpu)[-1].shrunk(gpu)
         kinds = [
             (plan_linear(unit_format(QuantType.Q4_K), 24, gpu).source, num_threads),
             (plan_linear(unit_format(QuantType.Q6_K), 24, gpu).source, num_threads),
-            (prepare_source(RowOp.SILU_MUL, plan_row(5120, gpu), in_rows=False), 32),
+            (prepare_source(RowOp.SILU_MUL, plan_row(5120, gpu), ()), 32),
             (attention.source, 256),
             (attention.merge_source, 256),
             (delta_source(128, 64, 4), 256),
@@ -77,7 +84,7 @@ def _matrix_sources(gpu: Gpu) -> list[KernelSource]:
 
 def _own_row_source(form: UnitFormat, gpu: Gpu, *, is_int8: bool = False) -> KernelSource:
     row = RowPlan(1, 8 * band_tiles(gpu), 2)
-    macros = (("OWN_ROW", 1), ("IN_ROWS", 0), *row_macros(RowOp.GATED_NORM, 128, row))
+    macros = (("OWN_ROW", 1), *row_macros(RowOp.GATED_NORM, 128, row))
     plan = plan_linear(form, 1, gpu, is_int8=is_int8)
     return replace(plan, own_cols=6144, row_macros=macros).source
 
@@ -88,14 +95,16 @@ def _int8_sources(gpu: Gpu) -> list[KernelSource]:
     return [
         *(plan.source for plan in plans),
         *(_own_row_source(form, gpu, is_int8=True) for form in forms),
-        prepare_source(RowOp.NORM, plan_row(17408, gpu), in_rows=False, is_int8=True),
+        prepare_source(RowOp.NORM, plan_row(17408, gpu), form_macros(1, gpu, is_int8=True)),
     ]
 
 
 def _row_sources(gpu: Gpu) -> list[KernelSource]:
     plan = plan_row(17408, gpu)
+    tiles = form_macros(16, gpu, is_int8=False)
     prepares = [
-        prepare_source(op, plan, in_rows=op == RowOp.SILU_MUL, head_dim=128) for op in RowOp
+        prepare_source(op, plan, (("IN_ROWS", 1),) if op == RowOp.SILU_MUL else tiles, 128)
+        for op in RowOp
     ]
     convs = [conv_source(name, 4) for name in ("conv_kernel", "conv_commit_kernel")]
     return [*prepares, *convs, COPY_SOURCE, NORM_SOURCE, CONV_SOURCE]

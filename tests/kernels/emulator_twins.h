@@ -181,8 +181,34 @@ void multiply(float (*c)[4], Matrix a, Matrix b, int adds) {
       }
   }
 }
+struct Pieces {
+  const char* at;
+  int next_halves, next_columns;
+};
+static inline Pieces pieces_at(const void* place, int next_halves, int next_columns) {
+  if ((reinterpret_cast<unsigned long long>(place) | next_halves | next_columns) % 16) emulator::fail("pieces of a matrix are not aligned");
+  return {static_cast<const char*>(place), next_halves, next_columns};
+}
+static inline Pieces further(Pieces b, int bytes) { return {b.at + bytes, b.next_halves, b.next_columns}; }
+template <int TILES>
+void multiply_pieces(float (*c)[4], const unsigned* a, Pieces b, int adds) {
+  for (int n = 0; n < TILES; n++) {
+    const char* at = b.at + n * b.next_columns + emulator_lane() * 4;
+    unsigned right[2];
+    memcpy(right, at, 4), memcpy(right + 1, at + b.next_halves, 4);
+    if (adds)
+      mma(c[n], a, right[0], right[1]);
+    else
+      mma_new(c[n], a, right[0], right[1]);
+  }
+}
 static inline void begin_products() {}
 static inline void wait_for_products() {}
+static inline void begin_batch() {}
+template <int PENDING>
+void end_batch() {}
+template <int TILES>
+void hold_batch(float (*c)[4]) {}
 template <int TILES>
 void hold(float (*c)[4]) {}
 static inline void show_to_matrices() {}

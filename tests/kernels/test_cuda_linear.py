@@ -189,13 +189,25 @@ def test_bias_and_addition(gpu: Gpu) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("qtype", [QuantType.Q4_K, QuantType.Q6_K])
 def test_copies_without_the_bulk_engine_give_the_same_bits(qtype: QuantType, real_gpu: Gpu) -> None:
-    matrix, _ = make(qtype, 1000, 5120, real_gpu)
-    x = tokens(24, 5120, real_gpu)
-    expected = multiply(matrix, x, real_gpu)
-    plan = plan_linear(matrix.format, 24, real_gpu)
+    gpu = real_gpu.without_warpgroups()
+    matrix, _ = make(qtype, 1000, 5120, gpu)
+    x = tokens(24, 5120, gpu)
+    expected = multiply(matrix, x, gpu)
+    plan = plan_linear(matrix.format, 24, gpu)
     for stages in (2, plan.num_stages):
         other = replace(plan, use_bulk=False, num_stages=stages)
-        assert torch.equal(multiply(matrix, x, real_gpu, plan=other, is_chained=False), expected)
+        assert torch.equal(multiply(matrix, x, gpu, plan=other, is_chained=False), expected)
+
+
+@formats(*EMULATED, QuantType.Q4_0, QuantType.Q5_K)
+def test_warpgroups_give_the_bits_of_single_warps(qtype: QuantType, any_gpu: Gpu) -> None:
+    gpu = any_gpu if any_gpu.is_real else emulated_gpu(90)
+    num_rows, num_cols = sizes(gpu, (2000, 5120), (140, 512))
+    matrix, _ = make(qtype, num_rows, num_cols, gpu)
+    x = tokens(64 if gpu.is_real else 40, num_cols, gpu)
+    for count in (9, 16, 24, 32, 48, 64) if gpu.has_warpgroups and gpu.is_real else (11, 40):
+        expected = multiply(matrix, x[:count], gpu.without_warpgroups())
+        assert torch.equal(multiply(matrix, x[:count], gpu), expected)
 
 
 def test_bulk_copies_give_the_same_bits_under_the_emulator() -> None:

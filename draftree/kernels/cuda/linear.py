@@ -26,7 +26,7 @@ from draftree.kernels.cuda.prepare import (
     ROW_FILES,
     RowPlan,
     RowSource,
-    int8_macros,
+    form_macros,
     row_macros,
 )
 from draftree.kernels.quant.formats import QuantType
@@ -36,12 +36,11 @@ TOKEN_TILES = (1, 2, 3, 4, 6, 8)  # kernels exist for this many groups of 8 toke
 _MOST_TILES = dict.fromkeys((QuantType.F16, QuantType.Q8_0), 8)
 _FEW_TILES = 4
 _MOST_STAGES = 6
-# Weights on their way to a block. More would only take bandwidth from the end of the product
-# before, for which everything waits. Where a step takes longer, fewer steps ahead are enough.
-_RING_BYTES, _SHORT_RING_BYTES = 100 * 1024, 70 * 1024
-_LONG_STEP_TILES = 3
+# Weights on their way to a block, and what is asked for before earlier kernels have ended: more
+# would only take bandwidth from the end of the product before, for which everything waits.
+_RING_BYTES, _EARLY_BYTES = 100 * 1024, 70 * 1024
+_LONG_STEP_TILES = 3  # where a step takes longer, less is asked for early
 _STRIP = 16  # rows
-_SWAP_TILES = 4
 _RESERVED_SHARED = 2048  # what a block needs beside its stages, and the driver's own
 _MOST_SLICES = (
     2  # of 8 columns in a thread; made by every block, a longer row costs more than it saves
@@ -67,7 +66,17 @@ class LinearPlan:
     use_bulk: bool = True  # bulk copies, on chips that have them
     own_cols: int = 0  # of a row that blocks make themselves, padded; 0: there are tiles
     row_macros: tuple[tuple[str, int], ...] = ()  # how they make it
-    is_int8: bool = False  # activations are bytes
+    form_macros: tuple[tuple[str, int], ...] = ()  # what activations are
+    early_stages: int = 2  # filled before earlier kernels have ended
+    least_shared: int = 0
+
+    @property
+    def is_int8(self) -> bool:
+        return ("INT8", 1) in self.form_macros
+
+    @property
+    def has_warpgroups(self) -> bool:
+        return ("WARPGROUPS", 1) in self.form_macros
 
     @property
     def stage_bytes(self) -> int:
@@ -81,13 +90,8 @@ class LinearPlan:
         return self.token_tiles * self.format.cols // 128 * tile_bytes
 
     @property
-    def swap_bytes(self) -> int:
-        """Through which warps swap strips."""
-        return 0 if self.is_int8 else 16 * self.num_threads * min(self.token_tiles, _SWAP_TILES)
-
-    @property
     def shared_bytes(self) -> int:
-        return self.num_stages * self.stage_bytes + self.fixed_bytes
+        return max(self.num_stages * self.stage_bytes + self.fixed_bytes, self.least_shared)
 
     @property
     def fixed_bytes(self) -> int:
@@ -95,8 +99,7 @@ class LinearPlan:
 
         Or 1 byte, and 4 bytes for the scale of 256.
         """
-        row_bytes = self.own_cols // 256 * 292 if self.is_int8 else self.own_cols // 32 * 68
-        return self.swap_bytes + row_bytes
+        return self.own_cols // 256 * 292 if self.is_int8 else self.own_cols // 32 * 68
 
     @property
     def num_threads(self) -> int:
@@ -109,13 +112,16 @@ class LinearPlan:
             ("TOKEN_TILES", self.token_tiles),
             ("BAND", self.band_tiles),
             ("STAGES", self.num_stages),
+            ("EARLY_STAGES", min(self.early_stages, self.num_stages)),
             *(() if self.use_bulk else (("BULK", 0),)),
-            *int8_macros(is_int8=self.is_int8),
+            *self.form_macros,
             *self.row_macros,
         )
         row_files = ROW_FILES if self.own_cols else ()
-        multiply = "multiply_bytes" if self.is_int8 else "multiply_halves"
-        files = ("bits", "format", "ring", *row_files, "strip", multiply, "linear")
+        multiply: tuple[str, ...] = ("multiply_bytes" if self.is_int8 else "multiply_halves",)
+        if self.has_warpgroups:
+            multiply = "warpgroup", "multiply_warpgroup"
+        files = ("bits", "format", "ring", *row_files, "strip", *multiply, "linear")
         return KernelSource("linear_kernel", files, macros)
 
 
@@ -124,16 +130,20 @@ def plan_linear(
 ) -> LinearPlan:
     """The kernel for num_tokens, which are shared out evenly if they are too many for a launch."""
     band = band_tiles(gpu)
+    of_tiles = form_macros(num_tokens, gpu, is_int8=is_int8)
     most = TOKEN_TILES[-1] if is_int8 else _MOST_TILES.get(form.qtype, _FEW_TILES)
+    if ("WARPGROUPS", 1) in of_tiles and form.qtype != QuantType.F16:
+        most = _FEW_TILES  # each warp has sums of both halves of the columns
     plans = [
-        LinearPlan(form, tiles, band, 2, is_int8=is_int8) for tiles in TOKEN_TILES if tiles <= most
+        LinearPlan(form, tiles, band, 2, form_macros=of_tiles)
+        for tiles in TOKEN_TILES
+        if tiles <= most
     ]
     fitting = [plan for plan in plans if plan.shared_bytes <= _room(gpu)]
     wanted = -(-num_tokens // 8)
     num_launches = -(-wanted // fitting[-1].token_tiles)
     plan = next(plan for plan in fitting if plan.token_tiles * num_launches >= wanted)
-    ring_bytes = _RING_BYTES if plan.token_tiles < _LONG_STEP_TILES else _SHORT_RING_BYTES
-    return replace(plan, num_stages=_fit_stages(plan, ring_bytes, gpu))
+    return _with_stages(plan, gpu)
 
 
 def can_own_row(padded_cols: int, gpu: Gpu) -> bool:
@@ -150,9 +160,9 @@ def plan_own_row(
     """The kernel for one token whose activations each block makes itself."""
     cols = -(-matrix.num_chunks * matrix.format.cols // X_COLS) * X_COLS
     row = row_macros(source.op, source.head_dim, _own_plan(cols, gpu))
-    macros = (("OWN_ROW", 1), ("IN_ROWS", 0), *row)
-    plan = LinearPlan(matrix.format, 1, band_tiles(gpu), 2, True, cols, macros, is_int8)
-    return replace(plan, num_stages=_fit_stages(plan, _RING_BYTES, gpu))
+    macros, form = (("OWN_ROW", 1), *row), form_macros(1, gpu, is_int8=is_int8)
+    plan = LinearPlan(matrix.format, 1, band_tiles(gpu), 2, True, cols, macros, form)
+    return _with_stages(plan, gpu)
 
 
 def _own_plan(padded_cols: int, gpu: Gpu) -> RowPlan:
@@ -160,10 +170,17 @@ def _own_plan(padded_cols: int, gpu: Gpu) -> RowPlan:
     return RowPlan(1, num_warps, -(-padded_cols // X_COLS // num_warps))
 
 
-def _fit_stages(plan: LinearPlan, ring_bytes: int, gpu: Gpu) -> int:
+def _with_stages(plan: LinearPlan, gpu: Gpu) -> LinearPlan:
     step_bytes = plan.band_tiles * plan.format.unit_bytes
-    enough = -(-ring_bytes // step_bytes) if gpu.can_chain else _MOST_STAGES
-    return max(2, min(enough, _MOST_STAGES, (_room(gpu) - plan.fixed_bytes) // plan.stage_bytes))
+    most = min(_MOST_STAGES, (_room(gpu) - plan.fixed_bytes) // plan.stage_bytes)
+    if not gpu.can_chain:
+        return replace(plan, num_stages=max(2, most), early_stages=max(2, most))
+    stages = max(2, min(most, -(-_RING_BYTES // step_bytes)))
+    is_long = plan.token_tiles >= _LONG_STEP_TILES and not gpu.rehearsal.is_persistent
+    early = min(stages, -(-_EARLY_BYTES // step_bytes)) if is_long else stages
+    # Two blocks on one multiprocessor would leave another one without.
+    least = 0 if gpu.rehearsal.is_persistent else gpu.shared_per_sm // 2
+    return replace(plan, num_stages=stages, early_stages=early, least_shared=least)
 
 
 def _room(gpu: Gpu) -> int:

@@ -60,7 +60,8 @@ class CudaOps:
         each. allow_int8: their products may read bytes.
         """
         self.is_persistent = is_persistent
-        self.gpu, self.max_ctx, self.ring_len = store.gpu, max_ctx, ring_len
+        self.gpu = store.gpu.without_warpgroups() if is_persistent else store.gpu
+        self.max_ctx, self.ring_len = max_ctx, ring_len
         self.step = CudaPassArgs(max_tokens, max_nodes, store.gpu)
         self._weights = store
         self._copies = copies or DeviceCopies(0, store.gpu)
@@ -221,8 +222,7 @@ class CudaOps:
         if self._attention is None:
             rows = min(self.step.max_tokens, MOST_ROWS)
             sizes = rows, heads, own.shape, min(self.max_ctx, self.ring_len or self.max_ctx)
-            chip = self.gpu.without_warpgroups() if self.is_persistent else self.gpu
-            self._attention = attend.new_attention_workspace(*sizes, chip, self.ring_len > 0)
+            self._attention = attend.new_attention_workspace(*sizes, self.gpu, self.ring_len > 0)
         workspace = self._attention
 
         def launch(n: int) -> None:

@@ -17,6 +17,7 @@ from draftree.kernels.cuda.layout import Activations, HalfRows, band_tiles
 Prepared = Activations | HalfRows
 _Form = TypeVar("_Form", bound=Prepared)
 _SLICE = 8  # columns that a thread has in registers
+_TILE_ROWS = 8
 _WARP_COLS = 32 * _SLICE
 _MOST_BLOCKS = 8  # of a cluster
 # Where kernels overlap, a block takes a quarter of a multiprocessor's registers, which a product
@@ -111,14 +112,17 @@ def row_macros(op: RowOp, head_dim: int, plan: RowPlan) -> tuple[tuple[str, int]
     )
 
 
-def int8_macros(*, is_int8: bool) -> tuple[tuple[str, int], ...]:
-    return (("INT8", 1),) if is_int8 else ()
+def form_macros(num_rows: int, gpu: Gpu, *, is_int8: bool) -> tuple[tuple[str, int], ...]:
+    """The form of tiles: warpgroups multiply more than one."""
+    if is_int8:
+        return (("INT8", 1),)
+    return (("WARPGROUPS", 1),) if gpu.has_warpgroups and num_rows > _TILE_ROWS else ()
 
 
 def prepare_source(
-    op: RowOp, plan: RowPlan, *, in_rows: bool, is_int8: bool = False, head_dim: int = _SLICE
+    op: RowOp, plan: RowPlan, form: tuple[tuple[str, int], ...], head_dim: int = _SLICE
 ) -> KernelSource:
-    form = ("IN_ROWS", int(in_rows)), *int8_macros(is_int8=is_int8)
+    """form: IN_ROWS, or that of tiles."""
     form = *form, ("BLOCKS_AN_SM", plan.blocks_an_sm)
     macros = (*row_macros(op, head_dim, plan), *form)
     return KernelSource("prepare_kernel", ("bits", *ROW_FILES, "prepare"), macros)
@@ -140,8 +144,8 @@ def prepare(source: RowSource, into: _Form, gpu: Gpu, *, live: torch.Tensor | No
         raise ValueError(f"{source.num_rows} rows do not fit into prepared activations for {room}")
     plan = plan_row(into.padded_cols, gpu)
     is_int8 = isinstance(into, Activations) and into.is_int8
-    options = {"in_rows": in_rows, "is_int8": is_int8, "head_dim": source.head_dim}
-    kernel = prepare_source(source.op, plan, **options)
+    form = (("IN_ROWS", 1),) if in_rows else form_macros(source.num_rows, gpu, is_int8=is_int8)
+    kernel = prepare_source(source.op, plan, form, source.head_dim)
     arrays = source.x, source.other, source.copy
     load_kernel(kernel, gpu).launch(
         (source.num_rows * plan.num_blocks,),

@@ -1,7 +1,7 @@
 // Units back to rows of 16-bit floats for cuBLAS, each row divided by its row_scale.
 DEV float operand_value(u32 pair, int side, int odd) {
   const float v = side ? upper_half(pair) : lower_half(pair);
-  return BITS == 16 ? v * (odd ? 1.0f : 16.0f) : v * (odd && BITS < 8 ? 0x1p20f : 0x1p24f);
+  return BITS == 16 ? v * (odd ? 1.0f : 16.0f) : v * (odd ? 0x1p20f : 0x1p24f);
 }
 
 // What is added to scale * quant. Lane t has the minima of group t.

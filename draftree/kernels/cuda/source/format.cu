@@ -86,7 +86,7 @@ constexpr int SCALE_WORDS = HAS_BYTES ? 1 : GROUPS / 2;  // a row's words of SCA
 constexpr u32 EVEN_MASK = 0x000F000Fu, ODD_MASK = 0x00F000F0u;
 constexpr u32 HIGH_MASK = BITS == 5 ? 0x00100010u : 0x00300030u;
 // What a sum of operands times activations must be multiplied by.
-constexpr float OPERAND_UNIT = BITS == 16 ? 1.0f : BITS == 8 ? 0x1p24f : 0x1p20f;
+constexpr float OPERAND_UNIT = BITS == 16 ? 1.0f : 0x1p20f;
 constexpr bool HAS_OFFSET = FORMAT != F16 && FORMAT != Q6_K;  // something is added to scale * quant
 constexpr u32 MAGIC = 0x64646464u;
 constexpr float ZERO_POINT = FORMAT == Q4_0 ? 8.0f : FORMAT == Q5_0 ? 16.0f : FORMAT == Q6_K ? 32.0f : 128.0f;
@@ -195,9 +195,11 @@ DEV void decode_nibbles(u32 word, u32 high, int group, u32* pair) {
   }
 }
 
+// The same of bytes. Every other pair is multiplied by 16, as nibbles lie.
 DEV void decode_bytes(u32 first, u32 second, u32* pair) {
   pair[0] = __byte_perm(first, 0, 0x4140), pair[1] = __byte_perm(first, 0, 0x4342);
   pair[2] = __byte_perm(second, 0, 0x4140), pair[3] = __byte_perm(second, 0, 0x4342);
+  pair[1] = hmul2(pair[1], 0x4C004C00u), pair[3] = hmul2(pair[3], 0x4C004C00u);
 }
 
 // The left operands of two matrix instructions: 16 rows by the two times 16 columns of a group.

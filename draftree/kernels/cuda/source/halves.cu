@@ -4,13 +4,21 @@
 // [cols / 128][x_tiles], each [4 groups][lane = 4 (token % 8) + t] 8 halves, which are columns 4t..4t+3 and
 // 16+4t..16+4t+3 of a group, the first two of each four times 16; then [lane] the sum over group t, halved,
 // as a leading and a remaining half.
+// WARPGROUPS: the same values, but each tile [4 groups][2 times 16 columns][first or second two of each four][token % 8][t] 2
+// halves, so that what a matrix instruction reads of 8 tokens lies in pieces of 128 bytes.
 // INT8: bytes instead, with a scale of 256 columns: [cols / 128][x_tiles], each [2 pairs of groups][lane] 2 times 8 bytes, the
 // columns 0, 16, 1, 17, 2, 18, 3, 19 of a group, counted from 4t; then sums as above; then [8 tokens] scales.
 //
 // CLUSTER blocks share a row, and each of their threads has KEPT slices of it in registers. Columns are padded to 32
 // slices, so whole warps have columns or none.
+#ifndef IN_ROWS
+#define IN_ROWS 0
+#endif
 #ifndef INT8
 #define INT8 0
+#endif
+#ifndef WARPGROUPS
+#define WARPGROUPS 0
 #endif
 constexpr int SLICE = 8;  // columns
 
@@ -60,7 +68,7 @@ DEV void load_slice(const float* row, int column, bool inside, float* v) {
 
 DEV u32 pack_halves(float even, float odd) { return to_half(even) | static_cast<u32>(to_half(odd)) << 16; }
 
-// A slice as halves at `to`, the second four columns one lane further, and the sum of 32 columns.
+// A slice as halves at `to`, where the token's part of a group begins, and the sum of 32 columns.
 DEV void store_halves(const float* v, u8* to, u32* sum_to, int column) {
   u32 h[4];
   float sum = 0.0f;
@@ -69,9 +77,16 @@ DEV void store_halves(const float* v, u8* to, u32* sum_to, int column) {
     h[i] = pack_halves(v[2 * i] * factor, v[2 * i + 1] * factor);
     sum += (lower_half(h[i]) + upper_half(h[i])) / factor;
   }
-  uint2* lane = reinterpret_cast<uint2*>(to + column % 16 / 4 * 16 + column % 32 / 16 * 8);
+  const int t = column % 16 / 4, step = column % 32 / 16;
+#if WARPGROUPS
+  uint2* piece = reinterpret_cast<uint2*>(to + step * 256 + t * 4);
+  piece[0] = make_uint2(h[0], h[2]);
+  piece[16] = make_uint2(h[1], h[3]);
+#else
+  uint2* lane = reinterpret_cast<uint2*>(to + t * 16 + step * 8);
   lane[0] = make_uint2(h[0], h[1]);
   lane[2] = make_uint2(h[2], h[3]);
+#endif
   sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 1));
   sum = 0.5f * __fadd_rn(sum, __shfl_xor_sync(~0u, sum, 2));
   if (column % 32) return;
@@ -122,8 +137,9 @@ DEV void store_slice(float* v, float scale, u8* out, int token, int column, int 
   reinterpret_cast<uint4*>(out)[(static_cast<u64>(token) * padded_cols + column) / 8] = make_uint4(h[0], h[1], h[2], h[3]);
 #else
   u8* tile = out + (static_cast<u64>(column / 128) * x_tiles + token / 8) * 2176;
-  const int group = column % 128 / 32, place = token % 8 * 4;
-  store_halves(v, tile + group * 512 + place * 16, reinterpret_cast<u32*>(tile + 2048) + place + group, column);
+  const int group = column % 128 / 32, place = token % 8;
+  u32* sums = reinterpret_cast<u32*>(tile + 2048) + place * 4;
+  store_halves(v, tile + group * 512 + place * (WARPGROUPS ? 16 : 64), sums + group, column);
 #endif
 }
 #endif

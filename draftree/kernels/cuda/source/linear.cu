@@ -3,7 +3,7 @@
 // BAND row tiles make a band; bands are worked on in steps of COLS columns, one unit of each tile. All steps of the
 // matrix, band by band, are shared out evenly among the blocks, in order; a block streams its share through the
 // ring. The shares depend on the matrix alone. So the bits of a token's results do not depend on the other tokens.
-// How a warp multiplies its part of a step, and what activations are, say multiply_halves.cu and multiply_bytes.cu. At the end
+// How a warp multiplies its part of a step, and what activations are, say multiply_*.cu. At the end
 // of a band a warp has the sums of one strip, 16 rows. Blocks leave their parts of a strip in memory; the last warp to come adds
 // them up, in the order of columns.
 //
@@ -11,8 +11,9 @@
 // ring. Else prepare_kernel has made tiles of them.
 constexpr int STAGE_BYTES = STEP_BYTES + (OWN_ROW ? 0 : TOKEN_TILES * X_BLOCKS * X_TILE_BYTES);
 constexpr int THREADS = NUM_WARPS * 32;
-constexpr int SLOT = NUM_STRIPS * TOKEN_TILES * 32;  // vectors that a block leaves of a band: [strip][tile][lane]
-constexpr int LAST_AHEAD = TOKEN_TILES > 4 ? 1 : 3;  // parts of the last band on their way beside the first
+constexpr int SLOT = NUM_WARPS * TOKEN_TILES * 32;  // vectors that a block leaves of a band: [strip][tile][lane]
+// Parts of the last band on their way beside the first: all that there can be, if registers suffice.
+constexpr int LAST_AHEAD = TOKEN_TILES > 4 ? 1 : TOKEN_TILES > 2 ? 4 : 7;
 
 // How warps of a block tell each other how far they are: counted around, from 0 to `last`. (The compiler would wrap the
 // addition of a constant into a dozen instructions.) How blocks do: what a warp wrote before one of its lanes counts is
@@ -62,6 +63,11 @@ DEV Sharers sharers_of(u32 band, u32 num_bands, u32 num_chunks) {
   return {head, block_of(start + num_chunks - 1, num_steps), head * 2 + (first_step(head, num_steps) < start)};
 }
 
+DEV void store_sums(const float (*acc)[4], float4* to) {
+#pragma unroll
+  for (int n = 0; n < TOKEN_TILES; n++) __stcg(to + n * 32, make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]));
+}
+
 // Where a strip of a slot lies.
 DEV float4* strip_of(const Problem& p, u32 slot, u32 strip) {
   return p.partial + slot * SLOT + strip * TOKEN_TILES * 32 + (threadIdx.x & 31);
@@ -88,8 +94,8 @@ DEV u32 find_last_parts(u32* arrived, u32 num_parts, u32* num_stored) {
   if (__shfl_sync(~0u, before, 0) != NUM_WARPS - 1) return 0;
   __threadfence_block();
   __syncwarp();
-  if (lane < NUM_STRIPS) before = count_globally(arrived + lane);
-  return __ballot_sync(~0u, lane < NUM_STRIPS && before + 1 == num_parts);
+  if (lane < NUM_WARPS) before = count_globally(arrived + lane);
+  return __ballot_sync(~0u, lane < NUM_WARPS && before + 1 == num_parts);
 }
 
 // Sums the parts of a strip in the order of the columns; AHEAD of them are on their way beside the first.
@@ -118,9 +124,9 @@ DEV void add_parts(const Problem& p, const Sharers& by, u32 strip, float4* v) {
 // Ends a strip of a band, all parts of which are there.
 template <int AHEAD>
 DEV void finish_strip(const Problem& p, u32 band, u32 strip, const Sharers& by, int live, const float* token_scale) {
-  if (by.head != by.tail && threadIdx.x % 32 == 0) p.arrived[band * NUM_STRIPS + strip] = 0;
+  if (by.head != by.tail && threadIdx.x % 32 == 0) p.arrived[band * NUM_WARPS + strip] = 0;
   // Of each vector, two tokens of a row, then those of the row eight further.
-  const int row = (band * NUM_STRIPS + strip) * 16 + threadIdx.x % 32 / 4, first_token = threadIdx.x % 4 * 2;
+  const int row = (band * NUM_WARPS + strip) * 16 + threadIdx.x % 32 / 4, first_token = threadIdx.x % 4 * 2;
   float *even = p.out + static_cast<u64>(p.first_token + first_token) * p.out_stride + row, *odd = even + p.out_stride;
   const bool has_row[2] = {row < p.num_rows, row + 8 < p.num_rows};
   float old[TOKEN_TILES][4], bias[2], factor[2];
@@ -166,6 +172,12 @@ struct Feeder {
     copy_async<true>(stages + stage * STAGE_BYTES, p.weights + static_cast<u64>(begin + i) * STEP_BYTES, STEP_BYTES, full + stage);
   }
 
+  // Those of stages from `from` to `to`, if this thread asks for weights.
+  DEV_MEMBER void begin_stages(u32 from, u32 to) {
+    if (BULK && threadIdx.x != 0 || is_prefetched()) return;
+    for (u32 i = from; i < min(to, count); i++) copy_weights(i);
+  }
+
   DEV_MEMBER void copy_x(u32 i, u32 band) {
     if (OWN_ROW) return;
     u32 chunk = begin + i - band * p.num_chunks;
@@ -198,10 +210,11 @@ struct RowSource {
 #define X_OF_TILES nullptr, 0
 
 // Leaves the row in shared memory, and its scale. Waits for earlier grids.
-DEV void make_row(const RowSource& source, const int* live_count, int padded_cols, u8* to, float* scale) {
+DEV void make_row(const RowSource& source, const int* live_count, int padded_cols, u8* to, float* scale, Feeder& feeder) {
   RowSlices row;
   row.load_weights(source.weight, source.num_cols);
   wait_for_earlier_grids();
+  feeder.begin_stages(EARLY_STAGES, STAGES);
   const bool is_live = !live_count || *live_count > 0;
   const int from = source.rows && is_live ? source.rows[0] : 0;
   row.load(source.x + static_cast<u64>(from) * source.x_stride, source.other, source.num_cols);
@@ -221,7 +234,6 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
   const Problem p = {weights,     row_scale, out,       bias,       partial,    arrived,   first_token,
                      num_rows,    num_bands, num_chunks, out_stride, add_to_out, X_OF_TILES};
   DYNAMIC_SHARED(stages);
-  float4* room = reinterpret_cast<float4*>(stages + STAGES * STAGE_BYTES);
   RING_BARRIERS(full);
   __shared__ u32 num_left[STAGES], num_stored;  // warps that have left a stage, or stored a part of the first band
   __shared__ __align__(8) float scales[TOKEN_TILES * 8];
@@ -237,9 +249,10 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
     for (int i = 0; i < STAGES; i++) num_left[i] = 0;
     if (!is_prefetched()) init_barriers(full, STAGES);
   }
-  // Weights never change, so the first of them need not wait for earlier grids.
+  // Weights never change, so the first of them need not wait for earlier grids. More would take bandwidth from the end
+  // of the product before, for which everything waits.
   const bool starts = !BULK || threadIdx.x == 0;
-  for (u32 i = 0; starts && !is_prefetched() && i < min(STAGES, count); i++) feeder.copy_weights(i);
+  feeder.begin_stages(0, EARLY_STAGES);
   const Offsets offsets = find_offsets();
   const u32 first_band = begin / num_chunks;
   if (threadIdx.x / 2 == 16) {  // two threads of the second warp
@@ -249,21 +262,22 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
   __syncthreads();
 #if OWN_ROW
   const int padded_cols = (num_chunks * COLS + 255) / 256 * 256;
-  u8* row = stages + STAGES * STAGE_BYTES + SWAP_BYTES;
-  make_row({x, other, norm_weight, rows, copy, eps, num_cols, x_stride}, live_count, padded_cols, row, scales);
+  u8* row = stages + STAGES * STAGE_BYTES;
+  make_row({x, other, norm_weight, rows, copy, eps, num_cols, x_stride}, live_count, padded_cols, row, scales, feeder);
 #else
   wait_for_earlier_grids();
   if (threadIdx.x < num_tokens) scales[threadIdx.x] = HAS_TOKEN_SCALE ? token_scale[first_token + threadIdx.x] : 1.0f;
 #endif
   for (u32 i = 0; i < STAGES; i++) {
+    if (!OWN_ROW) feeder.begin_stages(max(i, EARLY_STAGES), i + 1);
     if (starts && i < count) feeder.copy_x(i, first_band);
     end_stage_copy();
   }
   if (threadIdx.x == 0) live = min(num_tokens, (live_count ? *live_count : first_token + num_tokens) - first_token);
   __syncthreads();
-  const u32 magic = shared_magic, strip = threadIdx.x / 32 * OWN_STRIPS;  // the first that this warp ends
+  const u32 magic = shared_magic, strip = threadIdx.x / 32;
   u32 band = first_band, left = (first_band + 1) * num_chunks - begin, turn = 0, parity = 0;
-  float acc[STRIPS][TOKEN_TILES][4] = {};
+  float acc[TOKEN_TILES][4] = {};
   for (u32 i = 0; i < count; i++) {
 #if BULK
     wait_barrier(full + turn, parity);
@@ -286,19 +300,17 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
     });
     if (BULK && before == NUM_WARPS - 1) feeder.refill(i, band);  // the last one
     if (--left == 0 && i + 1 < count) {
-      store_sums(acc, room, strip_of(p, blockIdx.x * 2 + (band != first_band), strip));
+      store_sums(acc, strip_of(p, blockIdx.x * 2 + (band != first_band), strip));
       Sharers by = sharers[0];
       if (band != first_band) by = {blockIdx.x, blockIdx.x, blockIdx.x * 2 + 1};
-      u32 strips = ((1u << OWN_STRIPS) - 1) << strip;
-      if (by.head != by.tail) strips = find_last_parts(arrived + band * NUM_STRIPS, by.tail - by.head + 1, &num_stored);
+      u32 strips = 1u << strip;
+      if (by.head != by.tail) strips = find_last_parts(arrived + band * NUM_WARPS, by.tail - by.head + 1, &num_stored);
       for (; strips; strips &= strips - 1) finish_strip<1>(p, band, __ffs(strips) - 1, by, live, scales);
       band++, left = num_chunks;
 #pragma unroll
-      for (int m = 0; m < STRIPS; m++)
+      for (int n = 0; n < TOKEN_TILES; n++)
 #pragma unroll
-        for (int n = 0; n < TOKEN_TILES; n++)
-#pragma unroll
-          for (int c = 0; c < 4; c++) acc[m][n][c] = 0.0f;
+        for (int c = 0; c < 4; c++) acc[n][c] = 0.0f;
     }
 #if !BULK
     __syncthreads();
@@ -307,9 +319,8 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
 #endif
     if (++turn == STAGES) turn = 0, parity ^= 1;
   }
-  store_sums(acc, room, strip_of(p, blockIdx.x * 2 + (band != first_band), strip));
+  store_sums(acc, strip_of(p, blockIdx.x * 2 + (band != first_band), strip));
   const Sharers by = sharers[1];
-  for (u32 s = strip; s < strip + OWN_STRIPS; s++)
-    if (by.head == by.tail || is_last_part(arrived + band * NUM_STRIPS + s, by.tail - by.head + 1))
-      finish_strip<LAST_AHEAD>(p, band, s, by, live, scales);
+  if (by.head == by.tail || is_last_part(arrived + band * NUM_WARPS + strip, by.tail - by.head + 1))
+    finish_strip<LAST_AHEAD>(p, band, strip, by, live, scales);
 }

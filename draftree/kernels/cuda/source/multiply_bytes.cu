@@ -3,23 +3,11 @@
 //
 // Nibbles are bytes after a mask, and those above them after a shift and a mask: so a word of a row is the columns 0, 16, 1,
 // 17 and 2, 18, 3, 19, counted from 4t, and activations lie in that order (halves.cu).
-constexpr int STRIPS = 1, OWN_STRIPS = 1;  // in a step, at the end of a band
-constexpr int NUM_WARPS = NUM_STRIPS;
-constexpr int BLOCKS_AN_SM = 16 / NUM_WARPS;
 constexpr int X_TILE_BYTES = 1024 + 128 + 32;  // 128 columns of 8 tokens, sums of 32 columns in two parts, scales
-constexpr int SWAP_BYTES = 0;
 constexpr float RESULT_UNIT = 1.0f;
 constexpr bool HAS_TOKEN_SCALE = false;
 constexpr u32 NIBBLES = 0x0F0F0F0Fu;
 static_assert(HAS_SUPER_MIN, "scales of this format are not integers for 32 columns");
-
-DEV void store_sums(const float (*acc)[TOKEN_TILES][4], float4* room, float4* to) {
-#pragma unroll
-  for (int i = 0; i < TOKEN_TILES; i++) {
-    const float* sums = acc[0][i];
-    __stcg(to + i * 32, make_float4(sums[0], sums[1], sums[2], sums[3]));
-  }
-}
 
 // Where a lane finds its part of a stage.
 struct Offsets {
@@ -28,10 +16,9 @@ struct Offsets {
 };
 
 DEV Offsets find_offsets() {
-  const int lane = threadIdx.x & 31, strip = threadIdx.x >> 5, unit = strip / 8 * UNIT_BYTES;
-  const Place p = place_in_unit(strip % 8, 0, lane);
+  const int lane = threadIdx.x & 31;
   Offsets at;
-  at.place = {keep(unit + p.low), HIGH_BYTES ? keep(unit + p.high) : 0, keep(unit + p.scale), keep(unit + p.super), keep(unit + p.min)};
+  at.place = own_place();
 #if OWN_ROW
   at.x = keep(lane % 4 * 16), at.sums = keep(lane % 4 * 4), at.scales = 0;
 #else
@@ -110,7 +97,7 @@ DEV void multiply_group(const uint4& low, const uint2& high, const uint2& scales
 // One warp: its strip by all columns of a unit. Calls leave when the stage has been read. Token tiles that are not live
 // give sums that nobody reads.
 template <class F>
-DEV void multiply_unit(const u8* stage, const Input& input, const Offsets& at, u32 magic, float (*acc)[TOKEN_TILES][4], F leave) {
+DEV void multiply_unit(const u8* stage, const Input& input, const Offsets& at, u32 magic, float (*acc)[4], F leave) {
   int sums[TOKEN_TILES][4] = {};
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -147,7 +134,7 @@ DEV void multiply_unit(const u8* stage, const Input& input, const Offsets& at, u
     for (int k = 0; k < 4; k++) {
       const float product = __fmul_rn(static_cast<float>(sums[n][k]), super.scale[k >> 1]);
       const float v = __fmaf_rn(offset[k], min_factor[k >> 1], product);
-      acc[0][n][k] = __fmaf_rn(v, k & 1 ? x_scales[n].y : x_scales[n].x, acc[0][n][k]);
+      acc[n][k] = __fmaf_rn(v, k & 1 ? x_scales[n].y : x_scales[n].x, acc[n][k]);
     }
   }
 }
