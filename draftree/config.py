@@ -88,7 +88,6 @@ class EngineConfig:
     parallel: int = 0  # unfinished requests that may take turns; 1: one after the other
     window: int = 0  # positions that attention looks back, besides the beginning; 0: all
     warm_up: bool = False  # make at opening what would else be made by the first requests
-    activations: str = "f16"  # on a GPU, what products of few rows read: "f16" or "int8"
     persistent: bool = False  # on a GPU: short passes and rounds are one kernel each (slower)
     compress: str = "off"  # leave parts of long messages out: "off", "auto" or "always"
     compress_keep: float | str = "auto"  # share of a text that its scores keep
@@ -103,7 +102,6 @@ class EngineConfig:
             (_is_kv_name(self.kv_k), f"kv k must be auto or one of {', '.join(KV_NAMES)}"),
             (_is_kv_name(self.kv_v), f"kv v must be auto or one of {', '.join(KV_NAMES)}"),
             (self.ngram in ("auto", "on", "off"), "ngram must be auto, on or off"),
-            (self.activations in ("f16", "int8"), "activations must be f16 or int8"),
             (self.compress in COMPRESS_NAMES, "compress must be off, auto or always"),
             (is_share(self.compress_keep), "compress keep must be auto or a number in (0, 1]"),
             (bool(self.compress_with), "compress with must be self or name a model"),
@@ -164,7 +162,6 @@ class Plan:
     copy_bytes: int = 0  # of these, for copies of conversations
     window: int = 0  # positions that attention looks back, besides the beginning; 0: all
     is_persistent: bool = False
-    activations: str = "f16"  # of short passes on a GPU
     kv_note: str = ""  # why "auto" did not choose the first format, for a user to read
 
     @property
@@ -393,7 +390,6 @@ def _resolve_gpu(
         memory_limit=limit,
         copy_bytes=min((limit - memory.total) // 2, prefix_bytes + swapped_bytes),
         is_persistent=config.persistent,
-        activations=config.activations,
         window=config.window,
         kv_note=note,
     )

@@ -29,14 +29,15 @@ class CudaPlace:
         max_tokens: int = MAX_CTX,
         max_nodes: int = MAX_NODES,
         is_persistent: bool = False,
-        allow_int8: bool = False,
     ) -> None:
         self.gpu, self._sizes = gpu, {"max_tokens": max_tokens, "max_nodes": max_nodes}
-        self._how = {"is_persistent": is_persistent, "allow_int8": allow_int8}
+        self._is_persistent = is_persistent
         self.store = WeightStore(gpu)
 
     def new_ops(self) -> CudaOps:
-        return CudaOps(self.store, **self._sizes, max_ctx=MAX_CTX, **self._how)
+        return CudaOps(
+            self.store, **self._sizes, max_ctx=MAX_CTX, is_persistent=self._is_persistent
+        )
 
     def open_target(
         self, path: Path, feature_layers: tuple[int, ...] = (), window: int = 0

@@ -88,7 +88,6 @@ class Subject:
         kv: str = "f16",
         budget: int = _MAX_BUDGET,
         persistent: bool = False,
-        activations: str = "f16",
     ) -> None:
         config = EngineConfig(
             device="cuda",
@@ -98,7 +97,6 @@ class Subject:
             kv_k=kv,
             kv_v=kv,
             persistent=persistent,
-            activations=activations,
         )
         start = time.perf_counter()
         self.engine = TokenEngine.open(pair[0], config, draft=pair[1])
@@ -175,13 +173,12 @@ def measure_gpu(
     report: Report,
     *,
     persistent: bool = False,
-    activations: str = "f16",
 ) -> GpuMeasures:
     from draftree.kernels.cuda.compile import gpu
     from draftree.kernels.cuda.memory import peak_bytes
 
     report("loading")
-    new_subject = partial(Subject, pair, persistent=persistent, activations=activations)
+    new_subject = partial(Subject, pair, persistent=persistent)
     subject = new_subject(_SHORT_CTX, memory_gib)
     found = subject.engine.plan.gpu
     if found is None:

@@ -143,9 +143,6 @@ def gpu(
             "--persistent", help="Short passes and rounds are one kernel each; slower so far."
         ),
     ] = False,
-    activations: Annotated[
-        str, typer.Option(help="What products of few rows read: f16 or int8.")
-    ] = "f16",
 ) -> None:
     """A GPU with synthetic weights: decoding, rounds, passes, prefill, depth, memory, energy,
     equality.
@@ -161,13 +158,11 @@ def gpu(
         say("writing the files")
         pair = write_pair(shape, folder)
         settings = {"rounds": rounds, "memory": memory, "shape": shape}
-        settings |= {"persistent": persistent, "activations": activations}
+        settings |= {"persistent": persistent}
         model = identify_pair(shape, pair[0])
         line = write_result(
             *(results, "gpu", model, settings),
-            lambda: measure_gpu(
-                *(pair, rounds, memory, say), persistent=persistent, activations=activations
-            ),
+            lambda: measure_gpu(*(pair, rounds, memory, say), persistent=persistent),
         )
     finish(line)
 

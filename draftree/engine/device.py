@@ -182,7 +182,6 @@ class CudaDevice(Device):
             ring_len=ring_len,
             is_persistent=self._plan.is_persistent,
             copies=self._copies,
-            allow_int8=self._plan.activations == "int8",
             **formats,
         )
 

@@ -31,7 +31,7 @@ def identify(
 ) -> str:
     words = (
         *(plan.kv_k, plan.kv_v, plan.is_exact, plan.chunk, plan.max_ctx, config.block),
-        *(plan.activations, _name_device(plan), *map(_version, _LIBRARIES)),
+        *(_name_device(plan), *map(_version, _LIBRARIES)),
     )
     digest = sha256(repr(words).encode())
     package = Path(__file__).parents[1]

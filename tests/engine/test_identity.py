@@ -103,7 +103,7 @@ def test_the_key_follows_all_that_decides_bits(
     keys = [identify(CONFIG, plan, checkpoint, draft)]
     assert keys[0] == identify(CONFIG, plan, open_checkpoint(path), draft)
     keys.append(identify(CONFIG, plan, checkpoint, None))
-    changes = {"kv_v": "q8_0"}, {"chunk": 25}, {"is_exact": False}, {"activations": "int8"}
+    changes = {"kv_v": "q8_0"}, {"chunk": 25}, {"is_exact": False}
     for change in changes:
         keys.append(identify(CONFIG, replace(plan, **change), checkpoint, draft))
     content, other = bytearray(path.read_bytes()), tmp_path / "other.gguf"

@@ -15,7 +15,7 @@ from draftree.kernels.cuda.gated_delta import MOST_ROWS, block_cols, commit_sour
 from draftree.kernels.cuda.gated_delta_prefill import chunk_source, plan_pass
 from draftree.kernels.cuda.heads import heads_source
 from draftree.kernels.cuda.kv_cache import COMMIT_SOURCE, KvShape
-from draftree.kernels.cuda.layout import INT8_FORMATS, UnitFormat, band_tiles, unit_format
+from draftree.kernels.cuda.layout import UnitFormat, band_tiles, unit_format
 from draftree.kernels.cuda.linear import plan_linear
 from draftree.kernels.cuda.lookup import lookup_source
 from draftree.kernels.cuda.pack import repack_source
@@ -77,31 +77,20 @@ def _matrix_sources(gpu: Gpu) -> list[KernelSource]:
         *(expand_source(name, form) for name in ("expand_kernel", "rescale_kernel")),
         plan_linear(form, 16, gpu).source,
         _own_row_source(form, gpu),
-        *_int8_sources(gpu),
         embed_source(qtype),
     ]
 
 
-def _own_row_source(form: UnitFormat, gpu: Gpu, *, is_int8: bool = False) -> KernelSource:
+def _own_row_source(form: UnitFormat, gpu: Gpu) -> KernelSource:
     row = RowPlan(1, 8 * band_tiles(gpu), 2)
     macros = (("OWN_ROW", 1), *row_macros(RowOp.GATED_NORM, 128, row))
-    plan = plan_linear(form, 1, gpu, is_int8=is_int8)
+    plan = plan_linear(form, 1, gpu)
     return replace(plan, own_cols=6144, row_macros=macros).source
-
-
-def _int8_sources(gpu: Gpu) -> list[KernelSource]:
-    forms = [unit_format(qtype) for qtype in INT8_FORMATS]
-    plans = [plan_linear(form, 32, gpu, is_int8=True) for form in forms]
-    return [
-        *(plan.source for plan in plans),
-        *(_own_row_source(form, gpu, is_int8=True) for form in forms),
-        prepare_source(RowOp.NORM, plan_row(17408, gpu), form_macros(1, gpu, is_int8=True)),
-    ]
 
 
 def _row_sources(gpu: Gpu) -> list[KernelSource]:
     plan = plan_row(17408, gpu)
-    tiles = form_macros(16, gpu, is_int8=False)
+    tiles = form_macros(16, gpu)
     prepares = [
         prepare_source(op, plan, (("IN_ROWS", 1),) if op == RowOp.SILU_MUL else tiles, 128)
         for op in RowOp

@@ -346,23 +346,6 @@ void multiply_tiles(u32 lanes, Fiber* warp) {
   }
 }
 
-// in: a (4 words), b (2 words): 16x32 signed bytes times 32x8.
-void multiply_byte_tiles(u32 lanes, Fiber* warp) {
-  if (lanes != ~0u) fail("a matrix instruction needs all 32 lanes, not %08x", lanes);
-  signed char a[16][32], b[8][32];
-  for (int lane = 0; lane < 32; lane++) {
-    const int g = lane / 4, t = lane % 4;
-    for (int i = 0; i < 4; i++) memcpy(a[g + i % 2 * 8] + i / 2 * 16 + t * 4, warp[lane].in + i, 4);
-    for (int i = 0; i < 2; i++) memcpy(b[g] + i * 16 + t * 4, warp[lane].in + 4 + i, 4);
-  }
-  for (int lane = 0; lane < 32; lane++)
-    for (int i = 0; i < 4; i++) {
-      int sum = 0;
-      for (int k = 0; k < 32; k++) sum += a[lane / 4 + i / 2 * 8][k] * b[lane % 4 * 2 + i % 2][k];
-      warp[lane].out[i] = sum;
-    }
-}
-
 // Matrices of 8 rows of 16 bytes; lane 8 i + r names row r of matrix i.
 template <int COUNT, bool IS_TRANSPOSED>
 void load_matrices(u32 lanes, Fiber* warp) {

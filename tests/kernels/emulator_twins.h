@@ -34,7 +34,6 @@ u32 on_halves(u32 a, u32 b, F f) {
 // Operations of emulator.cpp.
 template <int K>
 void multiply_tiles(u32 lanes, Fiber* warp);
-LINKED void multiply_byte_tiles(u32 lanes, Fiber* warp);
 LINKED void multiply_tf32(u32 lanes, Fiber* warp);
 template <int COUNT, bool IS_TRANSPOSED>
 void load_matrices(u32 lanes, Fiber* warp);
@@ -84,10 +83,6 @@ static inline void mma_new(float* c, const unsigned* a, unsigned b0, unsigned b1
 static inline void mma_new_short(float* c, const unsigned* a, unsigned b0) {
   const float zero[4] = {};
   emulator::multiply<8>(c, a, &b0, zero);
-}
-static inline void mma_bytes(int* c, const unsigned* a, unsigned b0, unsigned b1) {
-  const unsigned in[6] = {a[0], a[1], a[2], a[3], b0, b1};
-  memcpy(c, emulator::operate(~0u, emulator::multiply_byte_tiles, &in), 16);
 }
 static inline void load_matrix_x2(unsigned* r, const void* row) { emulator::load<2, false>(r, row); }
 static inline void load_matrix_x4(unsigned* r, const void* row) { emulator::load<4, false>(r, row); }

@@ -178,24 +178,6 @@ def test_matrix_instructions_and_loads_of_matrices(gpu: Gpu) -> None:
         assert torch.allclose(got.double(), expected, rtol=1e-6, atol=1e-5)
 
 
-def test_matrix_instruction_of_bytes(gpu: Gpu) -> None:
-    generator = torch.Generator().manual_seed(4)
-    a, b = (
-        torch.randint(-128, 128, (n, 32), dtype=torch.int8, generator=generator) for n in (16, 8)
-    )
-    out = torch.zeros((16, 8), dtype=torch.int32)
-    body = """
-      const int g = threadIdx.x / 4, t = threadIdx.x % 4;
-      u32 ra[4], rb[2];
-      for (int i = 0; i < 4; i++) ra[i] = a[(g + i % 2 * 8) * 8 + i / 2 * 4 + t];
-      for (int i = 0; i < 2; i++) rb[i] = b[g * 8 + i * 4 + t];
-      int c[4];
-      mma_bytes(c, ra, rb[0], rb[1]);
-      for (int i = 0; i < 4; i++) out[(g + i / 2 * 8) * 8 + t * 2 + i % 2] = c[i];"""
-    launch(gpu, "const u32* a, const u32* b, int* out", body, a, b, out)
-    assert torch.equal(out, a.int() @ b.int().T)
-
-
 def test_halves_round_as_they_should(gpu: Gpu) -> None:
     halves = np.arange(65536, dtype=np.uint32).astype(np.uint16)
     rng = np.random.default_rng(0)

@@ -8,10 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource  # noqa: E402
-from draftree.kernels.cuda.prepare import plain  # noqa: E402
 from draftree.kernels.cuda.program import Program  # noqa: E402
-from draftree.kernels.cuda.scratch import Scratch  # noqa: E402
-from draftree.kernels.quant.formats import QuantType  # noqa: E402
 from tests.cuda import CudaPlace  # noqa: E402
 from tests.golden import golden  # noqa: E402
 from tests.made import HYBRID, make_draft  # noqa: E402
@@ -83,12 +80,3 @@ def test_states_of_another_device_are_refused() -> None:
     ops = CudaPlace(recording_gpu()[0]).new_ops()
     with ops.capture(), pytest.raises(TypeError, match="expected a LazyMatrix of this device"):
         ops.linear(ops.matmul_input(torch.zeros(512, 64)), np.zeros((64, 64)))
-
-
-def test_inputs_are_bytes_where_all_readers_take_bytes(any_gpu: Gpu) -> None:
-    for allow in (False, True):
-        x = Scratch(8, any_gpu, allow_int8=allow).matmul_input(256, lambda n: plain(torch.zeros(n)))
-        x.readers.add(QuantType.Q4_K)
-        assert x.tiles.is_int8 == allow
-        x.readers.add(QuantType.Q8_0)
-        assert not x.tiles.is_int8

@@ -7,7 +7,6 @@ of a matrix are given to blocks.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
 
 import torch
 
@@ -17,10 +16,6 @@ from draftree.kernels.quant.formats import QuantType
 ROWS = 128
 X_COLS = 256  # activations are padded to whole units of any format
 X_TILE_BYTES = 2176
-INT8_TILE_BYTES = 1184
-# Scales are small integers for 32 columns, so sums over 256 columns of bytes are integers as well.
-# Those of Q6_K are for 16 columns, where 16-bit floats take fewer instructions.
-INT8_FORMATS = (QuantType.Q4_K, QuantType.Q5_K)
 # Left to the small kernels before and after a product, which then need not wait for its blocks.
 _SPARE_SMS = 2
 _MOST_SHARES = 8  # of a band: adding up more parts takes longer than what they save
@@ -130,23 +125,11 @@ def new_matrix(form: UnitFormat, num_rows: int, num_cols: int, device: Gpu) -> P
 
 @dataclass(frozen=True)
 class Activations:
-    """Prepared activations of up to 8 * num_tiles tokens, as 16-bit floats or as bytes."""
+    """Prepared activations of up to 8 * num_tiles tokens, as 16-bit floats."""
 
-    halves: torch.Tensor  # uint8 [padded_cols / 128, num_tiles, 2176 or 1184], see source/halves.cu
-    token_scale: (
-        torch.Tensor
-    )  # float32 [8 * num_tiles], powers of two; bytes have scales beside them
+    halves: torch.Tensor  # uint8 [padded_cols / 128, num_tiles, 2176], see source/halves.cu
+    token_scale: torch.Tensor  # float32 [8 * num_tiles], powers of two
     num_cols: int
-
-    @property
-    def is_int8(self) -> bool:
-        return self.halves.shape[2] == INT8_TILE_BYTES
-
-    def as_int8(self) -> "Activations":
-        """The same memory for bytes."""
-        shape = *self.halves.shape[:2], INT8_TILE_BYTES
-        halves = self.halves.flatten()[: prod(shape)].view(shape)
-        return Activations(halves, self.token_scale, self.num_cols)
 
     @property
     def num_tiles(self) -> int:
@@ -170,13 +153,10 @@ class HalfRows:
         return self.halves.shape[1]
 
 
-def new_activations(
-    num_tokens: int, num_cols: int, gpu: Gpu, *, is_int8: bool = False
-) -> Activations:
+def new_activations(num_tokens: int, num_cols: int, gpu: Gpu) -> Activations:
     tiles, blocks = -(-num_tokens // 8), -(-num_cols // X_COLS) * X_COLS // 128
     place = gpu.place
-    tile_bytes = INT8_TILE_BYTES if is_int8 else X_TILE_BYTES
-    halves = torch.zeros((blocks, tiles, tile_bytes), dtype=torch.uint8, device=place)
+    halves = torch.zeros((blocks, tiles, X_TILE_BYTES), dtype=torch.uint8, device=place)
     return Activations(halves, torch.zeros(tiles * 8, device=place), num_cols)
 
 

@@ -12,8 +12,6 @@ import torch
 
 from draftree.kernels.cuda.compile import Argument, Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.layout import (
-    INT8_FORMATS,
-    INT8_TILE_BYTES,
     X_COLS,
     X_TILE_BYTES,
     Activations,
@@ -71,10 +69,6 @@ class LinearPlan:
     least_shared: int = 0
 
     @property
-    def is_int8(self) -> bool:
-        return ("INT8", 1) in self.form_macros
-
-    @property
     def has_warpgroups(self) -> bool:
         return ("WARPGROUPS", 1) in self.form_macros
 
@@ -86,8 +80,7 @@ class LinearPlan:
     @property
     def x_bytes(self) -> int:
         """Tiles of activations that go with a step."""
-        tile_bytes = INT8_TILE_BYTES if self.is_int8 else X_TILE_BYTES
-        return self.token_tiles * self.format.cols // 128 * tile_bytes
+        return self.token_tiles * self.format.cols // 128 * X_TILE_BYTES
 
     @property
     def shared_bytes(self) -> int:
@@ -95,11 +88,8 @@ class LinearPlan:
 
     @property
     def fixed_bytes(self) -> int:
-        """Beside the stages; a row takes 2 bytes a column, and 4 bytes for the sum of 32.
-
-        Or 1 byte, and 4 bytes for the scale of 256.
-        """
-        return self.own_cols // 256 * 292 if self.is_int8 else self.own_cols // 32 * 68
+        """Beside the stages; a row takes 2 bytes a column, and 4 bytes for the sum of 32."""
+        return self.own_cols // 32 * 68
 
     @property
     def num_threads(self) -> int:
@@ -118,20 +108,17 @@ class LinearPlan:
             *self.row_macros,
         )
         row_files = ROW_FILES if self.own_cols else ()
-        multiply: tuple[str, ...] = ("multiply_bytes" if self.is_int8 else "multiply_halves",)
-        if self.has_warpgroups:
-            multiply = "warpgroup", "multiply_warpgroup"
+        is_wide = self.has_warpgroups
+        multiply = ("warpgroup", "multiply_warpgroup") if is_wide else ("multiply_halves",)
         files = ("bits", "format", "ring", *row_files, "strip", *multiply, "linear")
         return KernelSource("linear_kernel", files, macros)
 
 
-def plan_linear(
-    form: UnitFormat, num_tokens: int, gpu: Gpu, *, is_int8: bool = False
-) -> LinearPlan:
+def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
     """The kernel for num_tokens, which are shared out evenly if they are too many for a launch."""
     band = band_tiles(gpu)
-    of_tiles = form_macros(num_tokens, gpu, is_int8=is_int8)
-    most = TOKEN_TILES[-1] if is_int8 else _MOST_TILES.get(form.qtype, _FEW_TILES)
+    of_tiles = form_macros(num_tokens, gpu)
+    most = _MOST_TILES.get(form.qtype, _FEW_TILES)
     if ("WARPGROUPS", 1) in of_tiles and form.qtype != QuantType.F16:
         most = _FEW_TILES  # each warp has sums of both halves of the columns
     plans = [
@@ -154,14 +141,12 @@ def can_own_row(padded_cols: int, gpu: Gpu) -> bool:
     return slices <= _MOST_SLICES and plan.shared_bytes <= _room(gpu)
 
 
-def plan_own_row(
-    matrix: PackedMatrix, source: RowSource, gpu: Gpu, *, is_int8: bool = False
-) -> LinearPlan:
+def plan_own_row(matrix: PackedMatrix, source: RowSource, gpu: Gpu) -> LinearPlan:
     """The kernel for one token whose activations each block makes itself."""
     cols = -(-matrix.num_chunks * matrix.format.cols // X_COLS) * X_COLS
     row = row_macros(source.op, source.head_dim, _own_plan(cols, gpu))
-    macros, form = (("OWN_ROW", 1), *row), form_macros(1, gpu, is_int8=is_int8)
-    plan = LinearPlan(matrix.format, 1, band_tiles(gpu), 2, True, cols, macros, form)
+    macros = (("OWN_ROW", 1), *row)
+    plan = LinearPlan(matrix.format, 1, band_tiles(gpu), 2, True, cols, macros)
     return _with_stages(plan, gpu)
 
 
@@ -224,8 +209,7 @@ def linear(
     _check_out(matrix, out)
     if x.num_cols != matrix.num_cols or num_tokens > 8 * x.num_tiles:
         raise ValueError(f"{x.num_tiles} tiles of {x.num_cols} columns do not fit the product")
-    _check_form(matrix, is_int8=x.is_int8)
-    plan = plan or plan_linear(matrix.format, num_tokens, gpu, is_int8=x.is_int8)
+    plan = plan or plan_linear(matrix.format, num_tokens, gpu)
     _check_workspace(plan, workspace, gpu)
     kernel = load_kernel(plan.source, gpu)
     for first_token in range(0, num_tokens, 8 * plan.token_tiles):
@@ -251,13 +235,11 @@ def linear_row(
     bias: torch.Tensor | None = None,
     add_to: bool = False,
     live: torch.Tensor | None = None,
-    is_int8: bool = False,
 ) -> torch.Tensor:
     """The same for one row, which each block makes from `source` itself (can_own_row)."""
     _check_out(matrix, out)
-    _check_form(matrix, is_int8=is_int8)
     source.check(matrix.num_cols)
-    plan = plan_own_row(matrix, source, gpu, is_int8=is_int8)
+    plan = plan_own_row(matrix, source, gpu)
     if source.num_rows != 1 or len(out) != 1:
         raise ValueError(f"a single row is expected, not {source.num_rows}")
     _check_workspace(plan, workspace, gpu)
@@ -296,11 +278,6 @@ def _check_out(matrix: PackedMatrix, out: torch.Tensor) -> None:
         raise ValueError(
             f"expected float32 rows of {matrix.num_rows}, not {out.dtype} {tuple(out.shape)}"
         )
-
-
-def _check_form(matrix: PackedMatrix, *, is_int8: bool) -> None:
-    if is_int8 and matrix.format.qtype not in INT8_FORMATS:
-        raise ValueError(f"{matrix.format.qtype.name} weights need activations of 16 bits")
 
 
 def _check_workspace(plan: LinearPlan, workspace: Workspace, gpu: Gpu) -> None:

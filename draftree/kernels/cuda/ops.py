@@ -53,11 +53,10 @@ class CudaOps:
         ring_len: int = 0,
         is_persistent: bool = False,
         copies: DeviceCopies | None = None,
-        allow_int8: bool = False,
     ) -> None:
         """ring_len: caches hold so many of the last positions; 0: all. copies: where copies of
         what layers remember lie; None: in main memory. is_persistent: short passes are one kernel
-        each. allow_int8: their products may read bytes.
+        each.
         """
         self.is_persistent = is_persistent
         self.gpu = store.gpu.without_warpgroups() if is_persistent else store.gpu
@@ -65,7 +64,7 @@ class CudaOps:
         self.step = CudaPassArgs(max_tokens, max_nodes, store.gpu)
         self._weights = store
         self._copies = copies or DeviceCopies(0, store.gpu)
-        self._scratch = Scratch(max_tokens, store.gpu, allow_int8=allow_int8)
+        self._scratch = Scratch(max_tokens, store.gpu)
         self._program: Program | None = None
         self._key_format = key_format
         self._kv = KvArena(max_ctx + max_nodes, store.gpu, key_format, value_format, ring_len)
@@ -291,7 +290,6 @@ class CudaOps:
         source = self._scratch.matmul_input(
             x.shape[1], lambda n: prepare.norm(x, norm, eps, rows=rows[:n])
         )
-        source.readers.add(matrix.format.qtype)
 
         def launch(n: int) -> None:
             n = min(n, self.step.max_nodes)
@@ -348,7 +346,6 @@ class CudaOps:
         add_to: bool = False,
     ) -> None:
         workspace, gpu, rows = self._weights.workspace, self.gpu, narrow(x, CudaMatmulInput)
-        rows.readers.add(matrix.format.qtype)
 
         def launch(n: int) -> None:
             to, live = out[:n], self._live

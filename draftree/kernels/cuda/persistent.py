@@ -24,7 +24,7 @@ from draftree.kernels.cuda.compile import (
     load_kernel,
     read_file,
 )
-from draftree.kernels.cuda.layout import INT8_TILE_BYTES, X_TILE_BYTES
+from draftree.kernels.cuda.layout import X_TILE_BYTES
 
 _log = logging.getLogger("draftree")
 _DEFINED = re.compile(r"^#define (\w+)", re.MULTILINE)
@@ -171,7 +171,6 @@ def _stream(noted: RecordedLaunch) -> tuple[int, ...]:
     first_token, _, num_bands, num_chunks = map(_word, noted.args[8:12])
     step_bytes = macros["BAND"] * macros["HOST_UNIT_BYTES"]
     x_blocks, tiles = macros["COLS"] // 128, macros["TOKEN_TILES"]
-    tile_bytes = INT8_TILE_BYTES if macros.get("INT8") else X_TILE_BYTES
     if macros.get("OWN_ROW"):
         tiles, x_tiles = 0, 0
     else:
@@ -181,9 +180,9 @@ def _stream(noted: RecordedLaunch) -> tuple[int, ...]:
         step_bytes,
         num_bands * num_chunks,
         noted.grid[0],
-        step_bytes + tiles * x_blocks * tile_bytes,
+        step_bytes + tiles * x_blocks * X_TILE_BYTES,
         macros["STAGES"],
-        x_blocks * min(tiles, x_tiles) * tile_bytes,
+        x_blocks * min(tiles, x_tiles) * X_TILE_BYTES,
     )
 
 

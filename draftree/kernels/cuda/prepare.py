@@ -112,10 +112,8 @@ def row_macros(op: RowOp, head_dim: int, plan: RowPlan) -> tuple[tuple[str, int]
     )
 
 
-def form_macros(num_rows: int, gpu: Gpu, *, is_int8: bool) -> tuple[tuple[str, int], ...]:
+def form_macros(num_rows: int, gpu: Gpu) -> tuple[tuple[str, int], ...]:
     """The form of tiles: warpgroups multiply more than one."""
-    if is_int8:
-        return (("INT8", 1),)
     return (("WARPGROUPS", 1),) if gpu.has_warpgroups and num_rows > _TILE_ROWS else ()
 
 
@@ -143,8 +141,7 @@ def prepare(source: RowSource, into: _Form, gpu: Gpu, *, live: torch.Tensor | No
     if source.num_rows > room:
         raise ValueError(f"{source.num_rows} rows do not fit into prepared activations for {room}")
     plan = plan_row(into.padded_cols, gpu)
-    is_int8 = isinstance(into, Activations) and into.is_int8
-    form = (("IN_ROWS", 1),) if in_rows else form_macros(source.num_rows, gpu, is_int8=is_int8)
+    form = (("IN_ROWS", 1),) if in_rows else form_macros(source.num_rows, gpu)
     kernel = prepare_source(source.op, plan, form, source.head_dim)
     arrays = source.x, source.other, source.copy
     load_kernel(kernel, gpu).launch(

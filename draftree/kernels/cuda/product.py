@@ -31,7 +31,6 @@ def multiply(
     """out = x @ matrix.T (+ bias), for at most MOST_ROWS rows after `make_input`."""
     where, tiles = (out, workspace, gpu), x.tiles
     if len(out) == 1 and can_own_row(tiles.padded_cols, gpu):
-        form = tiles.is_int8
-        linear_row(matrix, x.source(1), *where, bias=bias, add_to=add_to, live=live, is_int8=form)
+        linear_row(matrix, x.source(1), *where, bias=bias, add_to=add_to, live=live)
     else:
         linear(matrix, tiles, *where, bias=bias, add_to=add_to, live=live)

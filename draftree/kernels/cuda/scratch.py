@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -12,36 +12,24 @@ from draftree.kernels.cuda.compile import Gpu
 from draftree.kernels.cuda.prepare import RowSource
 from draftree.kernels.cuda.program import MOST_ROWS
 from draftree.kernels.ops import MatmulInput
-from draftree.kernels.quant.formats import QuantType
 
 _Block = TypeVar("_Block")
 
 
 @dataclass(frozen=True)
 class CudaMatmulInput(MatmulInput):
-    """The same rows in the forms that short and long passes read, and what they are made from.
+    """The same rows in the forms that short and long passes read, and what they are made from."""
 
-    Rows of short passes are bytes if that is allowed and all matrices that read them take bytes:
-    this is known when all operations are recorded.
-    """
-
-    halves_tiles: layout.Activations
+    tiles: layout.Activations
     halves: layout.HalfRows
     source: Callable[[int], RowSource]  # the first so many rows
-    allow_int8: bool = False
-    readers: set[QuantType] = field(default_factory=set)  # formats of the matrices
-
-    @property
-    def tiles(self) -> layout.Activations:
-        is_int8 = self.allow_int8 and self.readers.issubset(layout.INT8_FORMATS)
-        return self.halves_tiles.as_int8() if is_int8 else self.halves_tiles
 
 
 class Scratch:
     """Stacks of device memory for activations: scopes give back what was taken inside them."""
 
-    def __init__(self, max_tokens: int, gpu: Gpu, *, allow_int8: bool = False) -> None:
-        self._max_tokens, self._gpu, self._allow_int8 = max_tokens, gpu, allow_int8
+    def __init__(self, max_tokens: int, gpu: Gpu) -> None:
+        self._max_tokens, self._gpu = max_tokens, gpu
         self._rows: list[torch.Tensor] = []
         self._inputs: list[tuple[layout.Activations, layout.HalfRows]] = []
         self._num_rows = self._num_inputs = 0  # that are taken
@@ -70,7 +58,7 @@ class Scratch:
                 layout.new_half_rows(self._max_tokens, num_cols, self._gpu),
             ),
         )
-        return CudaMatmulInput(tiles, halves, source, self._allow_int8)
+        return CudaMatmulInput(tiles, halves, source)
 
     @contextmanager
     def scope(self) -> Iterator[None]:

@@ -79,13 +79,6 @@ DEV void mma_new_short(float* c, const u32* a, u32 b0) {
       : "r"(a[0]), "r"(a[1]), "r"(b0), "f"(0.0f));
 }
 
-// 16x32 signed bytes times 32x8, exactly.
-DEV void mma_bytes(int* c, const u32* a, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
-      : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
-}
-
 DEV u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
 // Matrices of 8 rows of 8 halves in shared memory: lane 8 i + r names row r of matrix i, 16 bytes. Lane 4 g + t gets

@@ -6,16 +6,11 @@
 // as a leading and a remaining half.
 // WARPGROUPS: the same values, but each tile [4 groups][2 times 16 columns][first or second two of each four][token % 8][t] 2
 // halves, so that what a matrix instruction reads of 8 tokens lies in pieces of 128 bytes.
-// INT8: bytes instead, with a scale of 256 columns: [cols / 128][x_tiles], each [2 pairs of groups][lane] 2 times 8 bytes, the
-// columns 0, 16, 1, 17, 2, 18, 3, 19 of a group, counted from 4t; then sums as above; then [8 tokens] scales.
 //
 // CLUSTER blocks share a row, and each of their threads has KEPT slices of it in registers. Columns are padded to 32
 // slices, so whole warps have columns or none.
 #ifndef IN_ROWS
 #define IN_ROWS 0
-#endif
-#ifndef INT8
-#define INT8 0
 #endif
 #ifndef WARPGROUPS
 #define WARPGROUPS 0
@@ -94,41 +89,6 @@ DEV void store_halves(const float* v, u8* to, u32* sum_to, int column) {
   *sum_to = pack_halves(leading, sum - leading);
 }
 
-#if INT8
-DEV u32 pack_bytes(const int* q) { return (q[0] & 255) | (q[1] & 255) << 8 | (q[2] & 255) << 16 | q[3] << 24; }
-
-// A slice as bytes at `to`, where lanes follow each other, and the sum of 32 columns. Returns what bytes are multiplied by;
-// nothing is finite that is not (a NaN has the largest bits of all).
-DEV float store_bytes(const float* v, u8* to, u32* sum_to, int column) {
-  u32 bits = 0;
-  for (int i = 0; i < SLICE; i++) bits = max(bits, __float_as_uint(v[i]) & 0x7FFFFFFFu);
-  const float largest = __uint_as_float(__reduce_max_sync(~0u, bits));
-  const float inverse = largest < 0x1p-100f ? 0.0f : 127.0f / largest;
-  int q[SLICE], sum = 0;
-  for (int i = 0; i < SLICE; i++) sum += q[i] = __float2int_rn(__fmul_rn(v[i], inverse));
-  // Columns and those 16 further are in lanes that differ by two: each of them ends four of both.
-  const bool is_second = column % 32 >= 16;
-  const u32 quads[2] = {pack_bytes(q), pack_bytes(q + 4)};
-  const u32 got = __shfl_xor_sync(~0u, is_second ? quads[0] : quads[1], 2);
-  const u32 first = is_second ? got : quads[0], second = is_second ? quads[1] : got;
-  const int t = column % 16 / 4 + is_second;
-  *reinterpret_cast<uint2*>(to + t * 16 + column % 64 / 32 * 8) = make_uint2(__byte_perm(first, second, 0x5140), __byte_perm(first, second, 0x7362));
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  sum += __shfl_xor_sync(~0u, sum, 2);
-  if (column % 32 == 0) {
-    const float halved = 0.5f * static_cast<float>(sum), leading = from_half(to_half(halved));
-    *sum_to = pack_halves(leading, halved - leading);
-  }
-  return largest < 0x1p-100f ? 0.0f : largest / 127.0f;
-}
-
-DEV void store_slice(float* v, u8* out, int token, int column, int x_tiles) {
-  u8* tile = out + (static_cast<u64>(column / 128) * x_tiles + token / 8) * 1184;
-  const int place = token % 8 * 4;
-  const float scale = store_bytes(v, tile + column % 128 / 64 * 512 + place * 16, reinterpret_cast<u32*>(tile + 1024) + place + column % 128 / 32, column);
-  if (column % 128 == 0) reinterpret_cast<float*>(tile + 1152)[token % 8] = scale;
-}
-#else
 DEV void store_slice(float* v, float scale, u8* out, int token, int column, int padded_cols, int x_tiles) {
   for (int i = 0; i < SLICE; i++) v[i] *= scale;
 #if IN_ROWS
@@ -142,7 +102,6 @@ DEV void store_slice(float* v, float scale, u8* out, int token, int column, int 
   store_halves(v, tile + group * 512 + place * (WARPGROUPS ? 16 : 64), sums + group, column);
 #endif
 }
-#endif
 
 DEV float sum_warp(float v) {
   for (int d = 16; d; d >>= 1) v = __fadd_rn(v, __shfl_xor_sync(~0u, v, d));
@@ -184,26 +143,6 @@ DEV float largest_of_slices(const float (*v)[SLICE]) {
   return largest;
 }
 
-#if INT8
-DEV void store_scaled(float (*v)[SLICE], float largest, u8* out, float* token_scale, int padded_cols, int x_tiles) {
-#pragma unroll
-  for (int k = 0; k < KEPT; k++)
-    if (slice_column(k) < padded_cols) store_slice(v[k], out, row_of_block(), slice_column(k), x_tiles);
-}
-
-// A row for the block itself: bytes, sums, scales.
-DEV void store_own(float (*v)[SLICE], float largest, u8* out, float* token_scale, int padded_cols) {
-  u32* sums = reinterpret_cast<u32*>(out + padded_cols);
-  if (threadIdx.x == 0) *token_scale = 1.0f;
-#pragma unroll
-  for (int k = 0; k < KEPT; k++) {
-    const int column = slice_column(k);
-    if (column >= padded_cols) continue;
-    const float scale = store_bytes(v[k], out + column / 64 * 64, sums + column / 32, column);
-    if (column % 256 == 0) reinterpret_cast<float*>(sums + padded_cols / 32)[column / 256] = scale;
-  }
-}
-#else
 // What a row is scaled by. Plain rows stay as they are if they fit: then nothing has to be scaled back.
 DEV int row_exponent(float largest) { return IN_ROWS && largest > 0x1p-6f && largest < 0x1p15f ? 0 : exponent_to(largest, 10); }
 
@@ -229,7 +168,6 @@ DEV void store_own(float (*v)[SLICE], float largest, u8* out, float* token_scale
     store_halves(v[k], out + column / 32 * 64, sums + column / 32, column);
   }
 }
-#endif
 
 // The largest of a row that CLUSTER blocks share.
 DEV float largest_of_row(const float (*v)[SLICE]) {

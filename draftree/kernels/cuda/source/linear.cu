@@ -133,7 +133,7 @@ DEV void finish_strip(const Problem& p, u32 band, u32 strip, const Sharers& by, 
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     bias[i] = p.bias && has_row[i] ? __ldg(p.bias + row + i * 8) : 0.0f;
-    factor[i] = BITS == 16 && has_row[i] ? __ldg(p.row_scale + row + i * 8) : RESULT_UNIT;
+    factor[i] = BITS == 16 && has_row[i] ? __ldg(p.row_scale + row + i * 8) : OPERAND_UNIT;
   }
 #pragma unroll
   for (int n = 0; n < TOKEN_TILES; n++)
@@ -266,7 +266,7 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
   make_row({x, other, norm_weight, rows, copy, eps, num_cols, x_stride}, live_count, padded_cols, row, scales, feeder);
 #else
   wait_for_earlier_grids();
-  if (threadIdx.x < num_tokens) scales[threadIdx.x] = HAS_TOKEN_SCALE ? token_scale[first_token + threadIdx.x] : 1.0f;
+  if (threadIdx.x < num_tokens) scales[threadIdx.x] = token_scale[first_token + threadIdx.x];
 #endif
   for (u32 i = 0; i < STAGES; i++) {
     if (!OWN_ROW) feeder.begin_stages(max(i, EARLY_STAGES), i + 1);

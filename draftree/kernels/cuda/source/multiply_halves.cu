@@ -1,7 +1,4 @@
 // A step with activations as 16-bit floats: a warp has a strip of 16 rows and all columns of a unit.
-constexpr int X_TILE_BYTES = 2048 + 128;  // 128 columns of 8 tokens, and sums of 32 columns in two parts
-constexpr float RESULT_UNIT = OPERAND_UNIT;
-constexpr bool HAS_TOKEN_SCALE = true;
 
 // Sums of many tokens leave no registers for the operands of several groups.
 constexpr int GROUP_UNROLL = TOKEN_TILES > 4 ? 1 : 2 * GROUPS;

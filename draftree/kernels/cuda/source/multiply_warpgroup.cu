@@ -1,8 +1,5 @@
 // A step with activations as 16-bit floats, by the matrix instructions of four warps: the strip's weights become operands in
 // registers, and the instructions themselves read activations in shared memory. The bits are those of multiply_halves.cu.
-constexpr int X_TILE_BYTES = 2048 + 128;  // 128 columns of 8 tokens, and sums of 32 columns in two parts
-constexpr float RESULT_UNIT = OPERAND_UNIT;
-constexpr bool HAS_TOKEN_SCALE = true;
 constexpr bool IS_WHOLE = HAS_BYTES || FORMAT == F16;  // sums are taken over all groups of a unit
 constexpr bool HAS_ROOM = TOKEN_TILES <= 4;            // in registers, for sums that are not waited for at once
 constexpr int BATCH = IS_WHOLE && HAS_ROOM ? 2 : 1;    // groups whose products are asked for together

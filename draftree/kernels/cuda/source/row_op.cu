@@ -74,9 +74,9 @@ struct RowSlices {
     }
   }
 
-  // What takes all of the row; returns its largest value, which bytes do not need. All threads of the row call.
+  // What takes all of the row; returns its largest value. All threads of the row call.
   DEV_MEMBER float finish(int num_cols, float eps) {
-    if (OP != NORM) return INT8 ? 0.0f : largest_of_row(v);
+    if (OP != NORM) return largest_of_row(v);
     float largest = largest_of_slices(v);  // one exchange for both
     const float factor = norm_factor(reduce_row(squares, largest), num_cols, eps);
     for (int k = 0; k < KEPT; k++)

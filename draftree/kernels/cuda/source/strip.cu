@@ -6,6 +6,7 @@ constexpr int BAND_ROWS = BAND * ROWS;
 constexpr int NUM_WARPS = BAND_ROWS / 16;  // each has a strip of 16 rows
 constexpr int BLOCKS_AN_SM = 16 / NUM_WARPS;
 constexpr int X_BLOCKS = COLS / 128;
+constexpr int X_TILE_BYTES = 2048 + 128;  // 128 columns of 8 tokens, and sums of 32 columns in two parts
 constexpr int STEP_BYTES = BAND * UNIT_BYTES;
 static_assert(!OWN_ROW || TOKEN_TILES == 1, "a row is one token");
 
