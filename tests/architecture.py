@@ -87,6 +87,10 @@ class SourceFile:
         return ast.parse(self.text, filename=self.path)
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def comments(self) -> list[tuple[int, str]]:
         tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
         return [(t.start[0], t.string) for t in tokens if t.type == tokenize.COMMENT]
@@ -114,7 +118,7 @@ def imported_modules(file: SourceFile) -> list[tuple[int, str]]:
     """Every module of ours that a file imports, by statement or by import_module("...")."""
     found: list[tuple[int, str]] = []
     package = file.module if file.path.endswith("__init__.py") else file.module.rpartition(".")[0]
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -195,7 +199,7 @@ def check_function_length(file: SourceFile) -> list[str]:
     limit = MAX_KERNEL_LINES if file.part == "kernels" else MAX_FUNCTION_LINES
     return [
         file.at(node, f"{node.name} has {length} lines, at most {limit} are allowed")
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > limit
     ]
@@ -206,7 +210,7 @@ def check_environment(file: SourceFile) -> list[str]:
         return []
     names = {"environ", "environb", "getenv", "putenv", "unsetenv"}
     problems = []
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         from_os = isinstance(node, ast.ImportFrom) and node.module == "os"
         if (from_os and any(alias.name in names for alias in node.names)) or (
             isinstance(node, ast.Attribute)
@@ -241,7 +245,7 @@ def check_names(file: SourceFile) -> list[str]:
     if any(inner.startswith(f"{place}/") for place in NAME_PLACES):
         return []
     problems = []
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         for word in _words(node):
             if match := FAMILY_NAMES.search(word.lower()):
                 places = ", ".join(f"{place}/" for place in NAME_PLACES)
@@ -275,7 +279,7 @@ def check_comments(file: SourceFile) -> list[str]:
 def check_class_names(file: SourceFile) -> list[str]:
     return [
         file.at(node, f"class {node.name}: name what it is, not Manager, Helper, Base or Handler")
-        for node in ast.walk(file.tree)
+        for node in file.nodes
         if isinstance(node, ast.ClassDef) and node.name.endswith(BANNED_CLASS_ENDS)
     ]
 
@@ -288,7 +292,7 @@ def check_state(file: SourceFile) -> list[str]:
     """
     problems = []
     constants = set()
-    for scope in (file.tree, *(n for n in ast.walk(file.tree) if isinstance(n, ast.ClassDef))):
+    for scope in (file.tree, *(n for n in file.nodes if isinstance(n, ast.ClassDef))):
         for node in _module_level(scope):
             if not isinstance(node, ast.Assign | ast.AnnAssign) or not _is_mutable(node.value):
                 continue
@@ -301,7 +305,7 @@ def check_state(file: SourceFile) -> list[str]:
                 elif not re.fullmatch(r"__\w+__", name):
                     message = f"{name} is mutable state outside any function; make it an argument"
                     problems.append(file.at(node, message))
-    for node in ast.walk(file.tree):
+    for node in file.nodes:
         if isinstance(node, ast.Global):
             problems.append(file.at(node, "global changes a module's state; make it an argument"))
         name = _changed_name(node)

@@ -28,6 +28,8 @@ def _share_cores(worker: str, num_workers: int) -> None:
     draftree.config.usable_cores = lambda: 1
 
 
+gc.disable()  # until everything is imported: what tests are made of is never garbage
+
 # Before numpy is imported, which counts the cores once.
 if "PYTEST_XDIST_WORKER" in os.environ:
     _share_cores(
@@ -100,10 +102,16 @@ class Unrun:
             terminalreporter.write_line(f"FAILED {sentence}; {message}", red=True)
 
 
+def pytest_pycollect_makemodule() -> None:
+    """A tokenizer that a module opens has garbage collected: only that module's own."""
+    gc.freeze()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ and len(session.items) >= MANY_TESTS:
         compile_share(int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw")))
     _freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,5 +1,6 @@
 """Model files that are made on the spot, where a reference file would be too large to ship."""
 
+import struct
 import tempfile
 from functools import cache
 from itertools import cycle
@@ -160,3 +161,30 @@ def _finish(writer: object) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+@cache
+def make_shallow(path: Path, num_layers: int = 3) -> Path:
+    """A file's first layers with its tokenizer, for tests that ask nothing sensible of the model:
+    the metadata as they are, then the infos and the data of the tensors that are left.
+    """
+    data, key, source = path.read_bytes(), b".block_count", open_checkpoint(path)
+    first, *_ = names = list(source.tensors)
+    start = data.index(struct.pack("<Q", len(first)) + first.encode())
+    depth_at = data.index(key) + len(key) + 4  # behind the type
+    kept = [n for n in names if not n.startswith("blk.") or int(n.split(".")[1]) < num_layers]
+    infos, tensors = bytearray(), bytearray()
+    for name in kept:
+        info, encoded = source.tensors[name], name.encode()
+        infos += struct.pack("<Q", len(encoded)) + encoded
+        infos += struct.pack(f"<I{len(info.shape)}Q", len(info.shape), *reversed(info.shape))
+        infos += struct.pack("<IQ", info.qtype, len(tensors))
+        tensors += source.raw(name).tobytes()
+        tensors += bytes(-len(tensors) % 32)
+    head = bytearray(data[:start])
+    struct.pack_into("<Q", head, 8, len(kept))
+    struct.pack_into("<I", head, depth_at, num_layers)
+    head += infos
+    shallow = Path(tempfile.mkdtemp()) / path.name
+    shallow.write_bytes(head + bytes(-len(head) % 32) + tensors)
+    return shallow

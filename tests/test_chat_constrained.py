@@ -51,11 +51,11 @@ SAMPLINGS = {
 }
 WISHES: dict[str, dict[str, Any]] = {
     "schema": {"response_format": JSON},
-    "object": {"response_format": ResponseFormat(FormatKind.JSON_OBJECT), "max_tokens": 24},
+    "object": {"response_format": ResponseFormat(FormatKind.JSON_OBJECT), "max_tokens": 16},
     "pattern": {"response_format": ResponseFormat(FormatKind.REGEX, PATTERN)},
     "schema, scores": {"response_format": JSON, "logprobs": 3},
-    "scores": {"logprobs": 2, "max_tokens": 24},
-    "bias": {"logit_bias": {198: -100.0, 28: 3.0}, "max_tokens": 24},
+    "scores": {"logprobs": 2, "max_tokens": 16},
+    "bias": {"logit_bias": {198: -100.0, 28: 3.0}, "max_tokens": 16},
     "required": {"tools": [WEATHER, NOW], "tool_choice": "required", "max_tokens": 50},
     "named": {
         "tools": [STORE, WEATHER],

@@ -14,6 +14,7 @@ from draftree import Engine
 from draftree.compress import AUTO_TOKENS, CompressOptions, Compressor
 from draftree.config import EngineConfig
 from draftree.text.tokenizer import Tokenizer
+from tests.made import make_shallow
 from tests.text.metadata import byte_metadata
 
 ALWAYS = CompressOptions("always", 0.1)
@@ -207,9 +208,9 @@ def test_bad_options_are_refused(mode: str, keep: Any) -> None:
 @pytest.fixture(scope="module", params=["self", "drafter"])
 def engine(request: pytest.FixtureRequest, smollm2_path: Path) -> Iterator[Engine]:
     scorer = "self" if request.param == "self" else str(smollm2_path)
-    engine = Engine.open(
-        str(smollm2_path), max_ctx=2048, compress="always", compress_keep=0.05, compress_with=scorer
-    )
+    options = {"compress": "always", "compress_keep": 0.05, "compress_with": scorer}
+    target = str(make_shallow(smollm2_path))
+    engine = Engine.open(target, draft="none", max_ctx=2048, **options)
     yield engine
     engine.close()
 

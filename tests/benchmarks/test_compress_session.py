@@ -22,6 +22,7 @@ from benchmarks.compress_session import (
 from benchmarks.parts import Deadline
 from benchmarks.report import make_page
 from draftree.chat import Engine
+from tests.made import make_shallow
 
 TURN = ReplayTurn(10.0, 100.0, 1000, 0, 20, 0.0, "read_file()", True, True)
 
@@ -90,9 +91,10 @@ def test_the_page_has_a_session_where_there_is_one(tmp_path) -> None:
 def test_a_session_is_read_in_four_ways(smollm2_path, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("benchmarks.compress_session._WARM_TURNS", 0)
     monkeypatch.setattr("draftree.compress.AUTO_TOKENS", 300)
-    engine = Engine.open(str(smollm2_path), draft="none", max_ctx=2048, device="cpu")
+    path = str(make_shallow(smollm2_path))
+    engine = Engine.open(path, draft="none", max_ctx=2048, device="cpu")
     options = ReplayOptions(num_tokens=4, num_turns=5, file_scale=4, num_rounds=1)
-    given = str(smollm2_path), "self", options, Deadline(600), lambda text: None
+    given = path, "self", options, Deadline(600), lambda text: None
     line = write_session(tmp_path / "session.json", engine, *given)
     engine.close()
     part = json.loads((tmp_path / "session.json").read_text())

@@ -34,10 +34,10 @@ def decode(
     *,
     use_draft: bool,
     budget: int = 0,
-    has_pauses: bool = False,
+    pause_every: int = 0,
 ):
-    """What follows the prompt, and tokens a round. has_pauses: after each step another request has
-    its turn on the device.
+    """What follows the prompt, and tokens a round. pause_every: after that many steps another
+    request has its turn on the device.
     """
     engine.reset()
     prefill(engine.target, asked.prompt_ids[:-1], engine.plan.chunk)
@@ -48,9 +48,11 @@ def decode(
         decoder = DeviceTreeDecoder(*args, use_draft=use_draft, budget=budget)
     decoder.start(asked.prompt_ids[-1])
     emitted: list[Emitted] = []
+    num_steps = 0
     while len(emitted) < asked.max_tokens and not is_over(emitted, asked):
         emitted += decoder.step(asked.max_tokens - len(emitted))
-        if has_pauses:
+        num_steps += 1
+        if pause_every and num_steps % pause_every == 0:
             decoder.pause()
             rounds.begin(OTHER, 3, 0)
             rounds.begin_segment(1, 0)
@@ -90,21 +92,19 @@ def check_kind(engine: TokenEngine, asked: Request, budgets: tuple[int, ...]) ->
     Returns the mean number of tokens a round.
     """
     wanted, lengths = decode_on_host(engine, asked), []
+    pauses = (2,) if budgets == FEW_NODES else (0, 1)  # steps with and without, in one text or two
     states = [engine.target.state.snapshot()]
     plain, _ = decode(engine, engine.rounds_of(0), asked, use_draft=False)
     states.append(engine.target.state.snapshot())
     check_alike(plain, wanted, is_exact=False)
     text = (*asked.prompt_ids, *(one.token for one in plain))
     for budget in budgets:
-        rounds = ScriptedRounds(engine, budget, text, budget)
-        found, length = decode(engine, rounds, asked, use_draft=True, budget=budget)
-        check_alike(found, plain, is_exact=True)
-        rounds = ScriptedRounds(engine, budget, text, budget)
-        args = engine, rounds, asked
-        paused, _ = decode(*args, use_draft=True, budget=budget, has_pauses=True)
-        check_alike(paused, plain, is_exact=True)
-        states.append(engine.target.state.snapshot())
-        lengths.append(length)
+        for steps in pauses:
+            args = engine, ScriptedRounds(engine, budget, text, budget), asked
+            found, length = decode(*args, use_draft=True, budget=budget, pause_every=steps)
+            check_alike(found, plain, is_exact=True)
+            states.append(engine.target.state.snapshot())
+            lengths.append(length)
     assert all(equal_parts(state, states[0]) for state in states[1:]), "the states differ"
     return sum(lengths) / len(lengths)
 

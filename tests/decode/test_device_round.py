@@ -41,7 +41,7 @@ SAMPLINGS = {
 
 
 def test_drafting_changes_no_text(open_engine, any_gpu: Gpu) -> None:
-    count = 200 if any_gpu.is_real else 7
+    count = 200 if any_gpu.is_real else 5
     plain = open_engine(0)
     expected = {}
     samplings = {name: SAMPLINGS[name] for name in SAMPLINGS if any_gpu.is_real or name != "warm"}
@@ -161,7 +161,7 @@ def test_kinds_take_turns_on_one_engine(open_engine) -> None:
     engine, texts = open_engine(7), {}
     for name in (None, "all", "bias", None, "all"):
         options = KINDS[name] if name is not None else {"sampling": HOT}
-        events = list(engine.generate(Request(PROMPT, 4, **options)))
+        events = list(engine.generate(Request(PROMPT, 3, **options)))
         decoder = engine._use.decoders.new(Request(PROMPT, 4, **options), None)
         assert isinstance(decoder, DeviceDecoder)
         found = [(event.token, event.scores) for event in events]
@@ -191,22 +191,22 @@ def test_log_probabilities_without_alternatives(open_engine) -> None:
 
 def test_a_stream_left_early_does_no_harm(open_engine) -> None:
     engine = open_engine(7)
-    whole = [event.token for event in engine.generate(request(HOT, 8))]
-    stream = engine.generate(request(HOT, 8))
+    whole = [event.token for event in engine.generate(request(HOT, 6))]
+    stream = engine.generate(request(HOT, 6))
     assert [event.token for event in islice(stream, 2)] == whole[:2]
     stream.close()
     tokens = engine.target.state.tokens
     assert (
         tokens[: len(PROMPT)] == list(PROMPT) and tokens[len(PROMPT) :] == whole[: len(tokens) - 6]
     )
-    assert [event.token for event in engine.generate(request(HOT, 8))] == whole
+    assert [event.token for event in engine.generate(request(HOT, 6))] == whole
 
 
 def test_stop_tokens_end_on_the_device(open_engine) -> None:
     engine = open_engine(7)
-    whole = [event.token for event in engine.generate(request(HOT, 8))]
+    whole = [event.token for event in engine.generate(request(HOT, 6))]
     stop = next(t for i, t in enumerate(whole) if i > 0 and t not in whole[:i])
-    stream = engine.generate(replace(request(HOT, 8), stop_ids=frozenset({stop})))
+    stream = engine.generate(replace(request(HOT, 6), stop_ids=frozenset({stop})))
     assert [event.token for event in stream] == whole[: whole.index(stop)]
     assert stream.finish_reason is FinishReason.STOP
 

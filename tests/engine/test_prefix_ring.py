@@ -82,13 +82,13 @@ def test_a_text_longer_than_the_ring(
     kind: str, length: int, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The text is that of plain decoding, the rounds are those of a cache of all positions."""
-    prompt, replies = _text(1, length), []
+    prompt, count, replies = _text(1, length), max(100, 350 - length), []
     with closing(_open(kind, budget=0)) as plain:
-        text = _reply(plain, prompt, 290, sampling).ids
+        text = _reply(plain, prompt, count, sampling).ids
     for ring_len in (RING, 0):
         monkeypatch.setattr(device, "_ring_len", lambda *args, ring_len=ring_len: ring_len)
         with closing(_open(kind)) as engine:
-            replies.append(_reply(engine, prompt, 290, sampling))
+            replies.append(_reply(engine, prompt, count, sampling))
     assert replies[0].ids == replies[1].ids == text
     assert replies[0].rounds == replies[1].rounds
     if sampling is HOT:

@@ -23,18 +23,18 @@ from tests.tiny import tiny_path
 
 LONG = tuple(int(t) for t in np.random.default_rng(3).integers(0, 250, 40))
 REQUESTS = (
-    Request(LONG, 6),
-    Request((5, 9, 200, 31), 4, SamplingParams(temperature=3.0, top_p=0.9, seed=4)),
-    Request((*LONG, 7, 8), 4),
+    Request(LONG, 4),
+    Request((5, 9, 200, 31), 3, SamplingParams(temperature=3.0, top_p=0.9, seed=4)),
+    Request((*LONG, 7, 8), 2),
 )
 GRAMMAR = RuleGrammar(512, seed=5)
 WARM = SamplingParams(temperature=2.0, top_p=0.9, seed=4)
 OTHERS = (
-    Request(LONG, 3, logprobs=3),
-    Request(LONG, 3, SamplingParams(repetition_penalty=1.2, frequency_penalty=0.5)),
-    Request(LONG, 3, WARM, logit_bias=((7, 2.0),)),
-    Request(LONG, 4, grammar=GRAMMAR),
-    Request(LONG, 4, WARM, grammar=GRAMMAR, logprobs=2),
+    Request(LONG, 2, logprobs=3),
+    Request(LONG, 2, SamplingParams(repetition_penalty=1.2, frequency_penalty=0.5)),
+    Request(LONG, 2, WARM, logit_bias=((7, 2.0),)),
+    Request(LONG, 3, grammar=GRAMMAR),
+    Request(LONG, 3, WARM, grammar=GRAMMAR, logprobs=2),
 )
 
 

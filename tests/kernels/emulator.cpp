@@ -117,7 +117,7 @@ int meet(u32 id, u32 count, Vote vote, bool value) {
   return f.out[0];
 }
 
-void finish_operation(u32 warp_index, u32 mask) {
+static void finish_operation(u32 warp_index, u32 mask) {
   Warp& warp = warps[warp_index];
   const u32 lanes = mask & warp.live;
   if (lanes & ~warp.waiting) return;
@@ -131,9 +131,30 @@ void finish_operation(u32 warp_index, u32 mask) {
   }
   if (!operation) return;
   operation(lanes, warp_fibers);
-  for (u32 rest = lanes; rest; rest &= rest - 1) warp_fibers[__builtin_ctz(rest)].state = READY;
   warp.waiting &= ~lanes;
   warp.ready |= current / 32 == warp_index ? lanes & ~(1u << current % 32) : lanes;
+}
+
+const u32* operate(u32 mask, Operation operation) {
+  Fiber& f = fibers[current];
+  Warp& warp = warps[current / 32];
+  const u32 lane = 1u << current % 32;
+  if (!(mask & lane)) fail("lane %u is not in its own mask %08x", current % 32, mask);
+  f.mask = mask, f.operation = operation;
+  warp.waiting |= lane;
+  if (!(mask & warp.live & ~warp.waiting)) finish_operation(current / 32, mask);
+  if (warp.waiting & lane) leave();
+  return f.out;
+}
+
+void shuffle_lanes(u32 lanes, Fiber* warp) {
+  EACH_LANE(lane) {
+    Shuffled mine, other;
+    memcpy(&mine, warp[lane].in, sizeof mine);
+    memcpy(&other, warp[mine.source].in, sizeof other);
+    if (!(lanes >> mine.source & 1)) other.value = ~0ull;
+    memcpy(warp[lane].out, &other.value, 8);
+  }
 }
 
 static void end_thread() {
@@ -155,9 +176,10 @@ static void enter_thread() {
 }
 
 static void report_deadlock() {
-  u32 count[4] = {}, first[4] = {};
+  constexpr u32 IN_WARP = DONE + 1;
+  u32 count[IN_WARP + 1] = {}, first[IN_WARP + 1] = {};
   for (u32 thread = num_threads; thread-- > 0;) {
-    const State state = fibers[thread].state;
+    const u32 state = warps[thread / 32].waiting >> thread % 32 & 1 ? IN_WARP : fibers[thread].state;
     count[state]++, first[state] = thread;
   }
   note(

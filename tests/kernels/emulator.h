@@ -63,7 +63,7 @@ constexpr int MAX_THREADS = 1024, NUM_BARRIERS = 16, SHARED_BYTES = 256 * 1024, 
 constexpr u32 MAX_IDLE_PASSES = 20000;
 constexpr u64 STACK_MARK = 0x5AFE57AC5AFE57ACull;
 
-enum State : u32 { READY, AT_BARRIER, IN_WARP, DONE };
+enum State : u32 { READY, AT_BARRIER, DONE };
 enum Vote : u32 { SYNC, AND, OR, COUNT };
 struct Fiber;
 typedef void (*Operation)(u32 lanes, Fiber* warp);
@@ -74,15 +74,17 @@ struct Copy {
   u32 bytes, group;
 };
 
-struct Fiber {
+// What a switch and what a warp operation need lies in a line of the cache each.
+struct alignas(64) Fiber {
   void* stack;
-  State state;
-  u32 in[16], out[4];         // operands and results of a warp operation
-  u32 mask;                   // lanes of the warp operation
   Operation operation;
-  u32 barrier, vote;          // the barrier waited at
+  u32 mask;                        // lanes of the warp operation
+  State state;
+  u32 barrier, vote;               // the barrier waited at
   u32 copy_group;
-  std::vector<Copy> copies;   // asked for, not yet arrived
+  alignas(8) u32 out[4];           // results of a warp operation
+  alignas(64) u32 in[16];          // its operands
+  alignas(64) std::vector<Copy> copies;  // asked for, not yet arrived
 };
 
 struct Warp {
@@ -112,21 +114,15 @@ template <class... A>
 // Lets the others run; for loops that wait until another thread has changed memory.
 LINKED void spin();
 LINKED int meet(u32 id, u32 count, Vote vote, bool value);
-LINKED void finish_operation(u32 warp_index, u32 mask);
+// All live lanes of the mask come together; the last one computes the results of all.
+LINKED const u32* operate(u32 mask, Operation operation);
 // A null pointer, or what went wrong. is_cooperative: blocks wait for each other.
 LINKED const char* launch(void (*run)(), const u32* grid, u32 threads, u32 shared_bytes, bool is_cooperative, char* stacks, u64 stack_bytes);
 
-// All live lanes of the mask come together; the last one computes the results of all.
 template <class T>
-const u32* operate(u32 mask, Operation operation, const T* in) {
-  Fiber& f = fibers[current];
-  if (!(mask >> current % 32 & 1)) fail("lane %u is not in its own mask %08x", current % 32, mask);
-  memcpy(f.in, in, sizeof *in);
-  f.mask = mask, f.operation = operation, f.state = IN_WARP;
-  warps[current / 32].waiting |= 1u << current % 32;
-  finish_operation(current / 32, mask);
-  if (f.state != READY) leave();
-  return f.out;
+inline const u32* operate(u32 mask, Operation operation, const T* in) {
+  memcpy(fibers[current].in, in, sizeof *in);
+  return operate(mask, operation);
 }
 
 // Calling a kernel with arguments that lie in words of 64 bits: p pointer, i 32-bit integer, f float.

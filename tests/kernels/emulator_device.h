@@ -25,15 +25,7 @@ struct Shuffled {
   u32 source;
 };
 
-static void shuffle_lanes(u32 lanes, Fiber* warp) {
-  EACH_LANE(lane) {
-    Shuffled mine, other;
-    memcpy(&mine, warp[lane].in, sizeof mine);
-    memcpy(&other, warp[mine.source].in, sizeof other);
-    if (!(lanes >> mine.source & 1)) other.value = ~0ull;
-    memcpy(warp[lane].out, &other.value, 8);
-  }
-}
+LINKED void shuffle_lanes(u32 lanes, Fiber* warp);
 
 template <class T>
 T shuffle(u32 mask, T value, u32 source) {

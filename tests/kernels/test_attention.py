@@ -1,3 +1,5 @@
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -261,21 +263,30 @@ def test_tree_and_commit_equal_token_by_token(tree, shape, committed, dtype, num
         np.testing.assert_array_equal(kept, expected)
 
 
+def nine_heads(num_threads, dtype, view):
+    layer = Layer(9, 3, 64, dtype=dtype, threads=num_threads, window=view[0])
+    layer.step.set_sinks(view[1])
+    return layer
+
+
+@cache
+def token_by_token(dtype, view):
+    layer = nine_heads(3, dtype, view)
+    inputs = layer.random_inputs(np.random.default_rng(1), 560)
+    return inputs, layer.one_by_one(inputs)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 @pytest.mark.parametrize("view", [(0, 0), (100, 5), (90, 300)])
 def test_chunks_equal_token_by_token(num_threads, dtype, view):
     """Rows alone (keys split over threads) and in blocks (one thread each) give the same bits."""
-    rng = np.random.default_rng(num_threads)
-    layer = Layer(9, 3, 64, dtype=dtype, threads=num_threads, window=view[0])
-    plain = Layer(9, 3, 64, dtype=dtype, threads=3, window=view[0])
-    for one in (layer, plain):
-        one.step.set_sinks(view[1])
-    inputs, done, out = layer.random_inputs(rng, 560), 0, []
+    inputs, expected = token_by_token(dtype, view)
+    layer, done, out = nine_heads(num_threads, dtype, view), 0, []
     for count in (130, 150, 33, 2, 1, 84, 160):
         out.append(layer.chain([a[done : done + count] for a in inputs], done))
         done += count
-    np.testing.assert_array_equal(np.concatenate(out), plain.one_by_one(inputs))
+    np.testing.assert_array_equal(np.concatenate(out), expected)
 
 
 def test_large_scores_do_not_overflow():

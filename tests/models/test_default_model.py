@@ -14,14 +14,21 @@ import pytest
 from draftree.core import DraftTree
 from draftree.models.target import Target
 from draftree.prefill.chunked import prefill
+from tests.examples import mark_long
 from tests.golden import golden
 from tests.tiny import open_default, open_target, run_chain
 
 TOLERANCE = 1e-3
+NUM_CASES, SOME_CASES = 16, (0, 3, 6, 9, 12, 15)
 
 
 def _cases() -> list[dict[str, Any]]:
     return json.loads(golden("smollm2/completions.json").read_text())
+
+
+def test_all_cases_are_tried() -> None:
+    assert len(_cases()) == NUM_CASES
+    assert len({_cases()[number]["mode"] for number in SOME_CASES}) == 2
 
 
 def _log_probs(logits: np.ndarray) -> np.ndarray:
@@ -47,22 +54,22 @@ def _along_reference(target: Target, case: dict[str, Any]) -> np.ndarray:
     return run_chain(target, [case["prompt_ids"][-1], *case["exact_ids_no_stop"][:-1]])
 
 
-def test_continuations_and_logits_in_exact_math(exact_target: Target) -> None:
-    arrays = np.load(golden("smollm2/logits.npz"))
-    for case in _cases():
-        name = f"{case['name']}.{case['mode']}"
-        logits = _along_reference(exact_target, case)
-        log_probs = _log_probs(logits)
-        assert logits.argmax(axis=1).tolist() == case["exact_ids_no_stop"], name
-        top_ids = arrays[f"{name}.exact_path_top10_ids"].astype(np.int64)
-        expected = arrays[f"{name}.exact_path_top10_logprobs"]
-        found = np.take_along_axis(log_probs, top_ids, axis=1)
-        assert np.abs(found - expected).max() < TOLERANCE, name
-        for entry in case["exact_first_token_top20"]:
-            assert abs(log_probs[0, entry["id"]] - entry["logprob"]) < TOLERANCE, name
-        last = f"{name}.exact_last_logits"
-        if last in arrays.files:
-            assert np.abs(logits[0] - arrays[last]).max() < TOLERANCE, name
+@pytest.mark.parametrize("number", mark_long(range(NUM_CASES), but=SOME_CASES))
+def test_continuations_and_logits_in_exact_math(exact_target: Target, number: int) -> None:
+    arrays, case = np.load(golden("smollm2/logits.npz")), _cases()[number]
+    name = f"{case['name']}.{case['mode']}"
+    logits = _along_reference(exact_target, case)
+    log_probs = _log_probs(logits)
+    assert logits.argmax(axis=1).tolist() == case["exact_ids_no_stop"]
+    top_ids = arrays[f"{name}.exact_path_top10_ids"].astype(np.int64)
+    expected = arrays[f"{name}.exact_path_top10_logprobs"]
+    found = np.take_along_axis(log_probs, top_ids, axis=1)
+    assert np.abs(found - expected).max() < TOLERANCE
+    for entry in case["exact_first_token_top20"]:
+        assert abs(log_probs[0, entry["id"]] - entry["logprob"]) < TOLERANCE
+    last = f"{name}.exact_last_logits"
+    if last in arrays.files:
+        assert np.abs(logits[0] - arrays[last]).max() < TOLERANCE
 
 
 def test_every_prompt_position_in_exact_math(exact_target: Target) -> None:

@@ -160,7 +160,7 @@ def test_a_slow_second_head_is_cut_off_too(running, monkeypatch):
     raw = Raw(running)
     raw.send(GET)
     assert raw.read_one() == 200
-    monkeypatch.setattr(module, "REQUEST_S", 2.0)
+    monkeypatch.setattr(module, "REQUEST_S", 1.0)
     raw.send(b"GET /health HTT")
     time.sleep(0.15)
     raw.send(b"P/1.1\r\n")
@@ -184,16 +184,16 @@ def test_a_request_in_two_pieces_is_not_cut_off(running, monkeypatch):
 
 
 def test_a_slow_reply_is_not_a_slow_request(running, engine, monkeypatch):
-    monkeypatch.setattr(module, "REQUEST_S", 1.0)
+    monkeypatch.setattr(module, "REQUEST_S", 0.5)
     engine.pieces = ["word "] * 3
-    engine.round_s = 0.6
+    engine.round_s = 0.3
     text = httpx2.post(running.url + PATH, json={**HELLO, "stream": True}, timeout=120).text
     assert text.endswith("data: [DONE]\n\n")
     engine.round_s = 0.0
 
 
 def test_slow_bodies_are_cut_off(running, monkeypatch):
-    monkeypatch.setattr(body, "_READ_S", 2.0)
+    monkeypatch.setattr(body, "_READ_S", 1.0)
     raw = Raw(running)
     raw.send(post_head(1000))
     for _ in range(10):
@@ -215,7 +215,7 @@ def test_bodies_in_tiny_chunks(running):
 
 def test_a_body_that_nobody_reads_ends(running, monkeypatch):
     """The answer comes at once; what is left of the body is taken for a while."""
-    monkeypatch.setattr(module, "REQUEST_S", 2.0)
+    monkeypatch.setattr(module, "REQUEST_S", 1.0)
     raw = Raw(running)
     raw.send(post_head(1_000_000).replace(PATH.encode(), b"/nothing"))
     assert raw.read_one() == 404

@@ -191,16 +191,16 @@ def test_a_hybrid_with_its_draft_writes_the_same_text(tmp_path):
 
 
 def test_the_target_writes_its_own_prompts(tmp_path):
-    config = _shortened(num_own_prompts=24, num_tokens=300, max_len=120, batch_size=32)
+    config = _shortened(num_own_prompts=12, num_tokens=300, max_len=120, batch_size=32)
     trained, watcher = _train(tmp_path, config, [], has_chat=True)
     assert watcher.phases.index("writing prompts") < watcher.phases.index("writing text")
     lines = [line for path in tmp_path.glob("own-prompts-*") for line in path.open()]
-    assert len(lines) >= 24 and all(json.loads(line)["prompt"] for line in lines)
+    assert len(lines) >= 12 and all(json.loads(line)["prompt"] for line in lines)
     record = json.loads((tmp_path / "record.json").read_text())
-    assert record["config"]["text"]["num_own_prompts"] == 24 and record["start"] is None
-    assert "24 that the target wrote itself" in (tmp_path / "README.md").read_text()
+    assert record["config"]["text"]["num_own_prompts"] == 12 and record["start"] is None
+    assert "12 that the target wrote itself" in (tmp_path / "README.md").read_text()
     with pytest.raises(ModelError, match="other settings"):
-        _train(tmp_path, _shortened(num_own_prompts=25), [], has_chat=True)
+        _train(tmp_path, _shortened(num_own_prompts=13), [], has_chat=True)
     assert _train(tmp_path, config, [], has_chat=True)[0].curve == trained.curve
 
 
@@ -220,14 +220,14 @@ def test_a_draft_goes_on_from_another(run, tmp_path):
     trained, _, folder = run
     for number, path in enumerate((folder, folder / "draft-q8.gguf")):
         out = tmp_path / str(number)
-        again, _ = _train(out, _shortened(), start=open_checkpoint(path))
+        again, _ = _train(out, _shortened(num_tokens=1000), start=open_checkpoint(path))
         first = again.curve[0]
         assert first.step == 0 and first.acceptance_length > 2.5
         assert first.held_out_loss < 1.2 * trained.curve[-1].held_out_loss
         assert json.loads((out / "record.json").read_text())["start"] == path.name
         assert f"| started from | {path.name} |" in (out / "README.md").read_text()
     with pytest.raises(ModelError, match="other settings"):
-        _train(tmp_path / "0", _shortened())
+        _train(tmp_path / "0", _shortened(num_tokens=1000))
 
 
 def test_a_draft_of_another_shape_is_refused_before_anything_is_written(run, tmp_path):
