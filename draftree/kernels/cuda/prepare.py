@@ -17,7 +17,7 @@ from draftree.kernels.cuda.layout import Activations, HalfRows, band_tiles
 Prepared = Activations | HalfRows
 _Form = TypeVar("_Form", bound=Prepared)
 _SLICE = 8  # columns that a thread has in registers
-_TILE_ROWS = 8
+_SINGLE_WARP_ROWS = 16  # more are multiplied by warpgroups, where there are
 _WARP_COLS = 32 * _SLICE
 _MOST_BLOCKS = 8  # of a cluster
 # Where kernels overlap, a block takes a quarter of a multiprocessor's registers, which a product
@@ -113,8 +113,8 @@ def row_macros(op: RowOp, head_dim: int, plan: RowPlan) -> tuple[tuple[str, int]
 
 
 def form_macros(num_rows: int, gpu: Gpu) -> tuple[tuple[str, int], ...]:
-    """The form of tiles: warpgroups multiply more than one."""
-    return (("WARPGROUPS", 1),) if gpu.has_warpgroups and num_rows > _TILE_ROWS else ()
+    """The form of tiles, which depends on who multiplies them."""
+    return (("WARPGROUPS", 1),) if gpu.has_warpgroups and num_rows > _SINGLE_WARP_ROWS else ()
 
 
 def prepare_source(
