@@ -59,6 +59,7 @@ SHAPES: Final = (
     Setting("tree of 5", 5, 4, 0.0),
     Setting("tree of 15", 15, 8, 0.0),
 )
+CHAINS: Final = (Setting("chain of 15", 15, 16, 0.0), Setting("chain of 15", 15, 16, 0.8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +174,8 @@ def write_acceptance(
     num_tokens: int,
     say: Callable[[str], None],
 ) -> None:
-    """Main settings on all prompts, shapes of trees on the first quarter. What the file holds
-    already is not measured again.
+    """Main settings and chains on all prompts, shapes of trees on the first quarter. What the file
+    holds already is not measured again.
     """
     result = {
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -188,7 +189,7 @@ def write_acceptance(
     sets = {name: load_set(name, limit, cache) for name in SETS}
     few = {name: prompts[: max(1, limit // 4)] for name, prompts in sets.items()}
 
-    for chosen, settings in ((sets, MAIN), (few, SHAPES)):
+    for chosen, settings in ((sets, (*MAIN, *CHAINS)), (few, SHAPES)):
         for run in measure_acceptance(
             str(model), str(draft), chosen, settings, num_tokens, say, known
         ):
@@ -201,7 +202,7 @@ def write_acceptance(
 def make_table(result: dict[str, Any]) -> str:
     """Markdown: acceptance length by set; one row per setting."""
     lines = [_heading("equal texts")]
-    for title, row in _complete_rows(result, (*MAIN, *SHAPES)):
+    for title, row in _complete_rows(result, (*MAIN, *CHAINS, *SHAPES)):
         equal, total = (sum(run[key] for run in row) for key in ("num_equal", "num_prompts"))
         lengths = [run["acceptance_length"] for run in row]
         lines.append(f"| {title} | {_figures(lengths)} | {equal} of {total} |")

@@ -6,18 +6,18 @@ from typing import Final
 
 from benchmarks.compress_session import right_over_plain
 from benchmarks.section_compress import worst_of_auto
-from benchmarks.verdict import CODER, CODER_LARGE, SMOLLM2, Target
+from benchmarks.verdict import CODER, CODER_LARGE, HYBRID, SMOLLM2, Target
 from draftree.bench.record import Json
 
 DRAFT_KIND: Final = "acceptance"
 
 
-def _lengths(measures: Json, temperature: float) -> dict[str, float]:
-    """By data set, of trees of 22 nodes."""
+def _lengths(measures: Json, temperature: float, name: str = "tree") -> dict[str, float]:
+    """By data set; trees have 22 nodes."""
     return {
         run["data"]: float(run["acceptance_length"])
         for run in measures["runs"]
-        if run["setting"]["budget"] == 22 and run["setting"]["temperature"] == temperature
+        if run["setting"]["name"] == name and run["setting"]["temperature"] == temperature
     }
 
 
@@ -25,6 +25,17 @@ def _mean(temperature: float) -> Callable[[Json], float | None]:
     def read(measures: Json) -> float | None:
         lengths = _lengths(measures, temperature)
         return round(sum(lengths.values()) / len(lengths), 2) if len(lengths) == 4 else None
+
+    return read
+
+
+def _over_chain(temperature: float) -> Callable[[Json], float | None]:
+    """The tree's mean over that of a chain of 15."""
+
+    def read(measures: Json) -> float | None:
+        trees, chains = (_lengths(measures, temperature, n) for n in ("tree", "chain of 15"))
+        is_whole = len(trees) == len(chains) == 4
+        return round(sum(trees.values()) / sum(chains.values()), 3) if is_whole else None
 
     return read
 
@@ -55,6 +66,9 @@ DRAFT_TARGETS: Final = (
     _length("mean of four sets", CODER, _mean(0.0), 4.0, 5.0),
     _length("humaneval", CODER, _humaneval, 5.0, 6.0),
     _no_changes(CODER),
+    _length("over a chain of 15", HYBRID, _over_chain(0.0), 1.0, 1.1),
+    _length("over a chain of 15, T = 0.8", HYBRID, _over_chain(0.8), 1.0, 1.1),
+    _no_changes(HYBRID),
 )
 
 COMPRESS_KIND: Final = "compress"

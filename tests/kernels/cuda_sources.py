@@ -24,10 +24,10 @@ from draftree.kernels.cuda.prefill import expand_source
 from draftree.kernels.cuda.prepare import (
     RowOp,
     RowPlan,
-    form_macros,
     plan_row,
     prepare_source,
     row_macros,
+    takes_warpgroups,
 )
 from draftree.kernels.cuda.process import process_source
 from draftree.kernels.cuda.rotary import rotary_source
@@ -57,7 +57,7 @@ def persistent_source(gpu: Gpu) -> KernelSource:
         kinds = [
             (plan_linear(unit_format(QuantType.Q4_K), 24, gpu).source, num_threads),
             (plan_linear(unit_format(QuantType.Q6_K), 24, gpu).source, num_threads),
-            (prepare_source(RowOp.SILU_MUL, plan_row(5120, gpu), ()), 32),
+            (prepare_source(RowOp.SILU_MUL, plan_row(5120, gpu)), 32),
             (attention.source, 256),
             (attention.merge_source, 256),
             (delta_source(128, 64, 4), 256),
@@ -75,7 +75,7 @@ def _matrix_sources(gpu: Gpu) -> list[KernelSource]:
         KernelSource("read_kernel", ("bits", "read")),
         *(repack_source(name, qtype, form) for name in ("row_scale_kernel", "repack_kernel")),
         *(expand_source(name, form) for name in ("expand_kernel", "rescale_kernel")),
-        plan_linear(form, 16, gpu).source,
+        *(plan_linear(form, num_tokens, gpu).source for num_tokens in (16, 24)),
         _own_row_source(form, gpu),
         embed_source(qtype),
     ]
@@ -90,9 +90,9 @@ def _own_row_source(form: UnitFormat, gpu: Gpu) -> KernelSource:
 
 def _row_sources(gpu: Gpu) -> list[KernelSource]:
     plan = plan_row(17408, gpu)
-    tiles = form_macros(16, gpu)
+    tiles = "WARPGROUPS" if takes_warpgroups(24, gpu) else ""
     prepares = [
-        prepare_source(op, plan, (("IN_ROWS", 1),) if op == RowOp.SILU_MUL else tiles, 128)
+        prepare_source(op, plan, form="IN_ROWS" if op == RowOp.SILU_MUL else tiles, head_dim=128)
         for op in RowOp
     ]
     convs = [conv_source(name, 4) for name in ("conv_kernel", "conv_commit_kernel")]

@@ -110,7 +110,7 @@ def test_machine_code_is_made_once(own_cache: Path, monkeypatch: pytest.MonkeyPa
 
 def test_other_macros_or_chips_are_other_code(own_cache: Path) -> None:
     in_rows, in_tiles = (
-        prepare_source(RowOp.PLAIN, RowPlan(1, 4, 1), form) for form in ((("IN_ROWS", 1),), ())
+        prepare_source(RowOp.PLAIN, RowPlan(1, 4, 1), form=form) for form in ("IN_ROWS", "")
     )
     for source, arch in ((in_rows, 90), (in_tiles, 90), (in_rows, 80)):
         compile_cubin(source, arch)

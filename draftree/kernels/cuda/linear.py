@@ -24,13 +24,13 @@ from draftree.kernels.cuda.prepare import (
     ROW_FILES,
     RowPlan,
     RowSource,
-    form_macros,
     row_macros,
+    takes_warpgroups,
 )
 from draftree.kernels.quant.formats import QuantType
 
 TOKEN_TILES = (1, 2, 3, 4, 6, 8)  # kernels exist for this many groups of 8 tokens
-# Kernels for more tiles run out of registers; two launches are faster.
+# Kernels of single warps for more tiles run out of registers; two launches are faster.
 _MOST_TILES = dict.fromkeys((QuantType.F16, QuantType.Q8_0), 8)
 _FEW_TILES = 4
 _MOST_STAGES = 6
@@ -64,13 +64,9 @@ class LinearPlan:
     use_bulk: bool = True  # bulk copies, on chips that have them
     own_cols: int = 0  # of a row that blocks make themselves, padded; 0: there are tiles
     row_macros: tuple[tuple[str, int], ...] = ()  # how they make it
-    form_macros: tuple[tuple[str, int], ...] = ()  # what activations are
+    has_warpgroups: bool = False  # whose matrix instructions multiply
     early_stages: int = 2  # filled before earlier kernels have ended
-    least_shared: int = 0
-
-    @property
-    def has_warpgroups(self) -> bool:
-        return ("WARPGROUPS", 1) in self.form_macros
+    least_shared: int = 0  # bytes
 
     @property
     def stage_bytes(self) -> int:
@@ -104,25 +100,22 @@ class LinearPlan:
             ("STAGES", self.num_stages),
             ("EARLY_STAGES", min(self.early_stages, self.num_stages)),
             *(() if self.use_bulk else (("BULK", 0),)),
-            *self.form_macros,
             *self.row_macros,
         )
         row_files = ROW_FILES if self.own_cols else ()
-        is_wide = self.has_warpgroups
-        multiply = ("warpgroup", "multiply_warpgroup") if is_wide else ("multiply_halves",)
+        multiply: tuple[str, ...] = ("multiply_halves",)
+        if self.has_warpgroups:
+            multiply = "warpgroup", "multiply_warpgroup"
         files = ("bits", "format", "ring", *row_files, "strip", *multiply, "linear")
         return KernelSource("linear_kernel", files, macros)
 
 
 def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
     """The kernel for num_tokens, which are shared out evenly if they are too many for a launch."""
-    band = band_tiles(gpu)
-    of_tiles = form_macros(num_tokens, gpu)
-    most = _MOST_TILES.get(form.qtype, _FEW_TILES)
-    if ("WARPGROUPS", 1) in of_tiles and form.qtype != QuantType.F16:
-        most = _FEW_TILES  # each warp has sums of both halves of the columns
+    band, is_wide = band_tiles(gpu), takes_warpgroups(num_tokens, gpu)
+    most = TOKEN_TILES[-1] if is_wide else _MOST_TILES.get(form.qtype, _FEW_TILES)
     plans = [
-        LinearPlan(form, tiles, band, 2, form_macros=of_tiles)
+        LinearPlan(form, tiles, band, 2, has_warpgroups=is_wide)
         for tiles in TOKEN_TILES
         if tiles <= most
     ]

@@ -17,7 +17,7 @@ from draftree.kernels.cuda.layout import Activations, HalfRows, band_tiles
 Prepared = Activations | HalfRows
 _Form = TypeVar("_Form", bound=Prepared)
 _SLICE = 8  # columns that a thread has in registers
-_SINGLE_WARP_ROWS = 16  # more are multiplied by warpgroups, where there are
+_SINGLE_WARP_ROWS = 16  # up to which matrix instructions of single warps are faster
 _WARP_COLS = 32 * _SLICE
 _MOST_BLOCKS = 8  # of a cluster
 # Where kernels overlap, a block takes a quarter of a multiprocessor's registers, which a product
@@ -112,17 +112,17 @@ def row_macros(op: RowOp, head_dim: int, plan: RowPlan) -> tuple[tuple[str, int]
     )
 
 
-def form_macros(num_rows: int, gpu: Gpu) -> tuple[tuple[str, int], ...]:
-    """The form of tiles, which depends on who multiplies them."""
-    return (("WARPGROUPS", 1),) if gpu.has_warpgroups and num_rows > _SINGLE_WARP_ROWS else ()
+def takes_warpgroups(num_rows: int, gpu: Gpu) -> bool:
+    """Whether so many rows are multiplied by warpgroups, and their tiles lie in pieces."""
+    return gpu.has_warpgroups and num_rows > _SINGLE_WARP_ROWS
 
 
 def prepare_source(
-    op: RowOp, plan: RowPlan, form: tuple[tuple[str, int], ...], head_dim: int = _SLICE
+    op: RowOp, plan: RowPlan, *, form: str = "", head_dim: int = _SLICE
 ) -> KernelSource:
-    """form: IN_ROWS, or that of tiles."""
-    form = *form, ("BLOCKS_AN_SM", plan.blocks_an_sm)
-    macros = (*row_macros(op, head_dim, plan), *form)
+    """form: IN_ROWS, WARPGROUPS, or tiles for single warps."""
+    macros = (*row_macros(op, head_dim, plan), ("BLOCKS_AN_SM", plan.blocks_an_sm))
+    macros += ((form, 1),) if form else ()
     return KernelSource("prepare_kernel", ("bits", *ROW_FILES, "prepare"), macros)
 
 
@@ -141,8 +141,9 @@ def prepare(source: RowSource, into: _Form, gpu: Gpu, *, live: torch.Tensor | No
     if source.num_rows > room:
         raise ValueError(f"{source.num_rows} rows do not fit into prepared activations for {room}")
     plan = plan_row(into.padded_cols, gpu)
-    form = (("IN_ROWS", 1),) if in_rows else form_macros(source.num_rows, gpu)
-    kernel = prepare_source(source.op, plan, form, source.head_dim)
+    in_pieces = not in_rows and takes_warpgroups(source.num_rows, gpu)
+    form = "IN_ROWS" if in_rows else "WARPGROUPS" if in_pieces else ""
+    kernel = prepare_source(source.op, plan, form=form, head_dim=source.head_dim)
     arrays = source.x, source.other, source.copy
     load_kernel(kernel, gpu).launch(
         (source.num_rows * plan.num_blocks,),
