@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.acceptance import make_table as acceptance_table
 from benchmarks.compress_session import make_section as session_section
 from benchmarks.draft_context import make_section
 from benchmarks.markdown import table
@@ -81,15 +80,11 @@ def _draft_contexts(folder: Path) -> list[str]:
 
 def _drafts(folder: Path) -> list[str]:
     """How good drafts are: the packaged ones, and one of a small hybrid."""
-    results = _read_all(folder.glob("draft/*/acceptance.json"))
     records = [
-        {**result, "kind": DRAFT_KIND, "measures": {"runs": result["runs"]}} for result in results
+        {**result, "kind": DRAFT_KIND, "measures": {"runs": result["runs"]}}
+        for result in _read_all(folder.glob("draft/*/acceptance.json"))
     ]
-    lines = _judge("Drafts", records, DRAFT_TARGETS)
-    for result in results:
-        title = f"**{result['model']['file']}**, acceptance length by set"
-        lines += [title, "", acceptance_table(result), ""]
-    return lines
+    return _judge("Drafts", records, DRAFT_TARGETS)
 
 
 def _compression(folder: Path, plots: set[str]) -> list[str]:

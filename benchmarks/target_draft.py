@@ -12,12 +12,13 @@ from draftree.bench.record import Json
 DRAFT_KIND: Final = "acceptance"
 
 
-def _lengths(measures: Json, temperature: float, name: str = "tree") -> dict[str, float]:
-    """By data set; trees have 22 nodes."""
+def _lengths(measures: Json, temperature: float, **shape: int) -> dict[str, float]:
+    """By data set; of trees of 22 nodes, or of another shape."""
+    wanted = {"temperature": temperature, **(shape or {"budget": 22})}
     return {
         run["data"]: float(run["acceptance_length"])
         for run in measures["runs"]
-        if run["setting"]["name"] == name and run["setting"]["temperature"] == temperature
+        if wanted.items() <= run["setting"].items()
     }
 
 
@@ -33,7 +34,8 @@ def _over_chain(temperature: float) -> Callable[[Json], float | None]:
     """The tree's mean over that of a chain of 15."""
 
     def read(measures: Json) -> float | None:
-        trees, chains = (_lengths(measures, temperature, n) for n in ("tree", "chain of 15"))
+        trees = _lengths(measures, temperature)
+        chains = _lengths(measures, temperature, budget=15, block=16)
         is_whole = len(trees) == len(chains) == 4
         return round(sum(trees.values()) / sum(chains.values()), 3) if is_whole else None
 

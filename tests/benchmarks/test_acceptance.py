@@ -80,6 +80,12 @@ def test_the_cards_show_the_results(pair: str) -> None:
     assert hashlib.sha256(draft.read_bytes()).hexdigest() == result["draft"]["sha256"]
 
 
+def test_the_docs_show_the_draft_of_a_hybrid() -> None:
+    result = _result("acceptance.json", "small-hybrid")
+    assert make_table(result) in (ROOT / "docs/training.md").read_text()
+    assert all(run["num_equal"] == run["num_prompts"] for run in result["runs"])
+
+
 def test_the_docs_show_how_much_faster_it_is() -> None:
     text = (ROOT / "docs/training.md").read_text()
     on_cpu = make_speed_table(_result("acceptance.json"), (MAIN[2], MAIN[3]))

@@ -4,14 +4,16 @@ import pytest
 
 from benchmarks.target import judge_targets
 from benchmarks.target_draft import DRAFT_KIND, DRAFT_TARGETS
-from benchmarks.verdict import CODER
+from benchmarks.verdict import CODER, HYBRID
 from draftree.bench.record import Json
 
 SETS = ("humaneval", "gsm8k", "math500", "chat")
 
 
-def run(data: str, length: float, *, budget: int = 22, temperature: float = 0.0) -> Json:
-    setting = {"budget": budget, "temperature": temperature}
+def run(
+    data: str, length: float, *, budget: int = 22, block: int = 0, temperature: float = 0.0
+) -> Json:
+    setting = {"budget": budget, "block": block, "temperature": temperature}
     return {
         "data": data,
         "setting": setting,
@@ -21,11 +23,11 @@ def run(data: str, length: float, *, budget: int = 22, temperature: float = 0.0)
     }
 
 
-def judge(runs: list[Json]) -> dict[str, tuple[float | None, str]]:
-    record: Json = {"kind": DRAFT_KIND, "model": {"sha256": CODER}, "measures": {"runs": runs}}
+def judge(runs: list[Json], sha256: str = CODER) -> dict[str, tuple[float | None, str]]:
+    record: Json = {"kind": DRAFT_KIND, "model": {"sha256": sha256}, "measures": {"runs": runs}}
     record["machine"] = {"cpu": "any"}
     verdicts = judge_targets([record], targets=DRAFT_TARGETS)
-    return {v.target.what: (v.value, v.words) for v in verdicts if v.target.sha256 == CODER}
+    return {v.target.what: (v.value, v.words) for v in verdicts if v.target.sha256 == sha256}
 
 
 def test_lengths_of_trees_of_22_are_judged() -> None:
@@ -35,6 +37,15 @@ def test_lengths_of_trees_of_22_are_judged() -> None:
     value, words = found["acceptance length, budget 22, mean of four sets"]
     assert value == pytest.approx(4.12, abs=0.01) and words == "target reached"
     assert found["texts that drafting changed"] == (0, "aim reached")
+
+
+def test_a_hybrid_is_judged_by_its_tree_over_a_chain() -> None:
+    what = "acceptance length, budget 22, over a chain of 15"
+    trees = [run(name, 4.4) for name in SETS]
+    chains = [run(name, 4.0, budget=15, block=16) for name in SETS]
+    others = [run(name, 9.0, budget=15, block=8) for name in SETS]
+    assert judge([*trees, *chains, *others], HYBRID)[what] == (1.1, "aim reached")
+    assert judge([*trees, *chains[1:], *others], HYBRID)[what][0] is None
 
 
 def test_a_mean_needs_all_sets() -> None:
