@@ -27,8 +27,8 @@ def make_draft(
 ) -> Path:
     """A random DFlash draft for the tiny hybrid model, or another of its widths, with one sliding
     layer of two. qtype: of its matrices. vocab_size, tokens: what it says of its target. window:
-    of both layers. relative: "dflash2", "dspark", "dspark bonus" (whose first row is not used) or
-    "jetspec".
+    of both layers. relative: "dflash2", "dspark", "dspark bonus" (whose first row is not used),
+    "jetspec", "selector" (which has no convolutions) or "listed selector" (for every other token).
 
     It knows nothing of the text. At a high temperature it agrees with its target often, because
     both draw the same noise.
@@ -87,26 +87,36 @@ def make_draft(
     if relative == "jetspec":
         writer.add_bool("dflash.attention.causal", True)
     elif relative:
-        tensors = _selector_tensors() if relative == "dflash2" else _markov_tensors()
+        has_selector = relative == "dflash2" or relative.endswith("selector")
+        tensors = _selector_tensors(relative) if has_selector else _markov_tensors()
         for name, values in tensors.items():
             writer.add_tensor(name, values.astype(np.float16 if values.ndim == 2 else np.float32))
-        sizes = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 16}
-        for key, value in (sizes | {"selector_top_k": 6} if relative == "dflash2" else {}).items():
+        sizes = {"conv_kernel_size": 2, "conv_group_size": 16} if relative == "dflash2" else {}
+        sizes |= {"selector_rank": 16, "selector_top_k": 6} if has_selector else {}
+        for key, value in sizes.items():
             writer.add_uint32(f"dflash.{key}", value)
+        if relative == "listed selector":
+            writer.add_array("dflash.head_tokens", list(range(0, 512, 2)))
+            writer.add_bool("dflash.selector_by_head_token", True)
         if relative == "dspark bonus":
             writer.add_bool("dflash.sample_from_anchor", False)
     _finish(writer)
     return path
 
 
-def _selector_tensors() -> dict[str, np.ndarray]:
-    """Of DFlash2: two taps, groups of 16 columns."""
+def _selector_tensors(relative: str) -> dict[str, np.ndarray]:
+    """DFlash2's convolutions have two taps and groups of 16 columns."""
     rng, hidden, rank = np.random.default_rng(18), 128, 16
     found = {
         "selector_predecessor.weight": rng.standard_normal((512, rank)),
         "selector_successor.weight": rng.standard_normal((512, rank)),
         "selector_hidden.weight": rng.standard_normal((rank, hidden)) / np.sqrt(hidden),
     }
+    if relative == "listed selector":
+        for name in ("selector_predecessor.weight", "selector_successor.weight"):
+            found[name] = np.concatenate([found[name][::2], found[name][-1:]])
+    if relative != "dflash2":
+        return found
     for prefix in ("blk.0.attn", "blk.0.ffn", "blk.1.attn", "blk.1.ffn"):
         base = 0.3 * rng.standard_normal((2, 2, hidden))
         base[:, 0] += 1.0

@@ -4,6 +4,7 @@ DFlash2 scores all pairs of the best candidates of neighbouring positions (`Sele
 a bias for the token before to all logits (`MarkovHead`). Both are small, and computed on the host.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -16,16 +17,29 @@ from draftree.layers.attention import Projection
 
 @dataclass(frozen=True, slots=True)
 class TokenTable:
-    """A row for every token, as the file holds them."""
+    """A row for every token, or for those that are listed, as the file holds them."""
 
-    raw: np.ndarray  # uint8 [vocab_size, row_bytes]
+    raw: np.ndarray  # uint8 [num_rows, row_bytes]
     qtype: QuantType
+    row_of: np.ndarray | None = None  # int32, by token; the last stands for tokens after it
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
         """float32 [*tokens.shape, width]; the last row stands for tokens after it."""
-        places = np.minimum(tokens.ravel(), len(self.raw) - 1)
+        places = tokens.ravel()
+        if self.row_of is not None:
+            places = self.row_of[np.minimum(places, len(self.row_of) - 1)]
+        places = np.minimum(places, len(self.raw) - 1)
         rows = dequantize(np.ascontiguousarray(self.raw[places]), self.qtype)
         return rows.reshape(*tokens.shape, -1)
+
+
+def index_listed(tokens: Sequence[int]) -> np.ndarray:
+    """`TokenTable.row_of` for a table with a row for each of them, which rise, and a last row for
+    all others.
+    """
+    row_of = np.full(tokens[-1] + 2, len(tokens), dtype=np.int32)
+    row_of[list(tokens)] = np.arange(len(tokens))
+    return row_of
 
 
 class BlockOutput(NamedTuple):

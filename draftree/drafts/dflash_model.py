@@ -3,8 +3,8 @@ one pass.
 
 It shares the target's embedding and head. Its keys and values for the context come from the
 target's features alone, so they are computed once per committed token; those of the block are
-thrown away after the pass. Relatives are told by what their files hold: DFlash2 by a candidate
-selector, DSpark by a Markov head, JetSpec by a causal mask inside the block.
+thrown away after the pass. Relatives are told by what their files hold: DFlash2 by a selector of
+candidates and convolutions, DSpark by a Markov head, JetSpec by a causal mask inside the block.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,13 @@ from typing import Final
 import numpy as np
 
 from draftree.core import DraftSize, ModelConfig
-from draftree.drafts.dflash_head import MarkovHead, PairHead, Selector, TokenTable
+from draftree.drafts.dflash_head import (
+    MarkovHead,
+    PairHead,
+    Selector,
+    TokenTable,
+    index_listed,
+)
 from draftree.errors import CheckpointError, ModelError
 from draftree.kernels.ops import Array, KvState, Ops, Weight, narrow
 from draftree.layers.attention import Attention, Projection
@@ -30,7 +36,8 @@ from draftree.weights.checkpoint import Checkpoint
 _PADDING = 0.01  # of a vocabulary; files of one model may be padded differently
 _EQUAL_TOKENS = 0.9  # at least; makers of files rename a few
 _CONTEXT_LEN = 4096  # positions that a layer without a window of its own looks back
-_SELECTOR, _MARKOV = "selector_hidden.weight", "markov_w1.weight"  # what tells relatives
+# What tells relatives.
+_SELECTOR, _CONV, _MARKOV = "selector_hidden.weight", "attn_conv_base", "markov_w1.weight"
 _USUAL: Final = MappingProxyType(
     {"logit_scale": 1.0, "final_logit_softcapping": 0.0, "input_embedding_scale": 1.0}
 )
@@ -128,7 +135,7 @@ def read_draft_config(checkpoint: Checkpoint) -> DraftConfig:
 def name_kind(checkpoint: Checkpoint) -> str:
     """What people call a draft of this file."""
     if _SELECTOR in checkpoint.tensors:
-        return "DFlash2"
+        return "DFlash2" if f"blk.0.{_CONV}" in checkpoint.tensors else "DFlash with selector"
     if _MARKOV in checkpoint.tensors:
         return "DSpark"
     return "JetSpec" if read_draft_config(checkpoint).is_causal else "DFlash"
@@ -230,7 +237,7 @@ def load_draft(checkpoint: Checkpoint, ops: Ops) -> Draft:
             ffn=read_feed_forward(source, prefix, hidden, metadata.count("feed_forward_length")),
             eps=eps,
         )
-        if source.has(_SELECTOR):
+        if source.has(f"{prefix}.{_CONV}"):
             convs = (_read_conv(ops, source, f"{prefix}.{name}_conv", metadata) for name in _PARTS)
             parts = (block.mixer_norm, block.mixer, block.ffn_norm, block.ffn, block.eps)
             block = ConvBlock(*parts, *convs)
@@ -238,7 +245,7 @@ def load_draft(checkpoint: Checkpoint, ops: Ops) -> Draft:
     fuse = source.projection("fc.weight", hidden, len(config.feature_layers) * hidden)
     context_norm = source.vector("enc.output_norm.weight", hidden)
     output_norm = source.vector("output_norm.weight", hidden)
-    head = _read_head(checkpoint, source, metadata)
+    head = _read_head(checkpoint, source, config)
     source.finish()
     return Draft(config, fuse, context_norm, tuple(blocks), output_norm, eps, head)
 
@@ -258,18 +265,28 @@ def _read_conv(ops: Ops, source: TensorSource, name: str, metadata: Metadata) ->
     return BlockConv(ops.constant(base[:taps]), ops.constant(base[taps:]), *own)
 
 
-def _read_head(checkpoint: Checkpoint, source: TensorSource, metadata: Metadata) -> PairHead | None:
-    hidden = metadata.count("embedding_length")
+def _read_head(
+    checkpoint: Checkpoint, source: TensorSource, config: DraftConfig
+) -> PairHead | None:
+    metadata = Metadata(checkpoint)
+    is_listed = bool(metadata.optional("selector_by_head_token"))
+    row_of = index_listed(config.draft_vocab) if is_listed and config.draft_vocab else None
 
     def table(name: str) -> tuple[TokenTable, int]:
-        num_tokens, rank = checkpoint.tensors[name].shape if source.has(name) else (0, 0)
-        return TokenTable(*source.raw(name, num_tokens, rank)), rank
+        num_rows, rank = checkpoint.tensors[name].shape if source.has(name) else (0, 0)
+        return TokenTable(*source.raw(name, num_rows, rank), row_of), rank
 
     if source.has(_SELECTOR):
         before, rank = table("selector_predecessor.weight")
-        after, _ = table("selector_successor.weight")
-        projection = source.projection(_SELECTOR, rank, hidden)
-        num_tokens = min(_count_used(checkpoint), len(before.raw), len(after.raw))
+        after, after_rank = table("selector_successor.weight")
+        num_rows = {len(before.raw), len(after.raw)}
+        if is_listed and num_rows != {len(config.draft_vocab) + 1}:
+            reason = "have a row for each head token and one for all others"
+            raise CheckpointError(f"{checkpoint.path}: the selector's tables do not {reason}.")
+        if rank != after_rank:
+            raise CheckpointError(f"{checkpoint.path}: the selector's tables differ in rank.")
+        projection = source.projection(_SELECTOR, rank, config.hidden_size)
+        num_tokens = min(_count_used(checkpoint), _MANY if is_listed else min(num_rows))
         return Selector(before, after, projection, metadata.count("selector_top_k"), num_tokens)
     if source.has(_MARKOV):
         source.ignore("conf_proj.")  # the engine learns by itself how far a draft can be trusted

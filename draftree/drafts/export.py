@@ -44,6 +44,7 @@ def export_draft(
     """system: one of SYSTEMS. out: a folder, or the path of a GGUF file; it must not exist.
     target_name: what that system loads the target by.
     """
+    draft = _without_selector(draft)
     kind = name_kind(draft)
     if kind != "DFlash":
         raise ModelError(f"{draft.path} is a {kind} draft; only DFlash drafts can be exported.")
@@ -69,6 +70,18 @@ def export_draft(
     out.mkdir(parents=True)
     (out / "config.json").write_text(text + "\n", encoding="utf-8")
     _write_safetensors(out / "model.safetensors", values, qtype)
+
+
+def _without_selector(draft: Checkpoint) -> Checkpoint:
+    """Other systems know selectors with DFlash2's convolutions alone; without one, what is left is
+    a DFlash draft of its own.
+    """
+    if name_kind(draft) != "DFlash with selector":
+        return draft
+    names = [name for name in draft.tensors if not name.startswith("selector_")]
+    metadata = {k: v for k, v in draft.metadata.items() if not k.startswith("dflash.selector_")}
+    tensors = {name: draft.tensors[name] for name in names}
+    return Checkpoint(draft.path, metadata, tensors, {name: draft.raw(name) for name in names})
 
 
 def zlab_config(

@@ -69,6 +69,7 @@ _FLAGS = MappingProxyType(
         "causal": "attention.causal",
         "causal_head": "attention.causal",
         "sample_from_anchor": "sample_from_anchor",
+        "selector_by_head_token": "selector_by_head_token",
     }
 )
 _FACTORS = MappingProxyType(

@@ -10,6 +10,7 @@ from tests.made import make_draft
 from tests.tiny import tiny_path
 
 RELATIVES = ("dflash2", "dspark", "dspark bonus", "jetspec")
+SELECTORS = ("selector", "listed selector")
 RELATIVE_LAYERS = (0, 1, 2)  # which both targets have
 
 
@@ -35,7 +36,7 @@ PAIRS = {
     "mtp, hybrid": Pair("qwen35-mtp", partial(_mtp, "qwen35-mtp")),
     **{
         f"{kind}, {target}": Pair(name, partial(_relative, kind))
-        for kind in RELATIVES
+        for kind in (*RELATIVES, *SELECTORS)
         for target, name in (("dense", "llama"), ("hybrid", "qwen35-mtp"))
     },
 }

@@ -2,6 +2,7 @@
 (tests/data/make_relatives.py).
 """
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,13 @@ import pytest
 from draftree.core import SamplingParams
 from draftree.decode.sampler import Sampler
 from draftree.drafts.dflash import BlockDrafter
-from draftree.drafts.dflash_head import BlockOutput, MarkovHead, TokenTable
+from draftree.drafts.dflash_head import BlockOutput, MarkovHead, TokenTable, index_listed
 from draftree.drafts.dflash_model import load_draft, name_kind
+from draftree.errors import CheckpointError
 from draftree.kernels.quant.formats import QuantType
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
-from tests.drafts.pairs import RELATIVE_LAYERS, RELATIVES
+from tests.drafts.pairs import RELATIVE_LAYERS, RELATIVES, SELECTORS
 from tests.golden import golden
 from tests.made import make_draft
 from tests.tiny import new_ops, open_target, tiny_path
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 
 REFERENCE = np.load(golden("drafts/relatives.npz"))
 IDS = REFERENCE["ids"].tolist()
-NAMES = {"dflash2": "DFlash2", "jetspec": "JetSpec"}
+NAMES = {"": "DFlash", "dflash2": "DFlash2", "jetspec": "JetSpec"} | dict.fromkeys(
+    SELECTORS, "DFlash with selector"
+)
 
 
 @cache
@@ -38,8 +42,8 @@ def _drafter(kind: str, block_len: int = 0) -> BlockDrafter:
     return BlockDrafter(load_draft(checkpoint, ops), target, ops, block_len=block_len)
 
 
-def _at(kind: str, length: int) -> BlockDrafter:
-    drafter = _drafter(kind)
+def _at(kind: str, length: int, block_len: int = 0) -> BlockDrafter:
+    drafter = _drafter(kind, block_len)
     drafter.reset()
     drafter.extend_context(REFERENCE["features"][:length])
     return drafter
@@ -99,6 +103,61 @@ def test_the_chain_of_dspark(kind: str, length: int) -> None:
     bias = head.before(found.tokens[2, 4:5])[0] @ head.after[found.tokens[3]].T  # type: ignore[union-attr]
     differences = found.edges[2, 4] - (base[found.tokens[3]] + bias)
     np.testing.assert_allclose(differences, differences[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", SELECTORS)
+def test_a_selector_without_convolutions(kind: str, temperature: float) -> None:
+    """The block is that of the draft without one; candidates are its best, scored in pairs."""
+    drafter, sampling = _at(kind, 30), SamplingParams(temperature=temperature, seed=3)
+    plain, sampler = _at("", 30, 8), Sampler(sampling, 512)
+    logits = plain.block_logits(IDS[30], 7).copy()
+    if drafter._tokens is not None:
+        logits = np.take(logits, drafter._tokens, axis=1)
+    assert np.array_equal(drafter.block_logits(IDS[30]), logits)
+    found = drafter.propose(IDS[30], sampler, 3, 7)
+    ranked = sampler.rank(logits, 31, 6, drafter._tokens)
+    assert np.array_equal(found.tokens[1:], ranked.tokens[1:]) and found.edges is not None
+    head, hidden = drafter._head, drafter._ops.read(drafter._projected, 8)[1:]
+    table = {name: getattr(head, name).raw.view(np.float16) for name in ("before", "after")}
+    row = found.tokens // 2 if kind == "listed selector" else found.tokens
+    corrections = table["before"][row[2, 4]] * hidden[3] @ table["after"][row[3]].T
+    scores = ranked.log_probs[3] + corrections / (temperature or 1.0)
+    expected = scores - np.log(np.exp(scores).sum()) + np.log(np.exp(ranked.log_probs[3]).sum())
+    np.testing.assert_allclose(found.edges[2, 4], expected, atol=1e-4)
+
+
+def test_tables_with_a_row_for_each_listed_token() -> None:
+    raw = np.arange(4, dtype=np.float32)[:, None].view(np.uint8)
+    table = TokenTable(raw, QuantType.F32, index_listed((2, 3, 7)))
+    assert table(np.array([[2, 3, 7], [0, 4, 900]]))[..., 0].tolist() == [[0, 1, 2], [3, 3, 3]]
+
+
+def _changed(
+    kind: str, metadata: dict[str, object], cut: dict[str, int] | None = None
+) -> Checkpoint:
+    """With other metadata, and tables of fewer rows."""
+    source, cut = open_checkpoint(make_draft(relative=kind)), cut or {}
+    views = {name: source.raw(name)[: cut.get(name)] for name in source.tensors}
+    tensors = dict(source.tensors)
+    for name, num_rows in cut.items():
+        tensors[name] = replace(tensors[name], shape=(num_rows, tensors[name].shape[1]))
+    return Checkpoint(source.path, {**source.metadata, **metadata}, tensors, views)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "cut"),
+    [
+        ({"dflash.head_tokens": [1, 2]}, None),
+        ({"dflash.head_tokens": None}, None),
+        ({}, {"selector_successor.weight": 256}),
+    ],
+)
+def test_listed_tables_that_do_not_fit_are_refused(
+    metadata: dict[str, object], cut: dict[str, int] | None
+) -> None:
+    with pytest.raises(CheckpointError, match="a row for each head token"):
+        load_draft(_changed("listed selector", metadata, cut), new_ops(exact=True, num_threads=1))
 
 
 def test_tokens_that_only_fill_the_vocabulary_up_do_not_compete() -> None:

@@ -18,7 +18,7 @@ from draftree.errors import CheckpointError, ModelError
 from draftree.kernels.quant.formats import QuantType, dequantize
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
-from tests.drafts.pairs import PAIRS, RELATIVES
+from tests.drafts.pairs import PAIRS, RELATIVES, SELECTORS
 from tests.golden import golden
 from tests.needs import needs_package
 from tests.tiny import new_ops, open_target, tiny_path
@@ -265,3 +265,17 @@ def test_kinds_that_others_read_otherwise_are_refused(kind: str, tmp_path: Path)
     with pytest.raises(ModelError, match="only DFlash drafts can be exported"):
         export_draft(*args, "vllm", tmp_path / "out", "a model")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", SELECTORS)
+def test_a_selector_stays_behind(kind: str, tmp_path: Path) -> None:
+    """What is left is a DFlash draft, which other systems know."""
+    pair = PAIRS[f"{kind}, hybrid"]
+    draft, target = pair.open_draft(), open_checkpoint(tiny_path(pair.target))
+    export_draft(draft, target, "llama.cpp", tmp_path / "out.gguf", "a model")
+    found, expected = decode(open_checkpoint(tmp_path / "out.gguf")), decode(draft)
+    assert all(np.array_equal(found[name], expected[name]) for name in found)
+    assert {name for name in expected if name not in found} == {
+        f"selector_{name}.weight" for name in ("predecessor", "successor", "hidden")
+    }
+    assert not any("selector" in key for key in open_checkpoint(tmp_path / "out.gguf").metadata)

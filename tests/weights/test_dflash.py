@@ -174,6 +174,12 @@ OWN = {
         "selector_rank": 16,
         "selector_top_k": 6,
     },
+    "listed selector": {
+        "selector_rank": 16,
+        "selector_top_k": 6,
+        "head_tokens": list(range(0, 512, 2)),
+        "selector_by_head_token": True,
+    },
     "dspark bonus": {"sample_from_anchor": False},
     "jetspec": {"causal_head": True},
 }
