@@ -12,15 +12,28 @@ from draftree.drafts.drafter import Drafter
 from draftree.kernels.cpu.sampling import SamplingArgs
 from draftree.kernels.cuda.accept import RoundRecord
 from draftree.kernels.cuda.compile import Gpu
+from draftree.kernels.cuda.edges import Edges, PairTables, new_edges, score_edges
 from draftree.kernels.cuda.ops import CudaOps
-from draftree.kernels.cuda.program import Program
-from draftree.kernels.cuda.sampling import new_candidates, new_choices
-from draftree.kernels.cuda.tree import TreeBuffer
+from draftree.kernels.cuda.pass_args import CudaPassArgs
+from draftree.kernels.cuda.process import process
+from draftree.kernels.cuda.program import Program, bucket
+from draftree.kernels.cuda.request import RequestParams
+from draftree.kernels.cuda.sampling import (
+    SamplingWorkspace,
+    new_candidates,
+    new_choices,
+    rank,
+)
+from draftree.kernels.cuda.tree import TreeBuffer, plan_block
 from draftree.kernels.ops import Ops, narrow
 from draftree.models.target import Target
 
 if TYPE_CHECKING:
     import torch
+
+    Candidates = tuple[torch.Tensor, torch.Tensor]
+
+MAX_CANDIDATES = 16  # of a position, where nothing else says how many
 
 
 class Choosing(NamedTuple):
@@ -49,9 +62,43 @@ class DraftParts:
     block: Program
     head: Program
     features: "torch.Tensor"  # what the context program reads, float32 [max_tokens, width]
-    logits: "torch.Tensor"
+    logits: "torch.Tensor"  # float32 [max_nodes, num_tokens], of tokens that may be proposed
     mask_token: int
     block_len: int
+    pairs: PairTables | None = None  # where scores depend on the candidate before
+    num_pairs: int = 0  # candidates of a position that are then scored
+
+    def new_candidates(self, budget: int) -> "tuple[Candidates, Edges | None]":
+        """What the draft proposes: so many at each position."""
+        num_positions, gpu = self.block_len - 1, self.ops.gpu
+        if self.pairs is None:
+            count = min(max(budget, 1), MAX_CANDIDATES, self.logits.shape[1])
+            return new_candidates(num_positions, count, gpu), None
+        count = min(self.num_pairs, self.logits.shape[1])
+        candidates = new_candidates(num_positions, count, gpu)
+        return candidates, new_edges(num_positions, count, gpu)
+
+    def propose(
+        self,
+        found: "tuple[Candidates, Edges | None]",
+        step: CudaPassArgs,
+        params: RequestParams,
+        workspace: SamplingWorkspace,
+        *,
+        is_processed: bool,
+    ) -> None:
+        """Launch the block, and rank its candidates. step: the target's."""
+        (candidates, edges), own, gpu = found, self.ops.step, self.ops.gpu
+        num_positions = self.block_len - 1
+        plan_block(params, own, self.mask_token, self.block_len, gpu)
+        self.block.launch(bucket(self.block_len))
+        self.head.launch(bucket(num_positions))
+        logits = self.logits[:num_positions]
+        if is_processed:
+            process(logits, own, params, gpu, use_counts=True, has_nodes=False)
+        rank(logits, step, own, params, *candidates, workspace, gpu)
+        if self.pairs is not None and edges is not None:
+            score_edges(*candidates, self.pairs, edges, params, own, gpu)
 
 
 class HostExchange:
@@ -83,15 +130,23 @@ def target_parts(target: Target, ops: Ops) -> TargetParts:
 def draft_parts(drafter: Drafter, ops: Ops | None) -> DraftParts:
     made = drafter.programs()
     assert made is not None, "the host runs the rounds of such a draft"
+    own, pairs, tables, num_tokens = narrow(ops, CudaOps), made.pairs, None, None
+    if pairs is not None:
+        before, after = pairs.before, pairs.after
+        raw = (before.raw, before.qtype), (after.raw, after.qtype)
+        tables = own.weights.pair_tables(*raw, before.row_of, pairs.hidden)
+        num_tokens = pairs.num_tokens
     return DraftParts(
-        ops=narrow(ops, CudaOps),
+        ops=own,
         context=narrow(made.context, Program),
         block=narrow(made.block, Program),
         head=narrow(made.head, Program),
         features=made.features,
-        logits=made.logits,
+        logits=made.logits[:, :num_tokens],
         mask_token=made.mask_token,
         block_len=made.block_len,
+        pairs=tables,
+        num_pairs=0 if pairs is None else pairs.num_candidates,
     )
 
 

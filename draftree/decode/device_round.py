@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from draftree.core import DraftTree, Request, TokenScores
 from draftree.decode.decoder import DeviceRecord, Round
 from draftree.decode.device_parts import (
+    MAX_CANDIDATES,
     Choosing,
     DraftParts,
     HostExchange,
@@ -25,6 +26,7 @@ from draftree.decode.device_parts import (
 )
 from draftree.drafts.drafter import Drafter
 from draftree.kernels.cuda.accept import RoundRing, accept
+from draftree.kernels.cuda.edges import Edges
 from draftree.kernels.cuda.graph import LaunchGraph, Timestamp
 from draftree.kernels.cuda.lookup import DeviceText, find_match
 from draftree.kernels.cuda.pass_args import PATH_LEN
@@ -34,7 +36,6 @@ from draftree.kernels.cuda.request import MAX_TOP_K, End, RequestParams, needs_t
 from draftree.kernels.cuda.rows import gather_rows
 from draftree.kernels.cuda.sampling import (
     choose,
-    new_candidates,
     new_choices,
     new_sampling_workspace,
     rank,
@@ -43,7 +44,6 @@ from draftree.kernels.cuda.scores import ScoreRing, score
 from draftree.kernels.cuda.tree import (
     advance,
     build_tree,
-    plan_block,
     plan_context,
     plan_plain,
     plan_tree,
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     import torch
 
 _NUM_RECORDS, _NUM_SCORED = 64, 4  # more than are ever under way
-_MAX_CANDIDATES = 16  # of a position
 
 
 class GpuRounds:
@@ -84,14 +83,13 @@ class GpuRounds:
         self._scores = ScoreRing(_NUM_SCORED, self._gpu)
         self._workspace = new_sampling_workspace(max_rows, vocab_size, self._gpu)
         self._chosen = new_choices(max_rows, self._gpu)
+        self._edges: Edges | None = None
         if self._draft is not None:
-            count = min(max(budget, 1), _MAX_CANDIDATES, vocab_size)
-            block_len = self._draft.block_len
-            self._candidates = new_candidates(block_len - 1, count, self._gpu)
+            self._candidates, self._edges = self._draft.new_candidates(budget)
             self._text = DeviceText(self._target.ops.max_ctx, self._gpu)
-            rows = max(max_rows, block_len)
-            self._draft_workspace = new_sampling_workspace(rows, vocab_size, self._gpu)
-        self._host = HostExchange(max_rows, min(_MAX_CANDIDATES, vocab_size), self._gpu)
+            rows, num_tokens = max(max_rows, self._draft.block_len), self._draft.logits.shape[1]
+            self._draft_workspace = new_sampling_workspace(rows, num_tokens, self._gpu)
+        self._host = HostExchange(max_rows, min(MAX_CANDIDATES, vocab_size), self._gpu)
         self._masks = TreeMasks(max_rows, vocab_size, self._gpu)
         self._tree_sizes = sorted({bucket(1), bucket(budget + 1)})  # of passes the host sets up
         largest = bucket(budget + 1)
@@ -284,10 +282,11 @@ class GpuRounds:
         gpu, params, step = self._gpu, self._params, self._target.ops.step
         if size > 1:
             text = self._text if self._way.use_lookup else None
-            self._propose(self._candidates)
+            self._propose()
             if text is not None:
                 find_match(text, step, params, gpu)
-            build_tree(*self._candidates, params, step, gpu, text, max_nodes=size)
+            args = *self._candidates, params, step, gpu, text
+            build_tree(*args, max_nodes=size, edges=self._edges)
         else:
             plan_plain(params, step, gpu)
         self._verify(size)
@@ -295,9 +294,9 @@ class GpuRounds:
         self._keep(size, self._chosen, is_tree=size > 1)
 
     def _propose_to_host(self) -> None:
-        self._propose(self._candidates)
-        step, gpu = self._target.ops.step, self._gpu
-        build_tree(*self._candidates, self._params, step, gpu, drafted=self._host.drafted)
+        self._propose()
+        args = *self._candidates, self._params, self._target.ops.step, self._gpu
+        build_tree(*args, drafted=self._host.drafted, edges=self._edges)
 
     def _tree_parts(self, size: int) -> dict[str, Callable[[], None]]:
         """The parts of a round over the host's tree. With masks, the choice waits for them; else it
@@ -329,18 +328,13 @@ class GpuRounds:
             "accept": partial(self._keep, size, host.chosen, is_tree=True, ends=host.ends[:, None]),
         }
 
-    def _propose(self, candidates: "tuple[torch.Tensor, torch.Tensor]") -> None:
+    def _propose(self) -> None:
         """The draft's block, and its candidates."""
-        draft, gpu, params, step = self._draft, self._gpu, self._params, self._target.ops.step
+        draft, step = self._draft, self._target.ops.step
         assert draft is not None, "a round drafts only where there is a draft"
-        draft_step = draft.ops.step
-        plan_block(params, draft_step, draft.mask_token, draft.block_len, gpu)
-        draft.block.launch(bucket(draft.block_len))
-        draft.head.launch(bucket(draft.block_len - 1))
-        logits = draft.logits[: draft.block_len - 1]
-        if self._way.is_processed:
-            process(logits, draft_step, params, gpu, use_counts=True, has_nodes=False)
-        rank(logits, step, draft_step, params, *candidates, self._draft_workspace, gpu)
+        found = self._candidates, self._edges
+        workspace, is_processed = self._draft_workspace, self._way.is_processed
+        draft.propose(found, step, self._params, workspace, is_processed=is_processed)
 
     def _verify(self, size: int) -> None:
         self._target.body.launch(size)

@@ -83,11 +83,18 @@ class BlockDrafter(ContextDrafter):
         self.hidden = hidden
 
     def programs(self) -> DraftPrograms | None:
-        """For devices that run whole rounds by themselves, which know blocks of masks alone."""
-        if self._head is not None or self._first_row != 1:
+        """For devices that run whole rounds by themselves, which know blocks of masks alone, and of
+        heads those that score pairs.
+        """
+        pairs = None
+        if self._head is not None:
+            hidden = None if self._projected is None else self._projected[self._first_row :]
+            pairs = self._head.pair_scores(hidden)
+        if self._first_row != 1 or (self._head is not None and pairs is None):
             return None
         programs = self._context_program, self._block_program, self._head_program
-        return DraftPrograms(*programs, self._input, self._logits, self._mask, self.block_len)
+        sizes = self._mask, self.block_len
+        return DraftPrograms(*programs, self._input, self._logits, *sizes, pairs)
 
     def propose(
         self, anchor: int, ranking: Ranking, num_candidates: int, num_positions: int

@@ -1,45 +1,19 @@
 """Heads of DFlash's relatives: what a candidate's logit gains or loses by the token before it.
 
 DFlash2 scores all pairs of the best candidates of neighbouring positions (`Selector`); DSpark adds
-a bias for the token before to all logits (`MarkovHead`). Both are small, and computed on the host.
+a bias for the token before to all logits (`MarkovHead`). Both are small. Here is what the host
+computes; a device may score pairs by itself, but no bias: it would need the choices before.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from draftree.drafts.drafter import Proposal, Ranking
-from draftree.kernels.quant.formats import QuantType, dequantize
+from draftree.drafts.drafter import MOST_RANKED, PairScores, Proposal, Ranking
+from draftree.drafts.token_table import TokenTable
+from draftree.kernels.ops import Array
 from draftree.layers.attention import Projection
-
-
-@dataclass(frozen=True, slots=True)
-class TokenTable:
-    """A row for every token, or for those that are listed, as the file holds them."""
-
-    raw: np.ndarray  # uint8 [num_rows, row_bytes]
-    qtype: QuantType
-    row_of: np.ndarray | None = None  # int32, by token; the last stands for tokens after it
-
-    def __call__(self, tokens: np.ndarray) -> np.ndarray:
-        """float32 [*tokens.shape, width]; the last row stands for tokens after it."""
-        places = tokens.ravel()
-        if self.row_of is not None:
-            places = self.row_of[np.minimum(places, len(self.row_of) - 1)]
-        places = np.minimum(places, len(self.raw) - 1)
-        rows = dequantize(np.ascontiguousarray(self.raw[places]), self.qtype)
-        return rows.reshape(*tokens.shape, -1)
-
-
-def index_listed(tokens: Sequence[int]) -> np.ndarray:
-    """`TokenTable.row_of` for a table with a row for each of them, which rise, and a last row for
-    all others.
-    """
-    row_of = np.full(tokens[-1] + 2, len(tokens), dtype=np.int32)
-    row_of[list(tokens)] = np.arange(len(tokens))
-    return row_of
 
 
 class BlockOutput(NamedTuple):
@@ -58,6 +32,11 @@ class PairHead(Protocol):
     @property
     def projection(self) -> Projection | None: ...
     def rank(self, ranking: Ranking, block: BlockOutput, num_candidates: int) -> Proposal: ...
+    def pair_scores(self, hidden: Array | None) -> PairScores | None:
+        """What devices need to rank by themselves; None: they cannot. hidden: the projection's rows
+        for the positions after the anchor.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +57,11 @@ class Selector:
         ranked = ranking.rank(logits, block.position, self.top_k, block.tokens)
         contexts = self.before(_parents(block.anchor, ranked.tokens)) * block.hidden[:, None]
         return ranking.rank_edges(ranked, contexts @ self.after(ranked.tokens).swapaxes(1, 2))
+
+    def pair_scores(self, hidden: Array | None) -> PairScores | None:
+        if hidden is None or self.top_k > MOST_RANKED:
+            return None
+        return PairScores(self.before, self.after, hidden, self.top_k, self.num_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +89,9 @@ class MarkovHead:
         own = self.before(np.array(used[:-1]))
         others = self.before(_parents(block.anchor, ids)) - own[:, None]
         return ranking.rank_edges(ranked, others @ self.after[ids].swapaxes(1, 2))
+
+    def pair_scores(self, hidden: Array | None) -> PairScores | None:
+        return None
 
 
 def _first_columns(logits: np.ndarray, count: int) -> np.ndarray:

@@ -15,13 +15,8 @@ from typing import Final
 import numpy as np
 
 from draftree.core import DraftSize, ModelConfig
-from draftree.drafts.dflash_head import (
-    MarkovHead,
-    PairHead,
-    Selector,
-    TokenTable,
-    index_listed,
-)
+from draftree.drafts.dflash_head import MarkovHead, PairHead, Selector
+from draftree.drafts.token_table import TokenTable, index_listed
 from draftree.errors import CheckpointError, ModelError
 from draftree.kernels.ops import Array, KvState, Ops, Weight, narrow
 from draftree.layers.attention import Attention, Projection

@@ -10,8 +10,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from draftree.drafts.token_table import TokenTable
 from draftree.kernels.ops import Array, Runnable
 from draftree.state.span import Parts, Span
+
+MOST_RANKED = 64  # candidates of a position, where a device ranks them
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,18 @@ class Ranking(Protocol):
         ...
 
 
+class PairScores(NamedTuple):
+    """What a candidate's logit gains after each candidate p before it: <before[p] * hidden,
+    after[c]>, among the num_candidates best of a position's first num_tokens logits.
+    """
+
+    before: TokenTable
+    after: TokenTable
+    hidden: Array  # float32 [num_positions, width]
+    num_candidates: int  # at most MOST_RANKED
+    num_tokens: int
+
+
 class DraftPrograms(NamedTuple):
     """What a block is made of, and where its inputs and results are."""
 
@@ -64,6 +79,7 @@ class DraftPrograms(NamedTuple):
     logits: Array
     mask_token: int
     block_len: int
+    pairs: PairScores | None = None  # where scores depend on the candidate before
 
 
 class Proposer(Protocol):

@@ -25,10 +25,15 @@ def open_engine(any_gpu: "Gpu", monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(compile_module, "gpu", lambda index: any_gpu)
 
     def open_one(
-        budget: int | str, qtype: str = "F16", ngram: str = "auto", **options: Any
+        budget: int | str,
+        qtype: str = "F16",
+        ngram: str = "auto",
+        relative: str = "",
+        **options: Any,
     ) -> "TokenEngine":
         usual = {"max_ctx": 256, "chunk": 64, "warm_up": False}
         config = EngineConfig(budget=budget, ngram=ngram, **usual | options)
-        return TokenEngine.open(tiny_path("qwen35-mtp"), config, draft=make_draft(qtype))
+        draft = make_draft(qtype, relative=relative)
+        return TokenEngine.open(tiny_path("qwen35-mtp"), config, draft=draft)
 
     return open_one

@@ -40,8 +40,8 @@ class ScriptedRounds(GpuRounds):
     def can_draft(self) -> bool:
         return True
 
-    def _propose(self, candidates: tuple[torch.Tensor, torch.Tensor]) -> None:
+    def _propose(self) -> None:
         step, vocab_size = self._target.ops.step, self._target.logits.shape[1]
         at = (step.control[COMMITTED] + self._depths).clamp(max=len(self._text) - 1)
         ids = (self._text[at][:, None] + self._offsets[self._ranks[at]]) % vocab_size
-        candidates[0].copy_(ids)
+        self._candidates[0].copy_(ids)

@@ -12,8 +12,9 @@ import pytest
 from draftree.core import SamplingParams
 from draftree.decode.sampler import Sampler
 from draftree.drafts.dflash import BlockDrafter
-from draftree.drafts.dflash_head import BlockOutput, MarkovHead, TokenTable, index_listed
+from draftree.drafts.dflash_head import BlockOutput, MarkovHead
 from draftree.drafts.dflash_model import load_draft, name_kind
+from draftree.drafts.token_table import TokenTable, index_listed
 from draftree.errors import CheckpointError
 from draftree.kernels.quant.formats import QuantType
 from draftree.weights.checkpoint import Checkpoint
@@ -191,9 +192,21 @@ def test_a_table_shorter_than_the_vocabulary() -> None:
     assert (table(np.array([399, 511])) == raw[399]).all()
 
 
-@pytest.mark.parametrize("kind", RELATIVES)
+@pytest.mark.parametrize("kind", [*RELATIVES, *SELECTORS])
 def test_what_a_device_can_run_alone(kind: str) -> None:
-    assert (_drafter(kind).programs() is not None) == (kind == "jetspec")
+    """A Markov head's candidates follow the choice before, one position after another."""
+    programs = _drafter(kind).programs()
+    assert (programs is None) == kind.startswith("dspark")
+    assert (programs is not None and programs.pairs is not None) == (
+        kind == "dflash2" or kind in SELECTORS
+    )
+
+
+def test_more_candidates_than_a_device_ranks_are_left_to_the_host() -> None:
+    head = load_draft(
+        _changed("selector", {"dflash.selector_top_k": 65}), new_ops(exact=True, num_threads=1)
+    ).head
+    assert head is not None and head.pair_scores(np.zeros((7, 16), np.float32)) is None
 
 
 def test_rows_of_a_causal_block_do_not_see_later_ones() -> None:

@@ -10,6 +10,7 @@ from draftree.kernels.cuda.attention import plan_attention
 from draftree.kernels.cuda.attention_prefill import expand_source as kv_expand_source
 from draftree.kernels.cuda.compile import Gpu, KernelSource
 from draftree.kernels.cuda.conv import conv_source
+from draftree.kernels.cuda.edges import edges_source
 from draftree.kernels.cuda.embed import embed_source
 from draftree.kernels.cuda.gated_delta import MOST_ROWS, block_cols, commit_source, delta_source
 from draftree.kernels.cuda.gated_delta_prefill import chunk_source, plan_pass
@@ -62,7 +63,8 @@ def persistent_source(gpu: Gpu) -> KernelSource:
             (attention.merge_source, 256),
             (delta_source(128, 64, 4), 256),
             (sampling_source("choose_kernel"), 256),
-            (tree_source(), 64),
+            (tree_source(has_edges=True), 64),
+            (edges_source(QuantType.Q4_1), 256),
         ]
     macros = (("BLOCK_THREADS", num_threads),)
     return PersistentSource("persistent_kernel", (), macros, tuple(kinds))
@@ -125,7 +127,9 @@ def _round_sources() -> list[KernelSource]:
         *(sampling_source(f"{name}_kernel") for name in choices),
         *(plan_source(f"{name}_kernel") for name in plans),
         tree_source(),
+        tree_source(has_edges=True),
         tree_source("plan_tree_kernel"),
+        edges_source(QuantType.Q4_1),
         accept_source(),
         lookup_source(),
         process_source(),

@@ -62,7 +62,7 @@ class CudaOps:
         self.gpu = store.gpu.without_warpgroups() if is_persistent else store.gpu
         self.max_ctx, self.ring_len = max_ctx, ring_len
         self.step = CudaPassArgs(max_tokens, max_nodes, store.gpu)
-        self._weights = store
+        self.weights = store
         self._copies = copies or DeviceCopies(0, store.gpu)
         self._scratch = Scratch(max_tokens, store.gpu)
         self._program: Program | None = None
@@ -120,7 +120,7 @@ class CudaOps:
         return x[:num_rows].cpu().numpy()
 
     def embed(self, raw: np.ndarray, qtype: QuantType) -> torch.Tensor:
-        table, tokens = self._weights.table(raw, qtype), self.step.tokens
+        table, tokens = self.weights.table(raw, qtype), self.step.tokens
         out = self._scratch.rows(table.width)
         self._recording.add(lambda n: embed(table, tokens[:n], out[:n], self._live, self.gpu))
         return out
@@ -167,7 +167,7 @@ class CudaOps:
     ) -> torch.Tensor:
         lazy = narrow(weight, LazyMatrix)
         out = self._scratch.rows(lazy.num_rows) if add_to is None else add_to
-        self._multiply(x, self._weights.matrix(lazy), out, bias=bias, add_to=add_to is not None)
+        self._multiply(x, self.weights.matrix(lazy), out, bias=bias, add_to=add_to is not None)
         return out
 
     def linears(
@@ -177,9 +177,9 @@ class CudaOps:
         outs: dict[int, torch.Tensor] = {}
         for group in _stackable(lazy):
             parts = [lazy[i] for i in group]
-            bias = self._weights.bias(parts, [biases[i] for i in group])
+            bias = self.weights.bias(parts, [biases[i] for i in group])
             wide = self._scratch.rows(sum(part.num_rows for part in parts))
-            self._multiply(x, self._weights.matrix(*parts), wide, bias=bias)
+            self._multiply(x, self.weights.matrix(*parts), wide, bias=bias)
             columns = wide.split([part.num_rows for part in parts], dim=1)
             outs.update(zip(group, columns, strict=True))
         return tuple(outs[i] for i in range(len(weights)))
@@ -283,7 +283,7 @@ class CudaOps:
         self, x: torch.Tensor, norm: torch.Tensor, eps: float, weight: ops.Weight
     ) -> torch.Tensor:
         live, rows = self.step.word(NUM_ROWS), self.step.rows
-        matrix = self._weights.matrix(narrow(weight, LazyMatrix))
+        matrix = self.weights.matrix(narrow(weight, LazyMatrix))
         width = -(-matrix.num_rows // 4) * 4  # rows start at multiples of 16 bytes
         logits = torch.zeros((self.step.max_nodes, width), device=self.gpu.place)
         logits = logits[:, : matrix.num_rows]
@@ -294,7 +294,7 @@ class CudaOps:
         def launch(n: int) -> None:
             n = min(n, self.step.max_nodes)
             make_input(source, n, self.gpu, live)
-            multiply(source, matrix, logits[:n], self._weights.workspace, self.gpu, live=live)
+            multiply(source, matrix, logits[:n], self.weights.workspace, self.gpu, live=live)
 
         self._recording.by_rows = True
         self._recording.add(launch)
@@ -345,7 +345,7 @@ class CudaOps:
         bias: torch.Tensor | None = None,
         add_to: bool = False,
     ) -> None:
-        workspace, gpu, rows = self._weights.workspace, self.gpu, narrow(x, CudaMatmulInput)
+        workspace, gpu, rows = self.weights.workspace, self.gpu, narrow(x, CudaMatmulInput)
 
         def launch(n: int) -> None:
             to, live = out[:n], self._live

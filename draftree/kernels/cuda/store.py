@@ -11,13 +11,14 @@ import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu
+from draftree.kernels.cuda.edges import PairTables
 from draftree.kernels.cuda.embed import EmbedTable, new_embed_table
 from draftree.kernels.cuda.layout import PackedMatrix
 from draftree.kernels.cuda.linear import Workspace, new_workspace
-from draftree.kernels.cuda.pack import Uploader
+from draftree.kernels.cuda.pack import Uploader, is_native
 from draftree.kernels.cuda.program import MOST_ROWS
 from draftree.kernels.ops import Weight
-from draftree.kernels.quant.formats import QuantType
+from draftree.kernels.quant.formats import QuantType, dequantize
 
 _MOST_MATRIX_ROWS = 2**19  # more than any vocabulary
 
@@ -44,7 +45,9 @@ class WeightStore:
         self.workspace: Workspace = new_workspace(_MOST_MATRIX_ROWS, MOST_ROWS, gpu)
         self._uploader = Uploader(gpu)
         self._stacks: dict[tuple[LazyMatrix, ...], PackedMatrix] = {}
-        self._tables: dict[int, EmbedTable] = {}  # by address of the file's rows
+        # By address of the file's rows.
+        self._tables: dict[int, EmbedTable] = {}
+        self._rows: dict[tuple[int, QuantType], torch.Tensor] = {}
 
     def matrix(self, *parts: LazyMatrix) -> PackedMatrix:
         """The parts' rows one after the other; their formats can be stacked."""
@@ -58,6 +61,27 @@ class WeightStore:
         if address not in self._tables:
             self._tables[address] = new_embed_table(raw, qtype, self.gpu)
         return self._tables[address]
+
+    def pair_tables(
+        self,
+        before: tuple[np.ndarray, QuantType],  # rows as a file holds them
+        after: tuple[np.ndarray, QuantType],
+        row_of: np.ndarray | None,
+        hidden: torch.Tensor,
+    ) -> PairTables:
+        """In two formats, or in one that kernels cannot read, rows are decoded."""
+        qtype = before[1]
+        kept = qtype if after[1] == qtype and is_native(qtype) else QuantType.F32
+        rows = self._place_rows(*before, kept), self._place_rows(*after, kept)
+        places = None if row_of is None else torch.from_numpy(row_of).to(self.gpu.place)
+        return PairTables(kept, *rows, places, hidden)
+
+    def _place_rows(self, raw: np.ndarray, qtype: QuantType, kept: QuantType) -> torch.Tensor:
+        key = raw.ctypes.data, kept
+        if key not in self._rows:
+            values = raw if kept == qtype else dequantize(raw, qtype).view(np.uint8)
+            self._rows[key] = torch.from_numpy(np.array(values)).to(self.gpu.place)
+        return self._rows[key]
 
     def bias(
         self, parts: Sequence[LazyMatrix], biases: Sequence[torch.Tensor | None]

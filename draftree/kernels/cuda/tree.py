@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
+from draftree.kernels.cuda.edges import Edges
 from draftree.kernels.cuda.lookup import DeviceText
 from draftree.kernels.cuda.pass_args import CudaPassArgs
 from draftree.kernels.cuda.request import MAX_LOOKED, PARAM_MACROS, RequestParams
@@ -17,13 +18,13 @@ from draftree.kernels.cuda.request import MAX_LOOKED, PARAM_MACROS, RequestParam
 MAX_NODES = 64
 MAX_CANDIDATES = 64
 _THREADS = 64
-_GROWTH_BYTES = 20 * 1024  # of shared memory, for a tree that grows
+# Of shared memory, for a tree that grows, without edges and with them.
+_GROWTH_BYTES = 20 * 1024, 24 * 1024
 _MACROS = (
     *PARAM_MACROS,
     ("MAX_NODES", MAX_NODES),
     ("MAX_CANDIDATES", MAX_CANDIDATES),
     ("MAX_LOOKED", MAX_LOOKED),
-    ("GROWTH_BYTES", _GROWTH_BYTES),
 )
 
 
@@ -46,8 +47,9 @@ class TreeBuffer:
         self._words[: 1 + MAX_NODES + num_nodes] = (num_nodes, *tokens, *rest, *parents)
 
 
-def tree_source(name: str = "tree_kernel") -> KernelSource:
-    return KernelSource(name, ("bits", "request", "tree"), _MACROS)
+def tree_source(name: str = "tree_kernel", *, has_edges: bool = False) -> KernelSource:
+    own = ("HAS_EDGES", int(has_edges)), ("GROWTH_BYTES", _GROWTH_BYTES[has_edges])
+    return KernelSource(name, ("bits", "request", "tree"), (*_MACROS, *own))
 
 
 def plan_source(name: str) -> KernelSource:
@@ -64,28 +66,32 @@ def build_tree(
     *,
     max_nodes: int = MAX_NODES,
     drafted: TreeBuffer | None = None,
+    edges: Edges | None = None,
 ) -> None:
     """The tree of decode/tree.py, as deep as the request still may go. text: what `find_match` has
     found in it is the first branch. max_nodes: with the root; the request has a budget, too.
     drafted: gets the tree instead of the step, as large as trees can be, for the host to choose
-    from.
+    from. edges: what counts instead of log_probs.
     """
     num_positions, num_candidates = ids.shape
     if num_positions >= MAX_NODES or num_candidates > MAX_CANDIDATES or step.max_nodes > MAX_NODES:
         raise ValueError(f"a block of {tuple(ids.shape)} is too large for a tree on the device")
     if ids.shape != log_probs.shape or not (ids.is_contiguous() and log_probs.is_contiguous()):
         raise ValueError("candidates must be contiguous and of one shape")
+    if edges is not None and edges.log_probs.shape != (*ids.shape, num_candidates):
+        raise ValueError("edges are not those of the candidates")
     limit = min(step.max_nodes, max_nodes) if drafted is None else MAX_NODES
-    load_kernel(tree_source(), gpu).launch(
+    has_edges = edges is not None
+    load_kernel(tree_source(has_edges=has_edges), gpu).launch(
         (1,),
         _THREADS,
-        *(ids, log_probs, params.device),
+        *(ids, *((log_probs, None) if edges is None else edges), params.device),
         *((None, None) if text is None else (text.match, text.tokens)),
         None if drafted is None else drafted.words,
         *(step.control, step.tokens, step.positions),
         *(step.parents, step.depths, step.order, step.rows, step.ancestors),
         *(num_positions, num_candidates, limit, step.max_nodes),
-        shared_bytes=_GROWTH_BYTES,
+        shared_bytes=_GROWTH_BYTES[has_edges],
         is_chained=True,
     )
 
@@ -97,7 +103,7 @@ def plan_tree(tree: TreeBuffer, params: RequestParams, step: CudaPassArgs, gpu: 
         _THREADS,
         *(tree.words, params.device, step.control, step.tokens, step.positions, step.parents),
         *(step.depths, step.order, step.rows, step.ancestors, step.max_nodes),
-        shared_bytes=_GROWTH_BYTES,
+        shared_bytes=_GROWTH_BYTES[False],
         is_chained=True,
     )
 

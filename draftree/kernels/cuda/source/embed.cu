@@ -4,22 +4,6 @@ constexpr int CHUNK = 1024;  // columns a block
 constexpr int CHUNK_BYTES = CHUNK / BLOCK_LEN * BLOCK_BYTES;
 static_assert(CHUNK % BLOCK_LEN == 0, "blocks of weights lie in one chunk");
 
-// The arithmetic of the plain decoder: every product but the last of Q6_K is exact.
-DEV float raw_value(const u8* block, int i) {
-  if (FORMAT == F16) return read_float(block);
-  const float d = read_half(block + (FORMAT == Q6_K ? 208 : 0));
-  const int q = read_quant(block, i);
-  if (FORMAT == Q6_K)
-    return __fmul_rn(__fmul_rn(d, static_cast<float>(static_cast<signed char>(block[192 + i / 16]))), static_cast<float>(q - 32));
-  if (HAS_HALF_MIN) return __fadd_rn(__fmul_rn(d, static_cast<float>(q)), read_half(block + 2));
-  if (HAS_SUPER_MIN) {
-    const float scale = __fmul_rn(d, static_cast<float>(read_super_byte(block, i / 32, 0)));
-    const float offset = __fmul_rn(read_half(block + 2), static_cast<float>(read_super_byte(block, i / 32, 1)));
-    return __fsub_rn(__fmul_rn(scale, static_cast<float>(q)), offset);
-  }
-  return __fmul_rn(d, static_cast<float>(q - static_cast<int>(ZERO_POINT)));
-}
-
 // A block: CHUNK columns of a row. The table starts at a multiple of 16 bytes and is padded to one.
 KERNEL void LAUNCH_BOUNDS(256) embed_kernel(const u8* table, const int* tokens, const int* live, float* out, int width, int out_stride) {
   __shared__ uint4 raw[CHUNK_BYTES / 16 + 2];

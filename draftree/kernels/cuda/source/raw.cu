@@ -45,3 +45,19 @@ DEV u8 read_super_byte(const u8* block, int group, int which) {
   if (group < 4) return s[group + which * 4] & 63;
   return which ? s[group + 4] >> 4 | (s[group] >> 6) << 4 : (s[group + 4] & 15) | (s[group - 4] >> 6) << 4;
 }
+
+// The arithmetic of the plain decoder: every product but the last of Q6_K is exact.
+DEV float raw_value(const u8* block, int i) {
+  if (FORMAT == F16) return read_float(block);
+  const float d = read_half(block + (FORMAT == Q6_K ? 208 : 0));
+  const int q = read_quant(block, i);
+  if (FORMAT == Q6_K)
+    return __fmul_rn(__fmul_rn(d, static_cast<float>(static_cast<signed char>(block[192 + i / 16]))), static_cast<float>(q - 32));
+  if (HAS_HALF_MIN) return __fadd_rn(__fmul_rn(d, static_cast<float>(q)), read_half(block + 2));
+  if (HAS_SUPER_MIN) {
+    const float scale = __fmul_rn(d, static_cast<float>(read_super_byte(block, i / 32, 0)));
+    const float offset = __fmul_rn(read_half(block + 2), static_cast<float>(read_super_byte(block, i / 32, 1)));
+    return __fsub_rn(__fmul_rn(scale, static_cast<float>(q)), offset);
+  }
+  return __fmul_rn(d, static_cast<float>(q - static_cast<int>(ZERO_POINT)));
+}

@@ -1,12 +1,17 @@
 // The draft tree of decode/tree.py, node for node: what was looked up, the first choices as a chain, then always the most
 // probable node that is not there yet. One warp grows it; costs are sums in the same order and precision as on the host.
+// With HAS_EDGES each candidate of a position has a row of those after it (edges.cu); else all share the position's row.
 constexpr int THREADS = 64;  // a thread a node when the arrays are written
 static_assert(MAX_NODES <= THREADS, "a thread has one node");
 
+constexpr int ROOM = MAX_NODES * MAX_CANDIDATES;  // for log-probabilities; what is more stays where it is
+
 struct Growth {
-  float log_probs[MAX_NODES * MAX_CANDIDATES];
+  float log_probs[ROOM];
+  u8 picks[HAS_EDGES ? ROOM : 16];
   // Nodes; the root is 0.
   int parents[MAX_NODES], depths[MAX_NODES], ranks[MAX_NODES];
+  int pick_of[MAX_NODES];  // where ids have the node; with edges alone, as its rank says it otherwise
   int sizes[MAX_NODES], before[MAX_NODES];
   int num_nodes;
   // What was looked up: node i is token i - 1 of it. The chain shares its first nodes, and ends at chain_depth.
@@ -16,6 +21,19 @@ struct Growth {
   double costs[MAX_NODES], place_costs[MAX_NODES];
 };
 static_assert(sizeof(Growth) <= GROWTH_BYTES, "as in tree.py");
+
+// A row has num_candidates of at most `stride`, best first. picks: where ids have each of them.
+struct Rows {
+  const int* ids;  // [positions][stride]
+  const float* log_probs;  // [positions][stride], with edges [positions][stride of the position before][stride]
+  const u8* picks;
+  int num_positions, num_candidates, stride;
+  DEV_MEMBER int at(int depth, int before, int rank) const {
+    return (HAS_EDGES ? depth * stride + (depth ? before : 0) : depth) * stride + rank;
+  }
+  DEV_MEMBER int pick(int at, int rank) const { return HAS_EDGES ? picks[at] : rank; }
+  DEV_MEMBER int token(int depth, int pick) const { return ids[depth * stride + pick]; }
+};
 
 // The chain's node at a depth.
 DEV int chain_node(const Growth& g, int depth) { return depth <= g.num_shared ? depth : g.num_looked + depth - g.num_shared; }
@@ -59,10 +77,18 @@ DEV int least_slot(const Growth& g, u64 low, u64 high) {
 }
 
 // The first nodes: what was looked up, and the chain. By all threads.
-DEV void begin_growth(Growth& g, const int* ids, int num_positions, int stride, int budget) {
+DEV void begin_growth(Growth& g, const Rows& rows, int budget) {
+  const int num_positions = rows.num_positions;
   if (threadIdx.x == 0) {
-    int shared = 0;
-    while (shared < min(g.num_looked, num_positions) && g.looked[shared] == ids[shared * stride]) shared++;
+    int shared = 0, pick = 0;
+    for (int depth = 0; depth < num_positions; depth++) {
+      pick = rows.pick(rows.at(depth, pick, 0), 0);
+      const bool is_shared = shared == depth && depth < g.num_looked && g.looked[depth] == rows.token(depth, pick);
+      if (!is_shared && !HAS_EDGES) break;
+      shared += is_shared;
+      const int node = (shared > depth ? 0 : g.num_looked - shared) + depth + 1;
+      if (HAS_EDGES && node < MAX_NODES) g.pick_of[node] = pick;
+    }
     const int num_chain = max(0, min(num_positions - shared, budget - g.num_looked));
     g.num_shared = shared, g.chain_depth = shared + num_chain, g.num_nodes = g.num_looked + num_chain + 1;
   }
@@ -75,13 +101,13 @@ DEV void begin_growth(Growth& g, const int* ids, int num_positions, int stride, 
 }
 
 // By one warp, with the first nodes in place.
-DEV void grow(Growth& g, const int* ids, int num_positions, int num_candidates, int stride, int budget) {
+DEV void grow(Growth& g, const Rows& rows, int budget) {
   const int lane = threadIdx.x;
   int num_nodes = g.num_nodes, num_slots = 1;
   u64 low = ~0ull, high = ~0ull;
   if (lane == 0) {
     g.places[0] = g.depth[0] = g.rank[0] = 0;
-    g.place_costs[0] = 0.0, g.costs[0] = -static_cast<double>(g.log_probs[0]);
+    g.place_costs[0] = 0.0, g.costs[0] = -static_cast<double>(rows.log_probs[0]);
     low = ordered_cost(g.costs[0]);
   }
   __syncwarp();
@@ -89,17 +115,19 @@ DEV void grow(Growth& g, const int* ids, int num_positions, int num_candidates, 
     const int slot = least_slot(g, low, high);
     if (slot < 0) break;
     const int place = g.places[slot], depth = g.depth[slot], rank = g.rank[slot];
+    const int at = rows.at(depth, HAS_EDGES ? g.pick_of[place] : 0, rank), pick = rows.pick(at, rank);
     const double cost = g.costs[slot], place_cost = g.place_costs[slot];
     // Below a chain's node the first choice is the chain's next; a looked-up node is numbered by its depth.
     const bool is_chain = rank == 0 && depth < g.chain_depth && place == chain_node(g, depth);
-    const bool is_looked = depth < g.num_looked && place == depth && ids[depth * stride + rank] == g.looked[depth];
+    const bool is_looked = depth < g.num_looked && place == depth && rows.token(depth, pick) == g.looked[depth];
     const int node = is_chain ? chain_node(g, depth + 1) : is_looked ? depth + 1 : num_nodes++;
-    const bool has_sibling = rank + 1 < num_candidates, has_child = depth + 1 < num_positions;
-    const double beside = has_sibling ? __dadd_rn(place_cost, -static_cast<double>(g.log_probs[depth * stride + rank + 1])) : 0.0;
-    const double below = has_child ? __dadd_rn(cost, -static_cast<double>(g.log_probs[(depth + 1) * stride])) : 0.0;
+    const bool has_sibling = rank + 1 < rows.num_candidates, has_child = depth + 1 < rows.num_positions;
+    const double beside = has_sibling ? __dadd_rn(place_cost, -static_cast<double>(rows.log_probs[at + 1])) : 0.0;
+    const double below = has_child ? __dadd_rn(cost, -static_cast<double>(rows.log_probs[rows.at(depth + 1, pick, 0)])) : 0.0;
     __syncwarp();
     if (lane == 0) {
       g.parents[node] = place, g.depths[node] = depth + 1, g.ranks[node] = rank;
+      if (HAS_EDGES) g.pick_of[node] = pick;
       g.rank[slot] = rank + 1, g.costs[slot] = beside;  // the sibling takes the slot over
       if (has_child) {
         g.places[num_slots] = node, g.depth[num_slots] = depth + 1, g.rank[num_slots] = 0;
@@ -154,11 +182,27 @@ DEV void write_pass(Growth& g, int num_nodes, int token, int* control, int* toke
   for (int a = node; a >= 0; a = g.parents[a]) ancestors[node * max_nodes + g.depths[a]] = a;
 }
 
+// The log-probabilities, and with edges what belongs to them, come closer where there is room. By all threads.
+DEV Rows load_rows(Growth& g, const int* ids, const float* log_probs, const u8* picks, int num_positions, int num_candidates, int stride) {
+  const int num_values = num_positions * stride * (HAS_EDGES ? stride : 1);
+  const bool fits = !HAS_EDGES || num_values <= ROOM;
+  if (!HAS_EDGES)
+    for (int i = threadIdx.x; i < num_values; i += THREADS) g.log_probs[i] = log_probs[i];
+  if (HAS_EDGES && fits) {  // whole vectors, the last of which may reach further
+#pragma unroll 8
+    for (int i = threadIdx.x; i * 4 < num_values; i += THREADS)
+      reinterpret_cast<float4*>(g.log_probs)[i] = reinterpret_cast<const float4*>(log_probs)[i];
+    for (int i = threadIdx.x; i * 16 < num_values; i += THREADS)
+      reinterpret_cast<uint4*>(g.picks)[i] = reinterpret_cast<const uint4*>(picks)[i];
+  }
+  return {ids, fits ? g.log_probs : log_probs, fits ? g.picks : picks, num_positions, num_candidates, stride};
+}
+
 // One block. The step becomes a pass over the tree, or over nothing when the request has ended. match, text: where what
 // follows was found, see lookup.cu, or null. drafted: if there is, it gets the tree instead: the number of nodes, tokens,
 // parents; it may lie in the host's memory. Such a tree has more nodes than the budget, of which the host takes some.
 KERNEL void LAUNCH_BOUNDS(THREADS)
-    tree_kernel(const int* ids, const float* log_probs, int* words, u64* match, const int* text, int* drafted, int* control,
+    tree_kernel(const int* ids, const float* log_probs, const u8* picks, int* words, u64* match, const int* text, int* drafted, int* control,
                 int* tokens, int* positions, int* parents, int* depths, int* order, int* rows, int* ancestors,
                 int block_positions, int num_candidates, int limit, int max_nodes) {
   DYNAMIC_SHARED(memory);
@@ -173,17 +217,16 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
   const int num_looked = from ? max(0, min(min(committed + 1 - from, room), min(words[LOOKED_LIMIT], MAX_LOOKED))) : 0;
   if (node < num_looked) g.looked[node] = text[from + node];
   if (node == 0) g.num_looked = words[NUM_LOOKED] = num_looked;
-  for (int i = node; i < num_positions * num_candidates; i += THREADS) g.log_probs[i] = log_probs[i];
+  const Rows candidates = load_rows(g, ids, log_probs, picks, num_positions, min(budget, num_candidates), num_candidates);
   __syncthreads();
   if (node == 0 && match) *match = 0;
-  begin_growth(g, ids, num_positions, num_candidates, budget);
+  begin_growth(g, candidates, budget);
   __syncthreads();
-  if (node < 32 && num_positions > 0 && is_live)
-    grow(g, ids, num_positions, min(budget, num_candidates), num_candidates, drafted ? limit - 1 : budget);
+  if (node < 32 && num_positions > 0 && is_live) grow(g, candidates, drafted ? limit - 1 : budget);
   __syncthreads();
   const int num_nodes = is_live ? g.num_nodes : 0, depth = g.depths[node];
   int token = words[ANCHOR];
-  if (node && node < num_nodes) token = node > num_looked ? ids[(depth - 1) * num_candidates + g.ranks[node]] : g.looked[node - 1];
+  if (node && node < num_nodes) token = node > num_looked ? candidates.token(depth - 1, HAS_EDGES ? g.pick_of[node] : g.ranks[node]) : g.looked[node - 1];
   if (drafted) {
     if (node == 0) drafted[0] = num_nodes;
     if (node < num_nodes) drafted[1 + node] = token, drafted[1 + MAX_NODES + node] = g.parents[node];
