@@ -66,9 +66,10 @@ def seen(any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> list[KernelSource]:
     return asked
 
 
-def open_on_gpu(*, warm_up: bool, budget: int | str = 8) -> TokenEngine:
+def open_on_gpu(*, warm_up: bool, budget: int | str = 8, relative: str = "") -> TokenEngine:
     config = EngineConfig(budget=budget, max_ctx=128, chunk=32, warm_up=warm_up)
-    return TokenEngine.open(tiny_path("qwen35-mtp"), config, draft=make_draft("F16"))
+    draft = make_draft("F16", relative=relative)
+    return TokenEngine.open(tiny_path("qwen35-mtp"), config, draft=draft)
 
 
 def test_nothing_is_left_on_a_gpu(seen: list[KernelSource]) -> None:
@@ -81,8 +82,9 @@ def test_nothing_is_left_on_a_gpu(seen: list[KernelSource]) -> None:
         assert all(np.array_equal(x, y) for x, y in zip(left, right, strict=True))
 
 
+@pytest.mark.parametrize("relative", ["", "selector"])
 def test_controllers_know_nothing_and_first_requests_need_no_other_kernels(
-    seen: list[KernelSource], any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+    seen: list[KernelSource], any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch, relative: str
 ) -> None:
     """Kernels that the rehearsal lists are all that are ever loaded, and nothing is run for it."""
     wait = Timestamp.wait_since
@@ -112,9 +114,11 @@ def test_controllers_know_nothing_and_first_requests_need_no_other_kernels(
         return Noting()
 
     monkeypatch.setattr(any_gpu.rehearsal, "collect", noting)
-    engine = open_on_gpu(warm_up=True, budget="auto")
+    options = {"budget": "auto", "relative": relative}
+    engine = open_on_gpu(warm_up=True, **options)
     assert len(listed) > 20
-    warmed, cold = engine._use.decoders, open_on_gpu(warm_up=False, budget="auto")._use.decoders
+    assert any(source.name == "edges_kernel" for source in listed) == bool(relative)
+    warmed, cold = engine._use.decoders, open_on_gpu(warm_up=False, **options)._use.decoders
     for name in ("_host", "_device", "_device_trees"):
         assert pickle.dumps(getattr(warmed, name)) == pickle.dumps(getattr(cold, name))
     seen.clear()

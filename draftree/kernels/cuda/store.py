@@ -69,9 +69,9 @@ class WeightStore:
         row_of: np.ndarray | None,
         hidden: torch.Tensor,
     ) -> PairTables:
-        """In two formats, or in one that kernels cannot read, rows are decoded."""
+        """Rows in two formats, or in one that kernels cannot read, become 16-bit floats."""
         qtype = before[1]
-        kept = qtype if after[1] == qtype and is_native(qtype) else QuantType.F32
+        kept = qtype if after[1] == qtype and is_native(qtype) else QuantType.F16
         rows = self._place_rows(*before, kept), self._place_rows(*after, kept)
         places = None if row_of is None else torch.from_numpy(row_of).to(self.gpu.place)
         return PairTables(kept, *rows, places, hidden)
@@ -79,8 +79,9 @@ class WeightStore:
     def _place_rows(self, raw: np.ndarray, qtype: QuantType, kept: QuantType) -> torch.Tensor:
         key = raw.ctypes.data, kept
         if key not in self._rows:
-            values = raw if kept == qtype else dequantize(raw, qtype).view(np.uint8)
-            self._rows[key] = torch.from_numpy(np.array(values)).to(self.gpu.place)
+            if kept != qtype:
+                raw = dequantize(raw, qtype).astype(np.float16).view(np.uint8)
+            self._rows[key] = torch.from_numpy(np.array(raw)).to(self.gpu.place)
         return self._rows[key]
 
     def bias(
