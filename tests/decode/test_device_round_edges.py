@@ -21,6 +21,7 @@ from draftree.kernels.cuda.compile import Gpu
 from tests.decode.device_oracle import HOT, PROMPT, decode_on_host, request
 from tests.decode.rule import RuleGrammar
 from tests.decode.test_device_round import REPEATING
+from tests.engine.turns import alone, take_turns
 from tests.examples import mark_long
 
 VOCAB = 512
@@ -112,8 +113,12 @@ def test_tokens_without_a_row_are_not_proposed(open_engine, monkeypatch) -> None
 
 
 def test_requests_take_turns(open_engine) -> None:
-    """What one request leaves in the edges is nothing to the next."""
-    engine, texts = open_engine(7, relative="selector"), {}
-    for name in ("hot", "penalties", "greedy", "hot", "penalties"):
-        tokens = [event.token for event in engine.generate(Request(PROMPT, 3, **KINDS[name]))]
-        assert texts.setdefault(name, tokens) == tokens
+    """A pause after every round: text, rounds and statistics are those of each request alone."""
+    engine = open_engine(7, relative="selector", prefix_bytes=0, parallel=4)
+    kinds = ("hot", "penalties", "grammar")
+    requests = [Request((i, *PROMPT), 4, **KINDS[name]) for i, name in enumerate(kinds)]
+    expected = [alone(engine, one).facts for one in requests]
+    engine.reset()
+    replies = take_turns(engine, requests)
+    assert [reply.facts for reply in replies] == expected
+    assert sum(reply.num_pauses for reply in replies) > 4
