@@ -28,6 +28,7 @@ from draftree.train.muon import Muon
 from draftree.train.prompt import encode_prompts, template_prompts
 from draftree.train.settings import TextPlan
 from draftree.train.teacher import Teacher, TeacherLayer, load_teacher
+from draftree.train.writer import Writer
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
 
@@ -334,8 +335,9 @@ def main() -> None:
     plan = TextPlan(args.tokens, args.max_len, args.batch, max_minutes=args.write_minutes)
     prompts = encode_prompts(template_prompts(args.prompts, 0), tokenizer, args.max_len // 2)
     stops = sorted(tokenizer.stop_ids)
-    corpus = write_corpus(teacher, prompts, stops, plan, 0, args.out, lambda n: print(n, "tokens"))
-    del teacher
+    writer = Writer(teacher, plan.batch_size, plan.max_len, stops)
+    corpus = write_corpus(writer, prompts, plan, 0, args.out, lambda n: print(n, "tokens"))
+    del teacher, writer
     shape = Shape()
     model = make_model(shape, tokenizer.vocab_size, device, 0)
     count = sum(t.numel() for t in _leaves(model))

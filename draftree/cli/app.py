@@ -21,6 +21,7 @@ from draftree.cli import (
     models,
     pull,
     run,
+    selector,
     serve,
     stop,
     train,
@@ -82,6 +83,7 @@ app.command("inspect")(inspect.inspect)
 app.command("pull")(pull.pull)
 app.command("models")(models.models)
 app.command("train")(train.train)
+app.command("selector")(selector.selector)
 app.command("export")(export.export)
 app.add_typer(bench.app, name="bench")
 

@@ -16,8 +16,8 @@ from draftree.cli.option import DEFAULT_MODEL
 from draftree.errors import ModelError, require_packages
 
 if TYPE_CHECKING:
-    from draftree.train.loop import CurvePoint
     from draftree.train.prompt import Prompt
+    from draftree.train.run import Measured
     from draftree.train.settings import TrainConfig
 
 _NUM_TEMPLATES: Final = 40_000
@@ -28,7 +28,7 @@ _PACKAGE_PROMPTS: Final = "templates of the package, beginnings of Python's stan
 _FORMATS: Final = {"bf16": "bf16", "f16": "f16", "q8_0": "q8", "q4_1": "q4"}
 
 
-def _option(panel: str, help_text: str, *names: str, **details: Any) -> Any:
+def panel_option(panel: str, help_text: str, *names: str, **details: Any) -> Any:
     return typer.Option(*names, help=help_text, rich_help_panel=panel, **details)
 
 
@@ -66,36 +66,37 @@ Seed = Annotated[int, typer.Option(help="The same seed gives the same run.")]
 Hours = Annotated[
     float, typer.Option(help="Plan writing and training to end by then; 0 plans nothing.", min=0)
 ]
-Layers = Annotated[int, _option("Draft", "Layers of the draft.", min=1)]
-Ffn = Annotated[int, _option("Draft", "Feed-forward width; 0 takes the target's.", min=0)]
-BlockLen = Annotated[int, _option("Draft", "Tokens it fills in one pass.", min=2, max=64)]
+Layers = Annotated[int, panel_option("Draft", "Layers of the draft.", min=1)]
+Ffn = Annotated[int, panel_option("Draft", "Feed-forward width; 0 takes the target's.", min=0)]
+BlockLen = Annotated[int, panel_option("Draft", "Tokens it fills in one pass.", min=2, max=64)]
 Window = Annotated[
-    int, _option("Draft", "Sliding window of its attention; 0 is --max-len, -1 none.", min=-1)
+    int, panel_option("Draft", "Sliding window of its attention; 0 is --max-len, -1 none.", min=-1)
 ]
-Mask = Annotated[int, _option("Draft", "Id of an unused token; -1 finds one.", min=-1)]
+Mask = Annotated[int, panel_option("Draft", "Id of an unused token; -1 finds one.", min=-1)]
 OwnPrompts = Annotated[
-    int, _option("Text", "Prompts that the target writes; with --prompts, besides those.", min=0)
+    int,
+    panel_option("Text", "Prompts that the target writes; with --prompts, besides those.", min=0),
 ]
-Tokens = Annotated[int, _option("Text", "Tokens that the target writes.", min=1)]
-MaxLen = Annotated[int, _option("Text", "Longest sequence, prompt included.", min=8)]
-BatchLen = Annotated[int, _option("Text", "Sequences written at once.", min=1)]
-Greedy = Annotated[float, _option("Text", "Share written greedily.", min=0, max=1)]
-WriteLimit = Annotated[float, _option("Text", "Stop writing after this; 0 is never.", min=0)]
-Steps = Annotated[int, _option("Training", "Steps.", min=1)]
-StepTokens = Annotated[int, _option("Training", "Tokens of text read in a step.", min=8)]
-Rate = Annotated[float, _option("Training", "Learning rate.")]
+Tokens = Annotated[int, panel_option("Text", "Tokens that the target writes.", min=1)]
+MaxLen = Annotated[int, panel_option("Text", "Longest sequence, prompt included.", min=8)]
+BatchLen = Annotated[int, panel_option("Text", "Sequences written at once.", min=1)]
+Greedy = Annotated[float, panel_option("Text", "Share written greedily.", min=0, max=1)]
+WriteLimit = Annotated[float, panel_option("Text", "Stop writing after this; 0 is never.", min=0)]
+Steps = Annotated[int, panel_option("Training", "Steps.", min=1)]
+StepTokens = Annotated[int, panel_option("Training", "Tokens of text read in a step.", min=8)]
+Rate = Annotated[float, panel_option("Training", "Learning rate.")]
 Optimizer = Annotated[
-    Literal["muon", "adamw"], _option("Training", "What the matrices learn with.")
+    Literal["muon", "adamw"], panel_option("Training", "What the matrices learn with.")
 ]
-Decay = Annotated[float, _option("Training", "Rows weigh e times less after so many.")]
+Decay = Annotated[float, panel_option("Training", "Rows weigh e times less after so many.")]
 Distill = Annotated[
-    float, _option("Training", "Share of the label that is the target's own odds.", min=0)
+    float, panel_option("Training", "Share of the label that is the target's own odds.", min=0)
 ]
 LossTokens = Annotated[
-    int, _option("Training", "Frequent tokens that the loss tells apart; 0 is all.", min=0)
+    int, panel_option("Training", "Frequent tokens that the loss tells apart; 0 is all.", min=0)
 ]
 TrainLimit = Annotated[
-    float, _option("Training", "End the schedule by then; 0 is after all steps.", min=0)
+    float, panel_option("Training", "End the schedule by then; 0 is after all steps.", min=0)
 ]
 
 
@@ -186,13 +187,19 @@ def _train(
         raise ModelError("There is no GPU that torch can use here; try --device cpu.")
     checkpoint = open_checkpoint(resolve(model))
     has_own = config.text.num_own_prompts > 0
-    source = ", ".join(path.name for path in prompts) or ("" if has_own else _PACKAGE_PROMPTS)
-    texts = [] if has_own and not prompts else _read_all(prompts, config.seed)
-    with _watch() as watcher:
+    texts, source = collect_prompts(prompts, config.seed, has_own=has_own)
+    with watch() as watcher:
         train_draft(
             *(checkpoint, texts, config, out, torch.device(device), watcher, formats, source),
             start=open_checkpoint(start) if start else None,
         )
+
+
+def collect_prompts(paths: list[Path], seed: int, *, has_own: bool) -> "tuple[list[Prompt], str]":
+    """And where they come from; the package's own if there would be none at all."""
+    if has_own and not paths:
+        return [], ""
+    return _read_all(paths, seed), ", ".join(path.name for path in paths) or _PACKAGE_PROMPTS
 
 
 def _read_all(paths: list[Path], seed: int) -> "list[Prompt]":
@@ -223,7 +230,7 @@ class LineWatcher:
             self._shown = done * 20 // self._total
             print(f"  {min(100 * done // self._total, 100)}% {note}", file=sys.stderr, flush=True)
 
-    def point(self, point: "CurvePoint") -> None:
+    def point(self, point: "Measured") -> None:
         print(f"  {describe_point(point)}", file=sys.stderr, flush=True)
 
 
@@ -242,11 +249,11 @@ class BarWatcher:
     def advance(self, done: int, note: str) -> None:
         self._bars.update(self._task, completed=done, note=note)
 
-    def point(self, point: "CurvePoint") -> None:
+    def point(self, point: "Measured") -> None:
         self._bars.console.print(describe_point(point), highlight=False)
 
 
-def describe_point(point: "CurvePoint") -> str:
+def describe_point(point: "Measured") -> str:
     return (
         f"step {point.step}: held-out loss {point.held_out_loss:.3f}, "
         f"acceptance length {point.acceptance_length:.2f}"
@@ -254,7 +261,7 @@ def describe_point(point: "CurvePoint") -> str:
 
 
 @contextmanager
-def _watch() -> Iterator[Any]:
+def watch() -> Iterator[Any]:
     if not sys.stderr.isatty():
         yield LineWatcher()
         return

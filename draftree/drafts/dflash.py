@@ -110,6 +110,18 @@ class BlockDrafter(ContextDrafter):
         output = BlockOutput(anchor, position, logits, self._tokens, hidden)
         return self._head.rank(ranking, output, num_candidates)
 
+    @property
+    def draft_vocab(self) -> np.ndarray | None:
+        """The tokens that its logits stand for, rising; None: all."""
+        return self._tokens
+
+    def read_hidden(self, num_positions: int) -> np.ndarray:
+        """Behind the logits of the last block, before the final norm: float32 [positions,
+        hidden_size].
+        """
+        first = self._first_row
+        return self._ops.read(self.hidden, first + num_positions)[first:]
+
     def block_logits(self, anchor: int, num_positions: int = 0) -> np.ndarray:
         """float32 [positions, tokens]; row i is for position i + 1 after the anchor. 0: all.
 

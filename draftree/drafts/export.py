@@ -7,6 +7,7 @@ formats they came in. The target's embedding and head are not part of them.
 """
 
 import json
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from draftree.weights.dflash import ZLAB_MODEL_TYPE, zlab_name
 
 SYSTEMS: Final = ("vllm", "sglang", "speculators", "llama.cpp")
 
+_MASK_KEY: Final = "tokenizer.ggml.mask_token_id"
 _SPECULATORS_VERSION: Final = "0.9.0"  # whose fields these are
 _DTYPES: Final = (
     (QuantType.BF16, "bfloat16"),
@@ -209,18 +211,41 @@ def _write_safetensors(path: Path, values: dict[str, np.ndarray], qtype: QuantTy
 
 def _write_gguf(draft: Checkpoint, target: Checkpoint, path: Path, target_name: str) -> None:
     """llama.cpp reads the tokens of a draft from its own file, and vectors as float32 alone."""
+    entries = draft_entries(draft)
+    entries |= {k: v for k, v in target.metadata.items() if k.startswith("tokenizer.ggml.")}
+    entries |= {_MASK_KEY: draft.metadata[_MASK_KEY]}
+    entries |= {"general.base_model.count": 1, "general.base_model.0.name": target_name}
+    write_gguf(path, entries, draft_tensors(draft))
+
+
+def draft_entries(draft: Checkpoint) -> dict[str, Any]:
+    """The metadata of a draft's own file."""
+    entries = {key: value for key, value in draft.metadata.items() if key.startswith("dflash.")}
+    entries[_MASK_KEY] = draft.metadata[_MASK_KEY]
+    entries["general.name"] = draft.metadata.get("general.name", draft.path.stem)
+    return entries
+
+
+def draft_tensors(draft: Checkpoint) -> Iterator[tuple[str, np.ndarray, QuantType]]:
+    """Blocks byte for byte, vectors as float32: name, bytes, type."""
+    for name, info in draft.tensors.items():
+        raw, qtype = draft.raw(name), info.qtype
+        if len(info.shape) == 1:
+            raw, qtype = _encode(dequantize(raw, qtype), QuantType.F32)[0], QuantType.F32
+        yield name, raw, qtype
+
+
+def write_gguf(
+    path: Path,
+    entries: Mapping[str, Any],
+    tensors: Iterable[tuple[str, np.ndarray, QuantType]],
+) -> None:
+    """A draft's file. tensors: bytes, uint8 [rows, row_bytes]."""
     import gguf
 
-    mask_key = "tokenizer.ggml.mask_token_id"
-    entries = {key: value for key, value in draft.metadata.items() if key.startswith("dflash.")}
-    entries |= {k: v for k, v in target.metadata.items() if k.startswith("tokenizer.ggml.")}
-    entries[mask_key] = draft.metadata[mask_key]
-    entries["general.name"] = draft.metadata.get("general.name", path.stem)
-    entries |= {"general.base_model.count": 1, "general.base_model.0.name": target_name}
-    entries["general.quantization_version"] = 2
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, "dflash")
-    for key, value in entries.items():
+    for key, value in {**entries, "general.quantization_version": 2}.items():
         kind = gguf.GGUFValueType
         if isinstance(value, int) and not isinstance(value, bool):
             writer.add_key_value(key, value, kind.UINT32 if value >= 0 else kind.INT32)
@@ -228,10 +253,7 @@ def _write_gguf(draft: Checkpoint, target: Checkpoint, path: Path, target_name: 
             writer.add_key_value(key, value, kind.get_type(value))
         else:
             writer.add_array(key, list(value))
-    for name, info in draft.tensors.items():
-        raw, qtype = draft.raw(name), info.qtype
-        if len(info.shape) == 1:
-            raw, qtype = _encode(dequantize(raw, qtype), QuantType.F32)[0], QuantType.F32
+    for name, raw, qtype in tensors:
         writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType(qtype.value))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

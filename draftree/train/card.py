@@ -62,6 +62,37 @@ def make_card(record: dict[str, Any], name: str) -> str:
     return "\n".join(parts)
 
 
+def make_selector_card(record: dict[str, Any], name: str) -> str:
+    """Markdown: what a selector was added to, what it learned from, how it went."""
+    text, config, curve = record["text"], record["config"], record["curve"]
+    plan, first = config["plan"], curve[0]
+    best = min(curve, key=lambda point: point["held_out_loss"])
+    data = [
+        ("target", f"{record['target']} ({record['target_file']})"),
+        ("draft", record["draft_file"]),
+        ("prompts", _describe_prompts(text["source"], config["text"]["num_own_prompts"])),
+        ("tokens written by the target", f"{text['num_written']:,}"),
+        ("blocks read", f"{text['num_blocks']:,}"),
+        ("rank, candidates", f"{plan['rank']}, {plan['top_k']}"),
+        ("steps, learning rate", f"{curve[-1]['step']:,}, {plan['learning_rate']:g}"),
+        ("minutes of training", f"{curve[-1]['seconds'] / 60:.1f}"),
+    ]
+    lengths = [
+        (title, f"{first[key]:.2f} → {best[key]:.2f}")
+        for title, key in (
+            ("chain of best choices, greedy text", "acceptance_length"),
+            ("the same, sampled text", "sampled_acceptance_length"),
+            ("loss over the candidates", "held_out_loss"),
+        )
+    ]
+    head = (
+        f"# {name}\n\nA DFlash draft with a selector: what a candidate's chance gains or loses by "
+        "the candidate before it. The draft's own weights are unchanged.\n"
+    )
+    tables = [_table("Selector", data), _table("Before → after, on held-out prompts", lengths)]
+    return "\n".join([head, *tables])
+
+
 def _training_rows(record: dict[str, Any]) -> list[tuple[str, str]]:
     config, last = record["config"], record["curve"][-1]
     schedule = config["schedule"]

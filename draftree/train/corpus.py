@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from draftree.train.settings import TextPlan
-from draftree.train.teacher import Teacher
-from draftree.train.writer import Task, Writer
+from draftree.train.writer import Task, TextWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +71,8 @@ def join_corpora(parts: Sequence[Corpus]) -> Corpus:
 
 
 def write_corpus(
-    teacher: Teacher,
+    writer: TextWriter,
     prompts: Sequence[np.ndarray],
-    stop_ids: Sequence[int],
     plan: TextPlan,
     seed: int,
     folder: Path,
@@ -83,7 +81,6 @@ def write_corpus(
     """Batch after batch until there is text enough. A part that is in the folder is not written
     again. report gets the tokens written so far.
     """
-    writer = Writer(teacher, plan.batch_size, plan.max_len, stop_ids)
     first_turn = np.concatenate(_plan_turn(prompts, plan.batch_size, seed, 0))
     # Every so many of those that come first, so that even a short run holds something out.
     held_out = set(first_turn[:: max(2, round(1 / plan.held_out_share))].tolist())
@@ -123,7 +120,7 @@ def _plan_turn(
 
 
 def _write_part(
-    writer: Writer,
+    writer: TextWriter,
     prompts: Sequence[np.ndarray],
     held_out: set[int],
     plan: TextPlan,

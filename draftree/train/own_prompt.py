@@ -1,7 +1,7 @@
 """The target writes prompts of its own: its chat template is cut where the user's text begins, and
 it goes on from there. Some starts get a first word or two, and some are text without a template.
 
-In: a teacher and its tokenizer. Out: `Prompt`s, kept batch by batch in files that an interrupted
+In: what writes, and its tokenizer. Out: `Prompt`s, kept batch by batch in files that an interrupted
 run reads again. Knows nothing of replies.
 """
 
@@ -20,8 +20,7 @@ from draftree.errors import ModelError, TokenizerError
 from draftree.text.template import ChatTemplate
 from draftree.text.tokenizer import Tokenizer
 from draftree.train.prompt import Prompt, expand_template, read_prompts
-from draftree.train.teacher import Teacher
-from draftree.train.writer import Task, Writer
+from draftree.train.writer import Task, TextWriter
 
 _NO_TEXT = "\N{REPLACEMENT CHARACTER}"
 _SENTINEL = "sentinel-of-a-user"
@@ -81,8 +80,11 @@ def cut_template(tokenizer: Tokenizer) -> ChatCut:
     )
 
 
+MakeWriter = Callable[[int, int, Sequence[int]], TextWriter]  # most texts, most tokens, stop ids
+
+
 def write_own_prompts(
-    teacher: Teacher,
+    make_writer: MakeWriter,
     tokenizer: Tokenizer,
     count: int,
     batch_size: int,
@@ -93,7 +95,7 @@ def write_own_prompts(
     """Distinct prompts, so many. A batch that is in the folder is not written again. report gets
     how many there are so far.
     """
-    author = _Author(teacher, tokenizer, min(batch_size, 2 * count))
+    author = _Author(make_writer, tokenizer, min(batch_size, 2 * count))
     found: dict[str, Prompt] = {}
     number = 0
     while len(found) < count:
@@ -126,7 +128,7 @@ def _save(prompts: Sequence[Prompt], path: Path) -> None:
 class _Author:
     """Draws starts and lets the target go on from them."""
 
-    def __init__(self, teacher: Teacher, tokenizer: Tokenizer, batch_size: int) -> None:
+    def __init__(self, make_writer: MakeWriter, tokenizer: Tokenizer, batch_size: int) -> None:
         package = files("draftree.train")
         self._seeds = json.loads((package / "seeds.json").read_text(encoding="utf-8"))
         templates = json.loads((package / "templates.json").read_text(encoding="utf-8"))
@@ -136,9 +138,9 @@ class _Author:
         self._num_chats = batch_size - self._num_texts
         opening_len = max(len(tokenizer.encode_chat(text)) for text in self._cut.openings)
         chat_len = opening_len + _SEED_TOKENS + _MAX_TOKENS
-        self._chats = Writer(teacher, self._num_chats, chat_len, sorted(self._cut.stops))
+        self._chats = make_writer(self._num_chats, chat_len, sorted(self._cut.stops))
         text_len = _SEED_TOKENS + _TEXT_TOKENS
-        self._texts = Writer(teacher, max(1, self._num_texts), text_len, sorted(tokenizer.stop_ids))
+        self._texts = make_writer(max(1, self._num_texts), text_len, sorted(tokenizer.stop_ids))
 
     def write(self, seed: int, number: int) -> list[Prompt]:
         """The usable prompts of one batch."""
@@ -172,7 +174,7 @@ class _Author:
                 return seed
 
     def _continue(
-        self, writer: Writer, starts: Sequence[Start], rng: random.Random
+        self, writer: TextWriter, starts: Sequence[Start], rng: random.Random
     ) -> list[tuple[Start, list[int]]]:
         """Each start with the tokens that the target wrote after it."""
         if not starts:

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,12 +26,24 @@ from draftree.train.initial import compare_shapes, copy_weights
 from draftree.train.loop import CurvePoint, Trainer
 from draftree.train.own_prompt import write_own_prompts
 from draftree.train.prompt import Prompt, encode_prompts, spare_token
-from draftree.train.settings import TrainConfig
+from draftree.train.settings import SelectorConfig, TrainConfig
 from draftree.train.teacher import Teacher, load_teacher
+from draftree.train.writer import Writer
 from draftree.weights.checkpoint import Checkpoint
 
-_PROMPT_SHARE = 0.5  # of a sequence, at most
-_HEAD_TOKENS = 8192  # tokens that a draft proposes, of a larger vocabulary
+PROMPT_SHARE = 0.5  # of a sequence, at most
+HEAD_TOKENS = 8192  # tokens that a draft proposes, of a larger vocabulary
+
+
+class Measured(Protocol):
+    """A point of a curve, as far as those who show it need it."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def held_out_loss(self) -> float: ...
+    @property
+    def acceptance_length(self) -> float: ...
 
 
 class Watcher(Protocol):
@@ -38,7 +51,7 @@ class Watcher(Protocol):
 
     def phase(self, name: str, total: int) -> None: ...
     def advance(self, done: int, note: str) -> None: ...
-    def point(self, point: CurvePoint) -> None: ...
+    def point(self, point: Measured) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +75,7 @@ def train_draft(
     """source says in the card where the prompts come from; start is a draft to go on from."""
     check_formats(formats)
     folder.mkdir(parents=True, exist_ok=True)
-    _claim(folder, config, checkpoint, prompts, start)
+    claim_folder(folder, config, checkpoint, prompts, start)
     tokenizer = Tokenizer.from_metadata(checkpoint.metadata)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     watcher.phase("reading the target", 0)
@@ -71,19 +84,19 @@ def train_draft(
     if start is not None:  # a draft of another shape is refused before anything is written
         compare_shapes(start, spec)
     own = _own_prompts(teacher, tokenizer, config, folder, watcher)
-    encoded = encode_prompts([*prompts, *own], tokenizer, int(_PROMPT_SHARE * config.text.max_len))
-    count = _watch_phase(watcher, "writing text", config.text.num_tokens, config.text.max_minutes)
+    encoded = encode_prompts([*prompts, *own], tokenizer, int(PROMPT_SHARE * config.text.max_len))
+    count = watch_phase(watcher, "writing text", config.text.num_tokens, config.text.max_minutes)
+    text = config.text
     corpus = write_corpus(
-        teacher,
+        Writer(teacher, text.batch_size, text.max_len, sorted(tokenizer.stop_ids)),
         encoded,
-        sorted(tokenizer.stop_ids),
-        config.text,
+        text,
         config.seed,
         folder,
         lambda done: watcher.advance(count(done), f"{done / 1e6:.2f} M tokens"),
     )
     plan = config.schedule
-    passed = _watch_phase(watcher, "training", plan.num_steps, plan.max_minutes)
+    passed = watch_phase(watcher, "training", plan.num_steps, plan.max_minutes)
     trainer = Trainer(teacher, corpus, spec, config)
     if start is not None:
         copy_weights(start, trainer.draft)
@@ -101,7 +114,7 @@ def train_draft(
     watcher.phase("writing files", 0)
     name = f"{checkpoint.metadata.get('general.name') or checkpoint.path.stem} DFlash"
     export_folder(trainer.draft, folder)
-    num_listed = _HEAD_TOKENS if spec.vocab_size > 2 * _HEAD_TOKENS else 0
+    num_listed = HEAD_TOKENS if spec.vocab_size > 2 * HEAD_TOKENS else 0
     draft_vocab = corpus.frequent_tokens(num_listed)
     for kind in formats:
         export_gguf(trainer.draft, folder / f"draft-{kind}.gguf", kind, name, draft_vocab)
@@ -110,7 +123,7 @@ def train_draft(
     return Trained(trainer.draft, trainer.curve, folder)
 
 
-def _watch_phase(
+def watch_phase(
     watcher: Watcher, name: str, total: int, max_minutes: float
 ) -> Callable[[int], int]:
     """Begin a phase that ends by count, or by the clock where that is limited. The result says how
@@ -150,10 +163,14 @@ def write_record(
         "torch": torch.__version__,
         "curve": [asdict(point) for point in curve],
     }
-    partial = folder / "record.partial"
-    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    partial.replace(folder / "record.json")
+    save_record(record, folder)
     return record
+
+
+def save_record(record: dict[str, Any], folder: Path) -> None:
+    unfinished = folder / "record.partial"
+    unfinished.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(folder / "record.json")
 
 
 def _own_prompts(
@@ -164,7 +181,7 @@ def _own_prompts(
         return []
     watcher.phase("writing prompts", count)
     return write_own_prompts(
-        teacher,
+        partial(Writer, teacher),
         tokenizer,
         count,
         config.text.batch_size,
@@ -181,9 +198,9 @@ def _mask_token(config: TrainConfig, tokenizer: Tokenizer) -> int:
     return token if token >= 0 else spare_token(tokenizer)
 
 
-def _claim(
+def claim_folder(
     folder: Path,
-    config: TrainConfig,
+    config: TrainConfig | SelectorConfig,
     checkpoint: Checkpoint,
     prompts: Sequence[Prompt],
     start: Checkpoint | None,

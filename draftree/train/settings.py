@@ -62,6 +62,25 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
+class SelectorPlan:
+    """Learning what follows what, on top of a draft that stays as it is."""
+
+    rank: int = 32
+    top_k: int = 16  # candidates of each position
+    num_steps: int = 3000
+    batch_blocks: int = 512
+    learning_rate: float = 5e-4
+    dropout: float = 0.25
+    depth_decay: float = 4.0
+    eval_every: int = 100
+    max_minutes: float = 0.0  # end the schedule by then; a run with it is not repeatable
+
+    def __post_init__(self) -> None:
+        if self.rank < 32 or self.rank % 32 or self.rank > 256:
+            raise ModelError("This cannot be trained: a selector's rank is 32, 64 … 256.")
+
+
+@dataclass(frozen=True, slots=True)
 class TrainConfig:
     shape: DraftShape = DraftShape()
     text: TextPlan = TextPlan()
@@ -95,3 +114,10 @@ class TrainConfig:
         for is_valid, sentence in checks:
             if not is_valid:
                 raise ModelError(f"This cannot be trained: {sentence}.")
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorConfig:
+    text: TextPlan = TextPlan(num_tokens=300_000, batch_size=64)
+    plan: SelectorPlan = SelectorPlan()
+    seed: int = 0

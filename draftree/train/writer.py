@@ -6,6 +6,7 @@ of a batch is done, so that short replies cost little. On a GPU a step is one re
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,6 +25,14 @@ class Task:
     prompt: np.ndarray  # int32 [prompt_len]
     temperature: float
     burn_in: int = 0
+
+
+class TextWriter(Protocol):
+    """Whatever writes texts."""
+
+    def write(self, tasks: Sequence[Task], seed: int) -> list[np.ndarray]:
+        """Each task's prompt and what follows it, the stop token included."""
+        ...
 
 
 class Writer:

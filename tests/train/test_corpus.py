@@ -8,6 +8,7 @@ import torch
 from draftree.train.corpus import Corpus, join_corpora, load_corpus, write_corpus
 from draftree.train.settings import TextPlan
 from draftree.train.teacher import load_teacher
+from draftree.train.writer import Writer
 from draftree.weights.file import open_checkpoint
 from tests.tiny import tiny_path
 
@@ -19,7 +20,8 @@ def _write(folder, plan=PLAN, seed=0):
     rng = np.random.default_rng(1)
     prompts = [rng.integers(1, 500, 3 + i % 7).astype(np.int32) for i in range(20)]
     seen: list[int] = []
-    corpus = write_corpus(teacher, prompts, (), plan, seed, folder, seen.append)
+    writer = Writer(teacher, plan.batch_size, plan.max_len, ())
+    corpus = write_corpus(writer, prompts, plan, seed, folder, seen.append)
     return corpus, prompts, seen
 
 

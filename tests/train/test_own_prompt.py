@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 from importlib.resources import files
 
 import pytest
@@ -12,6 +13,7 @@ from draftree.text.tokenizer import Tokenizer
 from draftree.train.own_prompt import cut_template, write_own_prompts
 from draftree.train.prompt import expand_template
 from draftree.train.teacher import load_teacher
+from draftree.train.writer import Writer
 from draftree.weights.file import open_checkpoint
 from tests.train.counting import END, make_counting
 
@@ -31,7 +33,8 @@ def _write(folder, count=30, batch_size=48, seed=0, tokenizer=None):
     folder.mkdir(exist_ok=True)
     seen: list[int] = []
     tokenizer = tokenizer or _tokenizer()
-    prompts = write_own_prompts(teacher, tokenizer, count, batch_size, seed, folder, seen.append)
+    writer = partial(Writer, teacher)
+    prompts = write_own_prompts(writer, tokenizer, count, batch_size, seed, folder, seen.append)
     return prompts, seen
 
 

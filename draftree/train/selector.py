@@ -1,0 +1,215 @@
+"""A selector learns on top of a draft that stays as it is: what a candidate's logit gains or loses
+by the candidate before it.
+
+In: `BlockRows`, embeddings of the tokens it knows. Out: its tables, and a curve. The draft fills
+all places at once, so its candidates do not know of each other; this is what tells them.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from draftree.train.block_row import BlockRows
+from draftree.train.settings import SelectorPlan
+
+_EVAL_BLOCKS = 6000
+_LEAST_RATE, _WARM_UP = 0.02, 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorPoint:
+    """On held-out text. The loss is over the candidates; lengths are those of the chain of best
+    choices, in greedy and in sampled text.
+    """
+
+    step: int
+    seconds: float
+    held_out_loss: float
+    acceptance_length: float
+    sampled_acceptance_length: float
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorTables:
+    """score(p, c) = <before[p] * (hidden @ projection.T), after[c]>; the last row of a table stands
+    for all tokens that it does not know.
+    """
+
+    before: np.ndarray  # float32 [num_tokens + 1, rank]
+    after: np.ndarray  # float32 [num_tokens + 1, rank]
+    projection: np.ndarray  # float32 [rank, hidden_size]
+
+
+class SelectorModule(nn.Module):
+    """Tables are projections of the target's own embedding and head: what it learns of a token
+    holds for those like it, so that little text is enough.
+    """
+
+    def __init__(self, embedding: Tensor, head: Tensor, row_of: Tensor, plan: SelectorPlan) -> None:
+        """embedding, head: float32 [num_tokens, hidden_size]; row_of: int64 by token, num_tokens
+        for those that are not known.
+        """
+        super().__init__()
+        size, rank = embedding.shape[1], plan.rank
+        for name, rows in (("embedding", embedding), ("head", head)):
+            scaled = rows / rows.norm(dim=1).mean()
+            self.register_buffer(name, F.pad(scaled, (0, 0, 0, 1)), persistent=False)
+        self.register_buffer("row_of", row_of, persistent=False)
+        self.before = nn.Parameter(torch.randn(size, rank) * 4 * size**-0.5)
+        self.after = nn.Parameter(torch.randn(size, rank) * 4 * size**-0.5)
+        self.projection = nn.Parameter(torch.randn(size, rank) * 0.002)
+        self._dropout = plan.dropout
+
+    def forward(self, hidden: Tensor, parents: Tensor, candidates: Tensor) -> Tensor:
+        """What the candidates' logits gain: [rows, num_candidates], hidden: [rows, hidden_size]."""
+        dropout = self._dropout if self.training else 0.0
+        context = F.dropout(hidden, dropout) @ self.projection
+        context = F.dropout(context * self._rows(self.embedding, self.before, parents), dropout)
+        after = self._rows(self.head, self.after, candidates)
+        return torch.einsum("nr,ncr->nc", context, after)
+
+    def tables(self) -> SelectorTables:
+        before, after = self.embedding @ self.before, self.head @ self.after
+        arrays = (table.detach().cpu().numpy() for table in (before, after, self.projection.T))
+        return SelectorTables(*map(np.ascontiguousarray, arrays))
+
+    def _rows(self, tokens: Tensor, projection: Tensor, ids: Tensor) -> Tensor:
+        """[*ids.shape, rank]; each token is multiplied once."""
+        used, places = torch.unique(self.row_of[ids], return_inverse=True)
+        return (tokens[used] @ projection)[places]
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Rows of blocks: all that a loss needs."""
+
+    hidden: Tensor  # [num_blocks, num_positions, hidden_size]
+    parents: Tensor  # int64 [num_blocks, num_positions]
+    candidates: Tensor  # int64 [num_blocks, num_positions, num_candidates]
+    log_probs: Tensor  # float32, the same shape
+    labels: Tensor  # int64 [num_blocks, num_positions]: which candidate came; -1: none of them
+
+
+def train_selector(
+    module: SelectorModule,
+    rows: BlockRows,
+    plan: SelectorPlan,
+    seed: int,
+    device: torch.device,
+    report: Callable[[int, SelectorPoint | None], None],
+) -> list[SelectorPoint]:
+    """The module is left as it was where it did best on held-out text."""
+    torch.manual_seed(seed)
+    module.to(device)
+    rng = np.random.default_rng((seed, 7))
+    learn_from = np.flatnonzero(~rows.is_held_out)
+    held_out = [_draw_held_out(rows, rng, is_greedy=flag) for flag in (True, False)]
+    optimizer = torch.optim.AdamW(
+        module.parameters(), lr=plan.learning_rate, betas=(0.9, 0.98), weight_decay=1.0
+    )
+    curve = [_measure(module, held_out, 0, 0.0, device)]
+    report(0, curve[0])
+    best = {name: value.clone() for name, value in module.state_dict().items()}
+    started, step, progress = time.monotonic(), 0, 0.0
+    while progress < 1.0:
+        for group in optimizer.param_groups:
+            group["lr"] = plan.learning_rate * _rate(progress)
+        batch = _make_batch(rows.select(rng.choice(learn_from, plan.batch_blocks)), device)
+        loss = _loss(module, batch, plan.depth_decay)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        step += 1
+        seconds = time.monotonic() - started
+        limit = 60 * plan.max_minutes
+        progress = max(step / plan.num_steps, seconds / limit if limit else 0.0)
+        report(step, None)
+        if step % plan.eval_every == 0 or progress >= 1.0:
+            curve.append(_measure(module, held_out, step, seconds, device))
+            report(step, curve[-1])
+            if curve[-1].held_out_loss <= min(point.held_out_loss for point in curve):
+                best = {name: value.clone() for name, value in module.state_dict().items()}
+    module.load_state_dict(best)
+    return curve
+
+
+def _rate(progress: float) -> float:
+    """A linear rise, then half a cosine."""
+    fall = _LEAST_RATE + (1.0 - _LEAST_RATE) * 0.5 * (1.0 + math.cos(math.pi * progress))
+    return min(1.0, 0.01 + progress / _WARM_UP) * fall
+
+
+def _make_batch(rows: BlockRows, device: torch.device) -> _Batch:
+    is_right = rows.candidates == rows.tokens[:, 1:, None]
+    labels = np.where(is_right.any(axis=-1), is_right.argmax(axis=-1), -1)
+    parents = np.maximum(rows.tokens[:, :-1], 0)
+    return _Batch(
+        torch.from_numpy(rows.hidden).to(device).float(),
+        torch.from_numpy(parents).to(device).long(),
+        torch.from_numpy(rows.candidates).to(device).long(),
+        torch.from_numpy(rows.log_probs).to(device).float(),
+        torch.from_numpy(labels).to(device),
+    )
+
+
+def _loss(module: SelectorModule, batch: _Batch, depth_decay: float) -> Tensor:
+    """Cross-entropy over the candidates, where the right one is among them."""
+    is_known = batch.labels >= 0
+    depths = torch.arange(is_known.shape[1], device=is_known.device)
+    weights = torch.exp(-depths / depth_decay).expand_as(is_known)[is_known]
+    losses = F.cross_entropy(
+        _scores(module, batch, is_known), batch.labels[is_known], reduction="none"
+    )
+    return (losses * weights).sum() / weights.sum()
+
+
+def _scores(module: SelectorModule, batch: _Batch, is_used: Tensor) -> Tensor:
+    """The candidates' logits after the token that came before them."""
+    gains: Tensor = module(batch.hidden[is_used], batch.parents[is_used], batch.candidates[is_used])
+    return batch.log_probs[is_used] + gains
+
+
+def _draw_held_out(rows: BlockRows, rng: np.random.Generator, *, is_greedy: bool) -> BlockRows:
+    """Whole blocks alone."""
+    is_whole = rows.is_held_out & (rows.is_greedy == is_greedy) & (rows.tokens[:, -1] >= 0)
+    return rows.select(rng.permutation(np.flatnonzero(is_whole))[:_EVAL_BLOCKS])
+
+
+@torch.no_grad()
+def _measure(
+    module: SelectorModule,
+    held_out: list[BlockRows],
+    step: int,
+    seconds: float,
+    device: torch.device,
+) -> SelectorPoint:
+    module.eval()
+    losses, lengths = [], []
+    for rows in held_out:
+        right, loss, count = 0.0, 0.0, 0
+        for part in _parts(rows):
+            batch = _make_batch(part, device)
+            every = torch.ones_like(batch.labels, dtype=torch.bool)
+            scores = _scores(module, batch, every).unflatten(0, every.shape)
+            is_right = scores.argmax(-1) == batch.labels
+            right += float(is_right.cumprod(1).sum())
+            is_known = batch.labels >= 0
+            loss += float(
+                F.cross_entropy(scores[is_known], batch.labels[is_known], reduction="sum")
+            )
+            count += int(is_known.sum())
+        losses.append(loss / count if count else math.nan)
+        lengths.append(1.0 + right / len(rows.tokens) if len(rows.tokens) else math.nan)
+    module.train()
+    return SelectorPoint(step, round(seconds, 2), float(np.nanmean(losses)), *lengths)
+
+
+def _parts(rows: BlockRows, size: int = 1000) -> Iterator[BlockRows]:
+    for start in range(0, len(rows.tokens), size):
+        yield rows.select(np.arange(start, min(start + size, len(rows.tokens))))

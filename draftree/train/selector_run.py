@@ -1,0 +1,222 @@
+"""A selector for a draft that is there already, in one folder: text, rows, record, file, card.
+
+In: a target, its draft, prompts. Out: a folder that holds the draft's file with a selector in it.
+Text is written and drafts are read by the engine itself, so a CPU is enough.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftree.config import EngineConfig
+from draftree.drafts.dflash import BlockDrafter
+from draftree.drafts.export import draft_entries, draft_tensors, write_gguf
+from draftree.engine.engine import TokenEngine
+from draftree.errors import ModelError
+from draftree.kernels.quant.formats import QuantType, dequantize
+from draftree.models.metadata import Metadata
+from draftree.text.tokenizer import Tokenizer
+from draftree.train.block_row import BlockRows, FinalNorm, read_rows
+from draftree.train.card import make_selector_card
+from draftree.train.corpus import Corpus, write_corpus
+from draftree.train.engine_writer import EngineWriter
+from draftree.train.own_prompt import write_own_prompts
+from draftree.train.prompt import Prompt, encode_prompts
+from draftree.train.run import (
+    HEAD_TOKENS,
+    PROMPT_SHARE,
+    Watcher,
+    claim_folder,
+    save_record,
+    watch_phase,
+)
+from draftree.train.selector import SelectorModule, SelectorPoint, SelectorTables, train_selector
+from draftree.train.settings import SelectorConfig
+from draftree.weights.checkpoint import Checkpoint
+
+_TABLES = "selector_predecessor.weight", "selector_successor.weight"
+_PROJECTION = "selector_hidden.weight"
+_EIGHT_BIT = QuantType(8)
+
+
+def add_selector(
+    checkpoint: Checkpoint,
+    draft: Checkpoint,
+    prompts: Sequence[Prompt],
+    config: SelectorConfig,
+    folder: Path,
+    device: str,
+    watcher: Watcher,
+    source: str = "",
+) -> Path:
+    """The draft's file with a selector; one that it has is replaced. source says in the card where
+    the prompts come from.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    claim_folder(folder, config, checkpoint, prompts, draft)
+    watcher.phase("reading the target", 0)
+    settings = EngineConfig(device=device, max_ctx=config.text.max_len, prefix_bytes=0)
+    engine = TokenEngine(checkpoint, settings, draft)
+    try:
+        drafter = engine.drafter
+        if not isinstance(drafter, BlockDrafter):
+            raise ModelError(f"{draft.path} fills no block; a selector belongs to a DFlash draft.")
+        corpus = _write(engine, checkpoint, prompts, config, folder, watcher)
+        watcher.phase("reading what the draft makes of it", corpus.num_sequences)
+        told = partial(_advance, watcher, "texts")
+        norm = _final_norm(draft)
+        rows = read_rows(engine, drafter, corpus, norm, config.plan.top_k, folder, told)
+    finally:
+        engine.close()
+    listed = _listed_tokens(draft, corpus, engine.model_config.vocab_size)
+    where = torch.device("cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda")
+    module = _new_module(checkpoint, listed, config, engine.model_config.vocab_size)
+    curve = _train(module, rows, config, where, watcher)
+    path = folder / f"{draft.path.stem}-selector.gguf"
+    _write_file(draft, module.tables(), config, listed, path)
+    record = _make_record(checkpoint, draft, config, corpus, rows, curve, source)
+    save_record(record, folder)
+    (folder / "README.md").write_text(make_selector_card(record, path.stem), encoding="utf-8")
+    return path
+
+
+def _write(
+    engine: TokenEngine,
+    checkpoint: Checkpoint,
+    prompts: Sequence[Prompt],
+    config: SelectorConfig,
+    folder: Path,
+    watcher: Watcher,
+) -> Corpus:
+    tokenizer, text, seed = Tokenizer.from_metadata(checkpoint.metadata), config.text, config.seed
+    own: list[Prompt] = []
+    if text.num_own_prompts:
+        watcher.phase("writing prompts", text.num_own_prompts)
+        own = write_own_prompts(
+            lambda _, max_len, stops: EngineWriter(engine, max_len, stops),
+            *(tokenizer, text.num_own_prompts, text.batch_size, seed, folder),
+            partial(_advance, watcher, "prompts"),
+        )
+    encoded = encode_prompts([*prompts, *own], tokenizer, int(PROMPT_SHARE * text.max_len))
+    count = watch_phase(watcher, "writing text", text.num_tokens, text.max_minutes)
+    writer = EngineWriter(engine, text.max_len, sorted(tokenizer.stop_ids))
+    return write_corpus(
+        *(writer, encoded, text, seed, folder),
+        lambda done: watcher.advance(count(done), f"{done:,} tokens"),
+    )
+
+
+def _final_norm(draft: Checkpoint) -> FinalNorm:
+    info = draft.tensors["output_norm.weight"]
+    weight = dequantize(draft.raw(info.name), info.qtype).reshape(-1)
+    eps = Metadata(draft).number("attention.layer_norm_rms_epsilon")
+    return FinalNorm(weight.astype(np.float32), eps)
+
+
+def _advance(watcher: Watcher, what: str, done: int) -> None:
+    watcher.advance(done, f"{done:,} {what}")
+
+
+def _listed_tokens(draft: Checkpoint, corpus: Corpus, vocab_size: int) -> list[int]:
+    """The tokens that the tables have a row for: all, or of a large vocabulary those that the draft
+    lists or that the text holds most of.
+    """
+    if vocab_size <= 2 * HEAD_TOKENS:
+        return list(range(vocab_size))
+    listed = draft.metadata.get("dflash.head_tokens")
+    return sorted(listed) if listed is not None else corpus.frequent_tokens(HEAD_TOKENS)
+
+
+def _new_module(
+    checkpoint: Checkpoint, listed: Sequence[int], config: SelectorConfig, vocab_size: int
+) -> SelectorModule:
+    torch.manual_seed(config.seed)
+    row_of = torch.full((vocab_size,), len(listed))
+    row_of[list(listed)] = torch.arange(len(listed))
+    embedding = _read_rows(checkpoint, "token_embd.weight", listed)
+    has_head = "output.weight" in checkpoint.tensors
+    head = _read_rows(checkpoint, "output.weight", listed) if has_head else embedding
+    return SelectorModule(embedding, head, row_of, config.plan)
+
+
+def _read_rows(checkpoint: Checkpoint, name: str, tokens: Sequence[int]) -> torch.Tensor:
+    raw = np.ascontiguousarray(checkpoint.raw(name)[list(tokens)])
+    values = dequantize(raw, checkpoint.tensors[name].qtype)
+    return torch.from_numpy(values.reshape(len(tokens), -1).astype(np.float32))
+
+
+def _train(
+    module: SelectorModule,
+    rows: BlockRows,
+    config: SelectorConfig,
+    device: torch.device,
+    watcher: Watcher,
+) -> list[SelectorPoint]:
+    plan = config.plan
+    passed = watch_phase(watcher, "training", plan.num_steps, plan.max_minutes)
+
+    def report(step: int, point: SelectorPoint | None) -> None:
+        watcher.advance(passed(step), f"step {step:,}")
+        if point is not None:
+            watcher.point(point)
+
+    return train_selector(module, rows, plan, config.seed, device, report)
+
+
+def _write_file(
+    draft: Checkpoint,
+    tables: SelectorTables,
+    config: SelectorConfig,
+    listed: Sequence[int],
+    path: Path,
+) -> None:
+    """The draft's own tensors byte for byte, and the tables in 8 bits."""
+    import gguf
+
+    kept = [part for part in draft_tensors(draft) if not part[0].startswith("selector_")]
+    entries = draft_entries(draft) | {
+        "dflash.selector_rank": config.plan.rank,
+        "dflash.selector_top_k": config.plan.top_k,
+        "dflash.selector_by_head_token": True,
+        "dflash.head_tokens": list(listed),
+    }
+    added = zip(
+        (*_TABLES, _PROJECTION), (tables.before, tables.after, tables.projection), strict=True
+    )
+    for name, values in added:
+        qtype = _EIGHT_BIT if values.shape[1] % _EIGHT_BIT.block_len == 0 else QuantType.F16
+        raw = gguf.quants.quantize(values, gguf.GGMLQuantizationType(qtype.value))
+        kept.append((name, raw.view(np.uint8), qtype))
+    write_gguf(path, entries, kept)
+
+
+def _make_record(
+    checkpoint: Checkpoint,
+    draft: Checkpoint,
+    config: SelectorConfig,
+    corpus: Corpus,
+    rows: BlockRows,
+    curve: Sequence[SelectorPoint],
+    source: str,
+) -> dict[str, Any]:
+    return {
+        "target": str(checkpoint.metadata.get("general.name") or checkpoint.path.stem),
+        "target_file": checkpoint.path.name,
+        "draft_file": draft.path.name,
+        "config": asdict(config),
+        "text": {
+            "source": source,
+            "num_sequences": corpus.num_sequences,
+            "num_held_out": int(corpus.is_held_out.sum()),
+            "num_greedy": int(corpus.is_greedy.sum()),
+            "num_written": corpus.num_written,
+            "num_blocks": len(rows.tokens),
+        },
+        "torch": torch.__version__,
+        "curve": [asdict(point) for point in curve],
+    }
