@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from draftree.core import DraftTree, Request, TokenMatcher, TokenSource
+from draftree.decode.beginning import find_only
 from draftree.decode.controller import SpeculationController
 from draftree.decode.decoder import Emitted, Round
 from draftree.decode.device_decoder import DeviceDecoder
@@ -237,13 +238,5 @@ def _choose_allowed(place: TokenMatcher, node: int, rounds: "GpuRounds") -> tupl
                 return token, False
     bits = rounds.masks[node, :-1]
     place.fill_mask(bits)
-    only = _find_only(bits)
+    only = find_only(bits)
     return (rounds.choose_again(node), True) if only is None else (only, False)
-
-
-def _find_only(bits: "np.ndarray") -> int | None:
-    """The token that is set, if there is just one."""
-    (words,) = bits.nonzero()
-    value = int(bits[words[0]]) if len(words) == 1 else 0
-    is_one = value.bit_count() == 1
-    return 32 * int(words[0]) + value.bit_length() - 1 if is_one else None

@@ -133,6 +133,7 @@ class SpeculativeDecoder:
         budget = num_candidates = options.max_budget
         if options.is_auto:
             room, budget, num_candidates = self._controller.limit(room, budget)
+            budget = min(budget + len(forced), options.max_budget)
         lookup: tuple[int, ...] = ()
         if options.use_lookup and not forced:
             has_draft = self._drafter is not None

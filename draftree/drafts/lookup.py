@@ -1,44 +1,55 @@
 """Prompt lookup: text that repeats is its own draft.
 
-Remembers where every short run of tokens last occurred; proposes what followed it there. Knows
-nothing of models.
+Finds where the last tokens of the text occurred before, newest first; proposes what followed them
+there. A search reads the whole text, which takes less than to index it. Knows nothing of models.
 """
 
 from collections.abc import Iterable
+
+import numpy as np
 
 _MIN_MATCH, _MAX_MATCH = 3, 6
 _BRANCH_LEN, _LONG_MATCH = 10, 4
 
 
 class LookupIndex:
-    """The text so far, and the newest position after each run of 3 to 6 tokens."""
+    """The text so far. Only when something is looked up its new tokens join the array."""
 
     def __init__(self) -> None:
-        self._tokens: list[int] = []
-        self._after: dict[tuple[int, ...], int] = {}
-        self._num_entered = 0  # tokens whose runs before them are known
+        self._tokens = np.empty(0, np.int64)  # with room for more
+        self._length = 0
+        self._new: list[int] = []
 
     def extend(self, tokens: Iterable[int]) -> None:
-        self._tokens.extend(tokens)
+        self._new.extend(tokens)
 
-    def _enter(self) -> None:
-        """A run is entered with the token after it, so that it never finds itself."""
-        for end in range(self._num_entered, len(self._tokens)):
-            last = tuple(self._tokens[max(end - _MAX_MATCH, 0) : end])
-            for length in range(_MIN_MATCH, len(last) + 1):
-                self._after[last[-length:]] = end
-        self._num_entered = len(self._tokens)
+    def _read_text(self) -> np.ndarray:
+        start, self._length = self._length, self._length + len(self._new)
+        if self._length > len(self._tokens):
+            grown = np.empty(2 * self._length, np.int64)
+            grown[:start] = self._tokens[:start]
+            self._tokens = grown
+        self._tokens[start : self._length] = self._new
+        self._new.clear()
+        return self._tokens[: self._length]
 
     def propose(self, max_tokens: int) -> tuple[tuple[int, ...], int]:
-        """What followed the longest matching end of the text, and the length of that match (0:
-        none). Only now the text is looked at: most plain steps never ask.
+        """What followed the longest matching end of the text, of 3 to 6 tokens, where that occurred
+        last, and the length of that match (0: none).
         """
-        self._enter()
-        for length in range(min(_MAX_MATCH, len(self._tokens)), _MIN_MATCH - 1, -1):
-            start = self._after.get(tuple(self._tokens[-length:]))
-            if start is not None:
-                return tuple(self._tokens[start : start + max_tokens]), length
-        return (), 0
+        text = self._read_text()
+        end = len(text)
+        # Where runs end that end as the text does; the text's own end is none of them.
+        found = np.flatnonzero(text[_MIN_MATCH - 1 : -1] == text[-1:]) + _MIN_MATCH
+        match_len, start = 0, 0
+        for length in range(2, _MAX_MATCH + 1):
+            found = found[found >= length]
+            found = found[text[found - length] == text[end - length]] if len(found) else found
+            if len(found) == 0:
+                break
+            if length >= _MIN_MATCH:
+                match_len, start = length, int(found[-1])
+        return tuple(text[start : start + max_tokens].tolist()) if match_len else (), match_len
 
     def propose_branch(self, room: int, *, has_draft: bool) -> tuple[int, ...]:
         """What joins a tree of so many positions: beside a draft, only after a long match."""

@@ -34,7 +34,7 @@ from draftree.weights.file import open_checkpoint
 if TYPE_CHECKING:
     from draftree.decode.device_round import GpuRounds
 
-_WORTH_READING = 16  # tokens; fewer are read with those that follow
+_WORTH_READING = 4  # tokens; fewer are read with those that follow
 
 
 class TokenEngine:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from draftree.core import FinishReason, Request, TokenEvent, TokenSource
+from draftree.decode.beginning import find_beginning
 from draftree.decode.decoder import Decoder, Round
 from draftree.engine.decoders import Decoders
 from draftree.engine.lock import EngineLock, Turn
@@ -70,69 +71,86 @@ class LiveRequest:
                 slots.leave(slot)
 
     def _events(self, slot: Slot) -> Iterator[TokenEvent]:
-        stream, usage = self._stream, self._stream.usage
+        stream, usage, request = self._stream, self._stream.usage, self._request
         start = self._now()
-        yield from self._prefill(slot)
+        begun, source = self._find_begun()
+        yield from self._prefill(slot, begun)
         usage.prefill_ms = (self._now() - start) * 1000
-        if stream.is_cancelled or self._request.max_tokens == 0:
+        if stream.is_cancelled or request.max_tokens == 0:
             stream.finish_reason = FinishReason.CANCELLED
             return
-        begun = tuple(stream.begun) if self._request.logprobs is None else ()
-        yield from self._replay(slot, begun)
-        decoder = self._use.decoders.new(self._request, stream.watch or self._find_watch())
+        yield from self._say(begun, source)
+        decoder = self._use.decoders.new(request, stream.watch or self._find_watch())
         usage.rounds = decoder.stats
-        decoder.start((*self._request.prompt_ids[-1:], *begun)[-1], begun)
+        usage.rounds.num_rounds += _count_rounds(begun, source)
+        decoder.start((*request.prompt_ids[-1:], *begun)[-1], begun)
         usage.prefill_ms = (self._now() - start) * 1000
         try:
             yield from self._decode(slot, decoder)
         finally:
             decoder.finish()
 
-    def _prefill(self, slot: Slot) -> Iterator[TokenEvent]:
-        """Run all but the last token, which is the anchor."""
+    def _find_begun(self) -> tuple[tuple[int, ...], TokenSource]:
+        """What of the reply is known before the model is asked: from another engine, or by its
+        grammar. Plain decoding asks the model for every token.
+        """
+        parts, request = self._use.parts, self._request
+        if request.logprobs is None and self._stream.begun:
+            return tuple(self._stream.begun), TokenSource.PLAIN
+        known = find_beginning(request, parts.model_config.vocab_size)
+        return known if parts.plan.max_nodes > 1 else (), TokenSource.GRAMMAR
+
+    def _prefill(self, slot: Slot, begun: tuple[int, ...]) -> Iterator[TokenEvent]:
+        """Run the prompt and what the reply begins with, all but the last token, the anchor. The
+        reply is read in passes that give the same bits as rounds; the end of the prompt joins the
+        first of them if there is room.
+        """
         parts, stream, slots = self._use.parts, self._stream, self._use.slots
         usage, body, state, drafter = stream.usage, slot.prompt, parts.target.state, parts.drafter
-        extend = drafter.extend_context if drafter is not None else None
         while stream.should_pause and not stream.is_cancelled and slots.is_read_elsewhere(slot):
             yield from self._pause()
         with self._switching():
             is_swapped = slots.swap_out()
         stops = slots.begin(slot, self._request.cache_points, is_swapped=is_swapped)
         usage.cached_tokens = usage.read_tokens = state.committed
-        for stop in (*stops, len(body)):
+        text, num_rows = (
+            (*self._request.prompt_ids, *begun)[:-1],
+            min(parts.plan.chunk, _ROUND_ROWS),
+        )
+        for stop in (*stops, len(body), len(text)):
             while not stream.is_cancelled and state.committed < stop:
-                chunk = body[state.committed : min(state.committed + parts.plan.chunk, stop)]
-                prefill(parts.target, chunk, len(chunk), extend)
+                start, most = state.committed, num_rows if stop > len(body) else parts.plan.chunk
+                is_joined = stop == len(body) and len(text) - start <= num_rows
+                end = len(text) if is_joined else min(start + most, stop)
+                extend = drafter.extend_context if drafter is not None else None
+                prefill(parts.target, text[start:end], end - start, extend)
                 if drafter is not None:  # it reads the same rows together, with or without a pause
                     drafter.flush_context()
-                if state.committed in stops:
+                if end in stops:
                     self._use.prefix.save_checkpoint()
-                usage.read_tokens = slot.num_read = state.committed
-                slot.is_reading = state.committed < len(body)
-                stream.on_chunk()
+                usage.read_tokens = slot.num_read = min(end, len(body))
+                slot.is_reading = end < len(body)
+                if start < len(body):
+                    stream.on_chunk()
                 yield from self._pause_if_asked(slot)
 
-    def _replay(self, slot: Slot, begun: tuple[int, ...]) -> Iterator[TokenEvent]:
-        """Read all but the last of the tokens that a reply begins with, in passes that give the
-        same bits as rounds, then say them.
-        """
-        parts, stream, position = self._use.parts, self._stream, len(self._request.prompt_ids)
-        drafter, length = parts.drafter, min(parts.plan.chunk, _ROUND_ROWS)
-        body = (self._request.prompt_ids[-1], *begun)[:-1]
-        for start in range(0, len(body), length):
-            if stream.is_cancelled:
-                return
-            extend = drafter.extend_context if drafter is not None else None
-            prefill(parts.target, body[start : start + length], length, extend)
-            if drafter is not None:
-                drafter.flush_context()
-            yield from self._pause_if_asked(slot)
+    def _say(self, begun: tuple[int, ...], source: TokenSource) -> Iterator[TokenEvent]:
+        """The tokens that a reply begins with."""
+        stream, position = self._stream, len(self._request.prompt_ids)
         for index, token in enumerate(begun):
             stream.usage.completion_tokens += 1
+            self._note_first()
             stream.tokens.append(token)
-            yield TokenEvent(token, position + index, TokenSource.PLAIN, 0)
+            yield TokenEvent(token, position + index, source, _count_rounds(begun, source))
         if begun:
             stream.on_round()
+
+    def _note_first(self) -> None:
+        usage = self._stream.usage
+        if usage.first_token_ms == 0.0:
+            usage.first_token_ms = usage.prefill_ms + usage.decode_ms
+            if usage.compression is not None:
+                usage.first_token_ms += usage.compression.score_ms
 
     def _decode(self, slot: Slot, decoder: Decoder) -> Iterator[TokenEvent]:
         request, stream, usage = self._request, self._stream, self._stream.usage
@@ -143,10 +161,7 @@ class LiveRequest:
             self._use.lock.enter()
             for emitted in decoder.step(end - position):
                 usage.decode_ms = (self._now() - start) * 1000
-                if usage.first_token_ms == 0.0:
-                    usage.first_token_ms = usage.prefill_ms + usage.decode_ms
-                    if usage.compression is not None:
-                        usage.first_token_ms += usage.compression.score_ms
+                self._note_first()
                 usage.completion_tokens += 1
                 if emitted.token in request.stop_ids:
                     stream.finish_reason = FinishReason.STOP
@@ -194,3 +209,8 @@ class LiveRequest:
     def _now(self) -> float:
         """Seconds, on a clock that stands still while the request pauses."""
         return time.perf_counter() - self._paused_s
+
+
+def _count_rounds(begun: tuple[int, ...], source: TokenSource) -> int:
+    """Reading what a grammar gives counts as one, as if it had been proposed."""
+    return int(bool(begun) and source is TokenSource.GRAMMAR)

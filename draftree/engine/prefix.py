@@ -19,6 +19,7 @@ _MIN_GAP = 16  # tokens between checkpoints; fewer than that are sooner read aga
 _NUM_POINTS = 2  # of those that a request names, the last ones
 _OPENING_LEN = 12  # tokens at a prompt's end that open the reply, which a later one may not repeat
 NUM_CHECKPOINTS = 4  # of the sequence at hand
+_SHORT_READ = 64  # tokens that are one pass, which takes hardly longer than one of fewer
 _SHORT_SPAN = 64  # positions; one that was swapped out is copied again with what follows it
 
 
@@ -77,7 +78,9 @@ class PrefixCache:
             self._restore(tokens[:at_hand], found.spans, state.checkpoints.get(at_hand, ()))
         self._limit_checkpoints()
         ends, end = {*points[-_NUM_POINTS:]}, len(tokens) - _OPENING_LEN
-        if max(ends, default=0) <= end - _MIN_GAP:
+        if 0 < state.committed == shared and len(tokens) - shared <= _SHORT_READ:
+            self._save_start()
+        elif max(ends, default=0) <= end - _MIN_GAP:
             ends.add(end)
         return self._plan_checkpoints(len(tokens), {max(shared, found.shared), *ends})
 
@@ -88,6 +91,12 @@ class PrefixCache:
         if state.is_recurrent and at_hand < state.committed:
             at_hand = max((at for at in state.checkpoints if at <= at_hand), default=0)
         return max(at_hand, self.store.find(tokens).length)
+
+    def _save_start(self) -> None:
+        """Instead of a checkpoint on the way, which would cut the only pass into two."""
+        last = max(self._state.checkpoints, default=0)
+        if self.store.max_bytes > 0 and self._state.committed - last >= _MIN_GAP:
+            self.save_checkpoint()
 
     def save_checkpoint(self) -> None:
         """Make this position one that the sequence can come back to."""

@@ -100,8 +100,9 @@ class Slots:
         """Whether another request is on its way to read what this one begins with, so that it is
         sooner waited for than read twice.
         """
-        known = self._prefix.find(slot.prompt, slot.sinks).length
-        for other in self._live - {slot}:
+        others = self._live - {slot}
+        known = self._prefix.find(slot.prompt, slot.sinks).length if others else 0
+        for other in others:
             if other.is_reading and other.sinks == slot.sinks:
                 end = common_len(other.prompt, slot.prompt)
                 if self._state.is_recurrent:

@@ -165,5 +165,7 @@ def _is_path(tree: DraftTree, path: Sequence[int]) -> bool:
 def common_len(a: Sequence[int] | np.ndarray, b: Sequence[int] | np.ndarray) -> int:
     """How many tokens both begin with."""
     length = min(len(a), len(b))
+    if not isinstance(a, np.ndarray) and tuple(a[:length]) == tuple(b[:length]):
+        return length  # the usual case, which takes less than to make arrays
     differs = np.asarray(a[:length]) != np.asarray(b[:length])
     return int(differs.argmax()) if differs.any() else length

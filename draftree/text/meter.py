@@ -5,13 +5,14 @@ bounded too. It does not know about Jinja.
 """
 
 import re
-from collections.abc import ItemsView, Iterable, KeysView, Mapping, ValuesView
+from collections.abc import ItemsView, KeysView, Mapping, ValuesView
 from time import monotonic
 from typing import Any
 
 from draftree.errors import TokenizerError
 
 _ITEM_SIZE = 16  # of anything that is not text, in characters
+_PLAIN_KINDS = frozenset((bool, int, float, type(None)))
 _MAX_INTEGER_BITS = 4096
 _WIDE_FORMAT = re.compile(r"%[^%a-zA-Z]*(\d{4}|\*)|\{[^{}]*(\d{4}|\{)")
 
@@ -26,6 +27,10 @@ class Meter:
         # Weights by identity, with the value kept alive: templates cannot change lists in place.
         self._weights: dict[int, tuple[object, int]] = {}
 
+    def limit(self, size: int) -> None:
+        """Allow so much from now on; what was weighed is known."""
+        self._limit = self._left = size
+
     def charge(self, size: int) -> None:
         self._left -= size
         if self._left < 0:
@@ -35,38 +40,50 @@ class Meter:
 
     def charge_value(self, *values: object) -> None:
         """For a copy of each text, list or dict, but not of what is in it."""
-        self.charge(
-            sum(len(v) for v in values if isinstance(v, str))
-            + sum(_ITEM_SIZE * len(v) for v in values if isinstance(v, list | tuple | dict))
-        )
+        size = 0
+        for value in values:
+            if isinstance(value, str):
+                size += len(value)
+            elif isinstance(value, list | tuple | dict):
+                size += _ITEM_SIZE * len(value)
+        self.charge(size)
 
     def weigh(self, value: object) -> int:
         """How large the value is when written out; something shared counts each time."""
-        if isinstance(value, str):
-            return len(value) + 2
-        if isinstance(value, ItemsView):
-            return _ITEM_SIZE + sum(self.weigh(part) for pair in value for part in pair)
-        if isinstance(value, KeysView | ValuesView):
-            return _ITEM_SIZE + sum(map(self.weigh, value))
-        if not isinstance(value, list | tuple | Mapping):
-            if type(value).__name__ == "Namespace":
-                raise TokenizerError("The chat template uses a namespace as a value.")
+        kind = type(value)
+        if kind is str or isinstance(value, str):
+            return len(value) + 2  # type: ignore[arg-type]
+        if kind in _PLAIN_KINDS:
             return _ITEM_SIZE
         known = self._weights.get(id(value))
         if known is not None:
             return known[1]
-        parts: Iterable[object] = value
-        if isinstance(value, Mapping):
-            parts = (part for pair in value.items() for part in pair)
-        weight = _ITEM_SIZE + sum(map(self.weigh, parts))
+        if isinstance(value, dict) or (kind is not list and isinstance(value, Mapping)):
+            weight = sum(map(self.weigh, value)) + sum(map(self.weigh, value.values()))
+        elif isinstance(value, list | tuple):
+            weight = sum(map(self.weigh, value))
+        else:
+            return _ITEM_SIZE + self._weigh_view(value)
+        weight += _ITEM_SIZE
         if weight > self._limit:
             raise TokenizerError("The chat template makes too large a list; use another template.")
         self._weights[id(value)] = (value, weight)
         return weight
 
+    def _weigh_view(self, value: object) -> int:
+        if isinstance(value, ItemsView):
+            return sum(self.weigh(part) for pair in value for part in pair)
+        if isinstance(value, KeysView | ValuesView):
+            return sum(map(self.weigh, value))
+        if type(value).__name__ == "Namespace":
+            raise TokenizerError("The chat template uses a namespace as a value.")
+        return 0
+
     def charge_operator(self, operator: str, left: Any, right: Any) -> None:
         """Before `left operator right` is computed."""
-        if isinstance(left, int) and isinstance(right, int):
+        if operator == "+" and isinstance(left, str):
+            self.charge_value(left, right)
+        elif isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() + right.bit_length()
             if operator == "**":
                 bits = left.bit_length() * abs(right)

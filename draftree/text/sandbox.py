@@ -17,6 +17,7 @@ from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension
 from jinja2.filters import FILTERS
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
@@ -29,6 +30,11 @@ _FILTERS = (
     *("select", "selectattr", "sort", "string", "title", "trim", "truncate", "unique", "upper"),
     "wordcount",
 )
+_DICT_NAMES = frozenset(dir(dict))
+_SAFE_NAMES: dict[type, frozenset[str]] = {
+    str: frozenset(("startswith", "endswith", "strip", "lstrip", "rstrip", "split")),
+    LoopContext: frozenset(("index", "index0", "first", "last", "length", "previtem", "nextitem")),
+}
 # These make long texts of short ones, or bytes, which nothing here measures.
 _REFUSED_METHODS = frozenset(
     ("center", "encode", "expandtabs", "format_map", "ljust", "rjust", "translate", "zfill")
@@ -89,6 +95,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.meter.charge_value(value)
         self.meter.weigh(value)
         return value
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """The same as Jinja's, the usual cases first: it asks about every attribute anew."""
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_NAMES:
+            if attribute in obj:
+                return obj[attribute]
+            return self.undefined(obj=obj, name=attribute)
+        if attribute in _SAFE_NAMES.get(kind, ()):
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         raise SecurityError(f"it may not use {attribute!r} (of {type(obj).__name__})")

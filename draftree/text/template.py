@@ -76,8 +76,8 @@ class ChatTemplate:
         from draftree.text.sandbox import render_template
 
         with _explained("The chat template failed on this conversation"):
-            size = Meter(1 << 62, self._time_limit_s).weigh(context)
-            meter = Meter(_BASE_SIZE + _SIZE_PER_INPUT * size, self._time_limit_s)
+            meter = Meter(1 << 62, self._time_limit_s)
+            meter.limit(_BASE_SIZE + _SIZE_PER_INPUT * meter.weigh(context))
             return "".join(render_template(self._code, meter, context))
 
 

@@ -44,6 +44,7 @@ class ReplyOptions:
 class Turn:
     """One reply to be written."""
 
+    prompt: str
     prompt_ids: tuple[int, ...]
     grammar: TokenGrammar | None
     is_reasoning: bool  # the prompt has opened the reasoning
@@ -55,7 +56,7 @@ class Turn:
         calls, parser = self.calls, None
         segments = Segments(is_reasoning=self.is_reasoning, opening=OPENING, closing=CLOSING)
         if calls is not None:
-            new_id = derive_call_ids(self.prompt_ids, seed)
+            new_id = derive_call_ids(self.prompt, seed)
             parser = calls.dialect.new_parser(calls.tools, calls.is_trusted, new_id)
         return ReplyReader(
             segments=None if self.is_continued else segments,
@@ -124,7 +125,7 @@ class TurnPlanner:
         if calls and (content or trigger):
             calls = replace(calls, is_trusted=True)
         ids = self._tokenizer.encode_chat(prompt.text)
-        return Turn(tuple(ids), grammar, prompt.is_open, calls, is_continued)
+        return Turn(prompt.text, tuple(ids), grammar, prompt.is_open, calls, is_continued)
 
     def prepare(self) -> None:
         """What the first turns would wait for: a large vocabulary takes a grammar seconds."""

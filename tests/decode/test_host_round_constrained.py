@@ -19,7 +19,7 @@ from tests.decode.oracle import (
     count_kinds,
     run_plain,
 )
-from tests.decode.rule import RuleGrammar
+from tests.decode.rule import RuleGrammar, RuleMatcher
 from tests.decode.table import TableDrafter, TableTarget
 from tests.tiny import open_target, tiny_path
 
@@ -154,3 +154,27 @@ def test_forced_tokens_are_verified_even_while_drafting_pauses(use_lookup: bool)
     rounds = check_lossless(target, plain, None, options, new_sampler=make)
     accepted = [one.tree.sources[node] for one in rounds for node in one.path[1:]]
     assert accepted.count(TokenSource.GRAMMAR) > 5 and len(rounds) < 80
+
+
+class _Constant(RuleGrammar):
+    def new_matcher(self) -> RuleMatcher:
+        return _ConstantMatcher(self)
+
+
+class _ConstantMatcher(RuleMatcher):
+    def propose_forced(self) -> list[int]:
+        return list(range(20, 40))
+
+
+@pytest.mark.parametrize("max_budget, num_forced", [(30, 20), (12, 12)])
+def test_a_request_that_begins_with_small_trees_has_all_that_is_forced(
+    max_budget: int, num_forced: int
+) -> None:
+    target = TableTarget(TABLE)
+    sampler = new_sampler(_Constant(64, 1))(SamplingParams(), 64, (1, 2, 3))
+    options = SpeculationOptions(max_budget, is_auto=True, use_lookup=False)
+    decoder = SpeculativeDecoder(target, sampler, None, options)
+    decoder.start(3)
+    ranked, _ = decoder._draft(NUM_TOKENS)
+    assert ranked is not None
+    assert ranked.tree.sources.count(TokenSource.GRAMMAR) == num_forced

@@ -216,7 +216,7 @@ class _KnowingIndex(LookupIndex):
         self._text, self._rng = text, np.random.default_rng(3)
 
     def propose(self, max_tokens: int) -> tuple[tuple[int, ...], int]:
-        start, count = len(self._tokens), int(self._rng.integers(0, 6))
+        start, count = len(self._read_text()), int(self._rng.integers(0, 6))
         tokens = (*self._text[start : start + count], *self._rng.integers(0, 256, 4).tolist())
         return tokens[:max_tokens], int(self._rng.integers(3, 7))
 

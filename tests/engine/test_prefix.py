@@ -3,6 +3,7 @@ from the same rounds as on a fresh engine.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -240,7 +241,27 @@ def test_copies_are_made_while_there_is_time(engine: TokenEngine, kind: str) -> 
     assert _reply(engine, other).is_like(_fresh(kind, other))
     assert store.num_bytes == kept
     reply = _reply(engine, follow_up)
-    assert reply.cached == _again(kind, follow_up) and reply.is_like(_fresh(kind, follow_up))
+    start = len(follow_up) - len(NEXT) - 1  # where a hybrid was marked before so short a turn
+    expected = start if kind == "hybrid" else _again(kind, follow_up)
+    assert reply.cached == expected and reply.is_like(_fresh(kind, follow_up))
+
+
+def test_a_short_turn_is_one_pass(kind: str) -> None:
+    """What a hybrid may come back to is saved before it, or on the way where it is long."""
+    with closing(_open(kind, chunk=96)) as engine:
+        first = _reply(engine, SYSTEM + ASK)
+        said = (*SYSTEM, *ASK, *first.ids)
+        for new, num_passes in ((_text(70, 50), 1), (_text(71, 90), 1 + (kind == "hybrid"))):
+            prompt = (*said, *new)
+            before = engine.target.num_forwards
+            stream = engine.generate(Request(prompt, COUNT, HOT))
+            num_read: list[int] = []
+            stream.on_chunk = lambda count=num_read: count.append(engine.target.num_forwards)
+            said = (*prompt, *(event.token for event in stream))
+            assert num_read[-1] - before == len(num_read) == num_passes
+            again = _reply(engine, prompt)
+            assert again.cached >= len(prompt) - len(new) - 1
+            assert again.is_like(_fresh(kind, prompt))
 
 
 def test_without_memory_only_the_sequence_at_hand_goes_on(kind: str) -> None:

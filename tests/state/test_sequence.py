@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from draftree.core import DraftTree
 from draftree.errors import CapacityError
 from draftree.models.target import Target
+from draftree.state.sequence import common_len
 from tests.tiny import (
     ARCHITECTURES,
     MAX_CTX,
@@ -135,3 +136,17 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(CapacityError):
         state.begin(DraftTree.chain((1,) * (MAX_CTX + 1)), is_committed=True)
     assert state.committed == 0
+
+
+@pytest.mark.parametrize(
+    "other, expected",
+    [
+        *(([], 0), ([7], 0), ([1, 2, 3], 3), ([1, 2, 9, 4], 2)),
+        *(([1, 2, 3, 4], 4), ([1, 2, 3, 4, 5], 4)),
+    ],
+)
+def test_what_two_sequences_begin_with(other: list[int], expected: int) -> None:
+    tokens = (1, 2, 3, 4)
+    pairs = [(tokens, other), (list(tokens), tuple(other)), (np.array(tokens), np.array(other))]
+    for a, b in (*pairs, *(pair[::-1] for pair in pairs)):
+        assert common_len(a, b) == expected

@@ -5,8 +5,15 @@ import sys
 import time
 
 import pytest
+from jinja2 import Undefined
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from draftree.errors import TokenizerError
+from draftree.text.meter import Meter
+from draftree.text.sandbox import Sandbox
 from draftree.text.template import ChatTemplate
 
 GROW = "{% set ns = namespace(x=START) %}{% for i in range(60) %}{% set ns.x = STEP %}{% endfor %}"
@@ -157,3 +164,33 @@ def test_metering_changes_nothing_else(name):
     source, text = HARMLESS[name]
     template = ChatTemplate(source, bos="", eos="")
     assert template.render([{"role": "user", "content": "Hi"}]) == text
+
+
+class _Pairs(dict):  # type: ignore[type-arg]
+    """A kind of dict, which is not taken for one."""
+
+
+ATTRIBUTES = ("role", "items", "get", "pop", "keys", "__class__", "_x", "startswith", "strip")
+ATTRIBUTES += ("split", "join", "format", "encode", "append", "index0", "first", "last", "length")
+ATTRIBUTES += ("cycle", "_iterator", "a")
+
+
+@pytest.mark.parametrize("attribute", ATTRIBUTES)
+def test_attributes_are_those_that_jinja_finds(attribute: str) -> None:
+    sandbox = Sandbox(Meter(1 << 40, 5.0))
+    own, inherited = Sandbox.getattr, ImmutableSandboxedEnvironment.getattr
+    loop = LoopContext([1, 2], Undefined, None)  # type: ignore[arg-type]
+    next(loop)
+    items = {"role": 1, "items": 2, "first": None, "_x": 3}
+    for value in (items, _Pairs(items), "text", ["a"], 1, None, loop, Namespace(a=1)):
+        found = []
+        for ask in (own, inherited):
+            try:
+                found.append(ask(sandbox, value, attribute))
+            except SecurityError as error:
+                found.append(str(error))
+        assert type(found[0]) is type(found[1]), (value, attribute)
+        if isinstance(found[0], Undefined):
+            assert [one._undefined_name for one in found] == [attribute] * 2
+        elif attribute != "format":  # guarded by a new function each time
+            assert found[0] == found[1]

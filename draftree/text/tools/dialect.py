@@ -7,7 +7,6 @@ that describes tools, grammars for calls, and a parser. Which one a model speaks
 import hashlib
 import itertools
 import re
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -99,9 +98,9 @@ def new_call_id() -> str:
     return f"call_{uuid4().hex[:24]}"
 
 
-def derive_call_ids(prompt_ids: Sequence[int], seed: int) -> Callable[[], str]:
+def derive_call_ids(prompt: str, seed: int) -> Callable[[], str]:
     """Ids that differ between calls, prompts and seeds, but not between runs of one request."""
-    base = hashlib.sha256(array("q", (seed, *prompt_ids)).tobytes())
+    base = hashlib.sha256(b"%d " % seed + prompt.encode("utf-8", "surrogatepass"))
     numbers = itertools.count()
 
     def new_id() -> str:

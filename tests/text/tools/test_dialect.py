@@ -49,7 +49,7 @@ def test_derived_ids_are_those_of_the_request() -> None:
         new_id = derive_call_ids(*request)
         return [new_id() for _ in range(3)]
 
-    first = ids((1, 2, 3), 5)
-    assert first == ids((1, 2, 3), 5) and len(set(first)) == 3
+    first = ids("Hi \ud800", 5)
+    assert first == ids("Hi \ud800", 5) and len(set(first)) == 3
     assert all(re.fullmatch("call_[0-9a-f]{24}", i) for i in first)
-    assert not {*first} & {*ids((1, 2, 4), 5), *ids((1, 2, 3), 6), *ids((1, 2), 3)}
+    assert not {*first} & {*ids("Hi \ud801", 5), *ids("Hi \ud800", 6), *ids("5 Hi \ud800", 5)}
