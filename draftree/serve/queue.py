@@ -22,6 +22,7 @@ Call: TypeAlias = "Callable[[Engine], Generation]"
 Show: TypeAlias = Callable[[], bool]
 
 _FRAME_S: Final = 0.04  # rounds that are too short to be told apart are shown together
+RELAYED_FRAME_S: Final = 0.08  # where each piece passes through several processes
 _MAX_UNREAD: Final = 2**15  # pieces and log-probabilities that a reader may be behind
 _MAX_RETRY_S: Final = 60
 
@@ -60,6 +61,7 @@ class Job:
         self.started_s: float | None = None
         self.first_s: float | None = None
         self.is_cancelled = False
+        self.frame_s = _FRAME_S
         self.engine_s = 0.0
         self.tokens: Sequence[int] = ()  # of the reply so far, for another run; see `resume`
         self._call = call
@@ -132,7 +134,7 @@ class Job:
         if self.first_s is None and self._deltas:
             self.first_s = time.perf_counter()
         self._num_unread = 0
-        self._next_read_s = self._loop.time() + _FRAME_S
+        self._next_read_s = self._loop.time() + self.frame_s
         return [self._deltas.popleft() for _ in range(len(self._deltas))]
 
     async def _rest(self, show: Show | None) -> None:

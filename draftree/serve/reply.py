@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from draftree.core import FinishReason, Usage
-from draftree.serve.queue import Call, Job, resume
+from draftree.serve.queue import RELAYED_FRAME_S, Call, Job, resume
 from draftree.serve.service import Service
 from draftree.serve.wire import OUTLET, ApiError, Outlet, encode, to_json
 from draftree.text.reply import DeltaKind
@@ -106,6 +106,8 @@ async def answer(
     begun = request.state.identity.begun
     calls = [resume(*pair) for pair in zip(calls, begun, strict=False)] + list(calls[len(begun) :])
     jobs = await _submit(request, service, calls, is_stream=True, prompt_field=prompt_field)
+    for job in jobs if is_relayed else ():
+        job.frame_s = RELAYED_FRAME_S
     watcher = asyncio.create_task(_watch(request, service, jobs))
     try:
         first = await _read_first(jobs[0])

@@ -9,6 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
+from draftree.cluster import connection
 from draftree.cluster.connection import ReplyAddress, ReplyServer
 from draftree.cluster.message import Relayed, ReplicaLost
 from draftree.cluster.replica import Replica, after_the_first
@@ -94,6 +95,23 @@ def test_a_request_counts_as_running_until_its_reply_is_over(replica, engine):
 
     calls = []
     asyncio.run(run())
+
+
+def test_after_its_first_piece_a_stream_comes_in_longer_frames(replica, engine, monkeypatch):
+    """Every piece passes through three processes."""
+    monkeypatch.setattr("draftree.serve.reply.RELAYED_FRAME_S", 3600.0)
+    engine.pieces, engine.round_s = ["word "] * 40, 0.01
+    written = []
+
+    class Recorded(connection.ReplyConnection):
+        def write(self, data):
+            written.append(data)
+            super().write(data)
+
+    monkeypatch.setattr(connection, "ReplyConnection", Recorded)
+    asyncio.run(read(replica, relayed(stream=True)))
+    assert b"".join(written).count(b"word ") == 40
+    assert sum(b"word" in piece for piece in written) == 2
 
 
 def test_closing_is_the_clients_leaving(replica, engine):
