@@ -148,6 +148,7 @@ async def connect(address: ReplyAddress, name: str) -> AsyncGenerator[ReplyConne
     try:
         yield connection
     finally:
+        connection.left.set()
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()

@@ -69,10 +69,7 @@ class Replica:
             )
             self._running.add(answering)
             answering.add_done_callback(self._running.discard)
-            try:
-                await asyncio.shield(answering)
-            finally:
-                connection.left.set()
+            await asyncio.shield(answering)
 
 
 class Exchange:

@@ -75,7 +75,8 @@ def test_only_who_knows_the_secret_is_heard():
 
     async def go():
         async with run(call) as answer:
-            assert [await anext(answer) for _ in range(3)] == ["one", HEAD, b"a"]
+            for expected in ("one", HEAD, b"a"):
+                assert await anext(answer) == expected
             while len(cut_off) < 3:
                 await asyncio.sleep(0)
 

@@ -223,6 +223,32 @@ def test_a_lost_connection_is_the_clients_leaving(replica, engine):
     assert engine.ended[0].usage.completion_tokens < 2000
 
 
+def test_a_call_that_is_cancelled_is_the_clients_leaving(replica, engine):
+    """Even while the connection stays open."""
+    engine.pieces, engine.round_s = ["word "] * 2000, 0.01
+
+    async def run():
+        has_begun = asyncio.Event()
+
+        async def accept(reader, writer):
+            await reader.readexactly(2**10)
+            has_begun.set()
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        address = ReplyAddress("127.0.0.1", port, 0, bytes(32))
+        call = asyncio.create_task(replica.relay(relayed(stream=True), address))
+        await has_begun.wait()
+        call.cancel()
+        await asyncio.to_thread(wait_for, lambda: bool(engine.ended))
+        server.close()
+
+    asyncio.run(run())
+    assert engine.ended[0].usage.completion_tokens < 2000
+
+
 @pytest.mark.parametrize("num_bytes", [2**10, 2**23])
 def test_a_reply_in_one_piece_has_any_size(replica, engine, num_bytes):
     engine.pieces = ["x" * num_bytes]
