@@ -33,9 +33,9 @@ def api_keys() -> tuple[str, ...]:
 
 def prepare_ray() -> None:
     """What a Ray that is started here is told, unless its user says otherwise: nothing leaves the
-    machine, and little runs beside the engines. A piece of a reply goes from process to process by
-    gRPC, each handles it in one event loop, who supervises them looks twice a second, and what Ray
-    counts for a dashboard that is not there is counted rarely.
+    machine, and little runs beside the engines. A request goes to its replica by gRPC, each process
+    handles it in one event loop, who supervises them looks once a second, and what Ray counts for a
+    dashboard that is not there is counted rarely.
     """
     settings = {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -43,7 +43,7 @@ def prepare_ray() -> None:
         "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),  # bodies have a limit of ours
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "5000",
         "RAY_enable_metrics_collection": "0",
         "REPORTER_UPDATE_INTERVAL_MS": "60000",

@@ -16,14 +16,16 @@ import ray
 import uvicorn
 from grpc.aio import AioRpcError
 from ray import serve
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.util import get_node_ip_address
 from starlette.routing import Router
 from starlette.types import ASGIApp
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from draftree.chat import Engine
+from draftree.cluster.connection import ReplyAddress, ReplyServer
 from draftree.cluster.ingress import Ingress
 from draftree.cluster.message import Relayed, ReplicaLost, Report, Unavailable
 from draftree.cluster.replica import Replica, after_the_first
@@ -33,11 +35,12 @@ from draftree.serve.server import bind, new_config
 from draftree.serve.service import ServeOptions
 
 APP, REPLICA = "draftree", "replica"
+_HERE: Final = "127.0.0.1"
 IMPORT_PATH: Final = "draftree.cluster.deploy:build"
 _SURVEY_S: Final = 10.0
 _MAX_REQUESTS: Final = 4096  # at a time, through one ingress
 _END_S: Final = 900.0  # in which replies of a replica that is to end may come to their end
-_STORE_BYTES: Final = 128 * 2**20  # only bodies of requests pass through it
+_STORE_BYTES: Final = 128 * 2**20  # next to nothing passes through it
 _STARTS: Final = 3  # tries to start Ray
 _BUSY: Final = 4  # requests a replica, above which another one is started: its engine's turns
 
@@ -65,28 +68,30 @@ class ReplicaActor(Replica):
 
 
 class RayPool:
-    """All replicas, by a handle of Serve."""
+    """All replicas, by a handle of Serve. A call takes the request there, and lasts as long as the
+    reply, which does not pass through Ray.
+    """
 
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-        self._relay = handle.options(stream=True, method_name="relay")
+    def __init__(self, handle: Any, replies: ReplyServer) -> None:
+        self._handle, self._replies = handle, replies
 
-    async def ask(self, request: Relayed) -> AsyncGenerator[Any, None]:
-        response = self._relay.remote(request)
+    def ask(self, request: Relayed) -> AsyncGenerator[Any, None]:
+        return self._replies.read(partial(self._call, request))
+
+    async def _call(self, request: Relayed, address: ReplyAddress) -> None:
+        response = self._handle.relay.remote(request, address)
         try:
-            async for piece in response:
-                yield piece
-        except (RayActorError, RayTaskError, AioRpcError) as error:
-            raise ReplicaLost from error
+            await response
         except (BackPressureError, DeploymentUnavailableError) as error:
             raise Unavailable from error
+        except (RayError, AioRpcError) as error:
+            raise ReplicaLost from error
         except asyncio.CancelledError:
+            response.cancel()
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             raise ReplicaLost from None  # its end came while it wrote
-        finally:
-            response.cancel()
 
     async def survey(self) -> list[Report]:
         """Of those that answer."""
@@ -113,7 +118,10 @@ class IngressActor:
         self, handle: Any, server: dict[str, Any], address: tuple[str, int] | None = None
     ) -> None:
         self._options, self._address = ServeOptions(**server), address
-        self._ingress = Ingress(RayPool(handle), self._options.max_body_bytes)
+        # Where all is on this machine, nobody else can connect.
+        self._replies = ReplyServer(get_node_ip_address() if address is None else _HERE)
+        pool = RayPool(handle, self._replies)
+        self._ingress = Ingress(pool, self._options.max_body_bytes)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         app: ASGIApp = self._ingress
@@ -124,14 +132,15 @@ class IngressActor:
     @asynccontextmanager
     async def _listen(self, app: Any) -> AsyncGenerator[None, None]:
         """While the application lives; here a piece of a reply has one process less to pass."""
-        if self._address is None:
+        async with self._replies.listen():
+            if self._address is None:
+                yield
+                return
+            server = Listener(new_config(self._ingress, self._options))
+            serving = asyncio.create_task(server.serve([bind(*self._address)]))
             yield
-            return
-        server = Listener(new_config(self._ingress, self._options))
-        serving = asyncio.create_task(server.serve([bind(*self._address)]))
-        yield
-        server.should_exit = True
-        await serving
+            server.should_exit = True
+            await serving
 
 
 def build(args: dict[str, Any]) -> Any:

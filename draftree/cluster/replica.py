@@ -1,7 +1,7 @@
 """One replica: the whole server of `draftree serve`, but for its socket.
 
-In: requests that the ingress relays. Out: what the application sends, piece by piece. Knows
-nothing of Ray, nor of other replicas.
+In: requests that the ingress relays. Out: what the application sends, piece by piece, on a
+connection of the request's own. Knows nothing of Ray, nor of other replicas.
 """
 
 import asyncio
@@ -11,14 +11,15 @@ import hashlib
 import os
 import tempfile
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from starlette.types import Message, Scope
 
-from draftree.cluster.message import Head, Relayed, ReplicaLost, Report
+from draftree.cluster.connection import ReplyAddress, ReplyConnection, connect
+from draftree.cluster.message import Relayed, Report
 from draftree.errors import ServeError
 from draftree.serve.app import build_app
 from draftree.serve.service import ServeOptions, Service
@@ -57,30 +58,26 @@ class Replica:
         health = {"name": self.name, "pid": os.getpid(), "queue": waiting, "running": running}
         return Report(self.name, metrics, health)
 
-    async def relay(self, request: Relayed) -> AsyncGenerator[Any, None]:
-        """Its name, the head of the reply, and the body. Closing it is the client's leaving."""
-        yield self.name
-        exchange = Exchange(request)
-        task = asyncio.create_task(self._app(exchange.scope, exchange.receive, exchange.send))
-        task.add_done_callback(exchange.end)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        try:
-            async for piece in exchange.read():
-                yield piece
-        finally:
-            exchange.leave()
+    async def relay(self, request: Relayed, address: ReplyAddress) -> None:
+        """Answer on a connection to this address; until that is over the request counts as one that
+        runs. Raises what the application raises.
+        """
+        async with connect(address, self.name) as connection:
+            exchange = Exchange(request, connection)
+            answering = asyncio.create_task(
+                self._app(exchange.scope, exchange.receive, exchange.send)
+            )
+            self._running.add(answering)
+            answering.add_done_callback(self._running.discard)
+            await asyncio.shield(answering)
 
 
 class Exchange:
     """A request as the application sees it: ASGI's scope, receive and send, and an Outlet."""
 
-    def __init__(self, request: Relayed) -> None:
-        self._request = request
-        self._head: Head | None = None
-        self._pieces: list[bytes] = []
-        self._is_read = self._is_whole = self._is_ended = False
-        self._news, self._left = asyncio.Event(), asyncio.Event()
+    def __init__(self, request: Relayed, connection: ReplyConnection) -> None:
+        self._request, self._connection = request, connection
+        self._is_read = False
 
     @property
     def scope(self) -> Scope:
@@ -105,46 +102,25 @@ class Exchange:
         if not self._is_read:
             self._is_read = True
             return {"type": "http.request", "body": self._request.body, "more_body": False}
-        await self._left.wait()
+        await self._connection.left.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._head = message["status"], list(message["headers"])
-        else:
-            self._is_whole = not message.get("more_body", False)
-            self.write_piece(message.get("body", b""))
+            self._connection.write_head((message["status"], message["headers"]))
+            return
+        self.write_piece(message.get("body", b""))
+        if not message.get("more_body", False):
+            self._connection.write(b"")  # the end
+        await self._connection.drain()
 
-    is_free = True  # an Outlet; what the client has not read waits at the ingress
+    @property
+    def is_free(self) -> bool:
+        return self._connection.is_free
 
     def write_piece(self, data: bytes) -> None:
-        self._pieces.append(data)
-        self._news.set()
-
-    def leave(self) -> None:
-        self._left.set()
-
-    def end(self, task: "asyncio.Task[None]") -> None:
-        self._is_ended = True
-        self._news.set()
-
-    async def read(self) -> AsyncGenerator[Any, None]:
-        """The head, then what has come since the last piece. Raises ReplicaLost where the
-        application broke off.
-        """
-        head_sent = False
-        while not (self._is_ended and not self._pieces):
-            await self._news.wait()
-            self._news.clear()
-            if self._head is not None and not head_sent:
-                head_sent = True
-                yield self._head
-            data = b"".join(self._pieces)
-            self._pieces.clear()
-            if data:
-                yield data
-        if not self._is_whole:
-            raise ReplicaLost
+        if data:  # an empty frame would be the end
+            self._connection.write(data)
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 """The real thing: `draftree cluster` with Ray, replicas of a tiny model, and one that is killed."""
 
+import asyncio
 import os
 import signal
 import socket
 import threading
-from contextlib import closing, suppress
+from contextlib import aclosing, closing, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -103,6 +105,59 @@ def test_a_ray_that_was_too_slow_is_started_again(monkeypatch):
     with pytest.raises(Exception, match="timed out"):  # a cluster of the user's is asked once
         deploy.connect("auto", 2)
     assert len(tried) == 2
+
+
+def ask_pool(answer, *, leaves=False):
+    """What RayPool makes of a call that ends with `answer`; and whether the call was cancelled."""
+    from draftree.cluster.connection import ReplyServer
+    from draftree.cluster.deploy import RayPool
+
+    cancelled = []
+
+    class Response:
+        cancel = staticmethod(lambda: cancelled.append(True))
+
+        def __await__(self):
+            return answer().__await__()
+
+    async def run():
+        handle = SimpleNamespace(relay=SimpleNamespace(remote=lambda *given: Response()))
+        replies = ReplyServer("127.0.0.1")
+        async with replies.listen(), aclosing(RayPool(handle, replies).ask(None)) as reply:
+            async with asyncio.timeout(0.01 if leaves else None):
+                await anext(reply)
+
+    with suppress(TimeoutError):
+        asyncio.run(run())
+    return cancelled
+
+
+@needs_package("ray")
+def test_calls_that_fail_say_whether_another_replica_may_answer():
+    from ray.exceptions import ActorDiedError
+    from ray.serve.exceptions import BackPressureError
+
+    from draftree.cluster.message import ReplicaLost, Unavailable
+
+    def failing(error):
+        async def answer():
+            raise error
+
+        return answer
+
+    cases = {
+        ReplicaLost: (ActorDiedError(), asyncio.CancelledError()),
+        Unavailable: (BackPressureError(num_queued_requests=1, max_queued_requests=1),),
+    }
+    for expected, errors in cases.items():
+        for error in errors:
+            with pytest.raises(expected):
+                ask_pool(failing(error))
+
+
+@needs_package("ray")
+def test_a_client_that_leaves_ends_the_call():
+    assert ask_pool(asyncio.Event().wait, leaves=True) == [True]
 
 
 @pytest.mark.long

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from draftree.chat import Engine
+from draftree.cluster import connection
 from draftree.cluster import ingress as module
 from draftree.serve.identity import Identity
 from draftree.serve.wire import OUTLET
@@ -71,6 +72,28 @@ def test_a_stream_goes_on_where_a_dead_replica_broke_off(name, fixed):
 
     with run_pool(*engines) as (pool, ingress):
         asyncio.run(run())
+
+
+def test_a_connection_that_breaks_is_a_replica_that_is_lost(fixed, monkeypatch):
+    """In the middle of an event, or between two."""
+
+    class Breaking(connection.ReplyConnection):
+        def write(self, data):
+            at = data.find(b'"content":"b"')
+            super().write(data if at < 0 or pool.asked[1:] else data[:at])
+            if at >= 0 and not pool.asked[1:]:
+                self._writer.transport.close()
+
+    async def run():
+        broken = await ask(ingress, CHAT, request({"messages": HELLO}))
+        assert len(pool.asked) == 2
+        return broken, await ask(ingress, CHAT, request({"messages": HELLO}))
+
+    monkeypatch.setattr(connection, "ReplyConnection", Breaking)
+    engines = [fake.Engine(pieces=["a", "b", "c"]) for _ in range(2)]
+    with run_pool(*engines) as (pool, ingress):
+        broken, whole = asyncio.run(run())
+    assert broken.is_whole and broken.events == whole.events
 
 
 def test_real_texts_go_on_to_the_letter(fixed):

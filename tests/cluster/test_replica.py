@@ -5,10 +5,12 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
+from draftree.cluster import connection
+from draftree.cluster.connection import ReplyAddress, ReplyServer
 from draftree.cluster.message import Relayed, ReplicaLost
 from draftree.cluster.replica import Replica, after_the_first
 from draftree.errors import ModelError
@@ -45,8 +47,23 @@ def relayed(path="/v1/chat/completions", *, method="POST", **members):
     )
 
 
+@asynccontextmanager
+async def relay(replica, request, calls=None):
+    """What the replica answers. calls: gets the call, which lasts as long as it is running."""
+
+    async def call(address):
+        if calls is not None:
+            calls.append(asyncio.current_task())
+        await replica.relay(request, address)
+
+    replies = ReplyServer("127.0.0.1")
+    async with replies.listen(), aclosing(replies.read(call)) as answer:
+        yield answer
+
+
 async def read(replica, request):
-    name, head, *pieces = [piece async for piece in replica.relay(request)]
+    async with relay(replica, request) as answer:
+        name, head, *pieces = [piece async for piece in answer]
     return name, head, b"".join(pieces)
 
 
@@ -67,28 +84,47 @@ def test_a_stream_has_one_event_a_piece_however_it_comes(replica, engine):
     assert engine.calls[0]["sampling"].seed == engine.calls[1]["sampling"].seed == 4
 
 
-def test_after_its_first_piece_a_stream_comes_in_longer_frames(replica, engine, monkeypatch):
-    """Every message passes through three processes."""
-    monkeypatch.setattr("draftree.serve.reply.RELAYED_FRAME_S", 3600.0)
-    engine.pieces, engine.round_s = ["word "] * 40, 0.01
+def test_a_request_counts_as_running_until_its_reply_is_over(replica, engine):
+    engine.pieces, engine.round_s = ["word "] * 20, 0.01
 
     async def run():
-        return [piece async for piece in replica.relay(relayed(stream=True))][2:]
+        async with relay(replica, relayed(stream=True), calls) as answer:
+            async for _ in answer:
+                assert engine.ended or not calls[0].done()
+            await calls[0]
 
-    messages = asyncio.run(run())
-    assert b"".join(messages).count(b"word ") == 40
-    assert sum(b"word" in message for message in messages) == 2
+    calls = []
+    asyncio.run(run())
+
+
+def test_after_its_first_piece_a_stream_comes_in_longer_frames(replica, engine, monkeypatch):
+    """Every piece passes through three processes."""
+    monkeypatch.setattr("draftree.serve.reply.RELAYED_FRAME_S", 3600.0)
+    engine.pieces, engine.round_s = ["word "] * 40, 0.01
+    written = []
+
+    class Recorded(connection.ReplyConnection):
+        def write(self, data):
+            written.append(data)
+            super().write(data)
+
+    monkeypatch.setattr(connection, "ReplyConnection", Recorded)
+    asyncio.run(read(replica, relayed(stream=True)))
+    assert b"".join(written).count(b"word ") == 40
+    assert sum(b"word" in piece for piece in written) == 2
 
 
 def test_closing_is_the_clients_leaving(replica, engine):
     engine.pieces, engine.round_s = ["word "] * 2000, 0.01
 
     async def run():
-        async with aclosing(replica.relay(relayed(stream=True))) as answer:
+        async with relay(replica, relayed(stream=True), calls) as answer:
             for _ in range(3):
                 await anext(answer)
         await asyncio.to_thread(wait_for, lambda: bool(engine.ended))
+        assert calls[0].cancelled()  # where Serve counts it
 
+    calls = []
     asyncio.run(run())
     assert engine.ended[0].usage.completion_tokens < 2000
 
@@ -100,7 +136,7 @@ def test_what_is_cut_off_by_the_end_is_prefetched_elsewhere(engine, is_stream):
     engine.pieces, engine.round_s = ["word "] * 2000, 0.01
 
     async def run():
-        async with aclosing(replica.relay(relayed(stream=is_stream))) as answer:
+        async with relay(replica, relayed(stream=is_stream)) as answer:
             await anext(answer)
             reading = asyncio.create_task(anext(answer))
             await asyncio.to_thread(wait_for, lambda: bool(engine.started))
@@ -166,3 +202,70 @@ def test_only_the_first_process_goes_ahead_alone(tmp_path, monkeypatch):
     assert [other.stdout.readline() for other in others] == ["in\n"] * 2  # both hold it
     for other in others:
         other.communicate()
+
+
+def test_a_lost_connection_is_the_clients_leaving(replica, engine):
+    """Nobody has to say so: the request is over when the engine is free."""
+    engine.pieces, engine.round_s = ["word "] * 2000, 0.01
+
+    async def run():
+        async def accept(reader, writer):
+            await reader.readexactly(2**10)
+            writer.transport.abort()
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        await replica.relay(relayed(stream=True), ReplyAddress("127.0.0.1", port, 0, bytes(32)))
+        await asyncio.to_thread(wait_for, lambda: bool(engine.ended))
+        server.close()
+
+    asyncio.run(run())
+    assert engine.ended[0].usage.completion_tokens < 2000
+
+
+def test_a_call_that_is_cancelled_is_the_clients_leaving(replica, engine):
+    """Even while the connection stays open."""
+    engine.pieces, engine.round_s = ["word "] * 2000, 0.01
+
+    async def run():
+        has_begun = asyncio.Event()
+
+        async def accept(reader, writer):
+            await reader.readexactly(2**10)
+            has_begun.set()
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        address = ReplyAddress("127.0.0.1", port, 0, bytes(32))
+        call = asyncio.create_task(replica.relay(relayed(stream=True), address))
+        await has_begun.wait()
+        call.cancel()
+        await asyncio.to_thread(wait_for, lambda: bool(engine.ended))
+        server.close()
+
+    asyncio.run(run())
+    assert engine.ended[0].usage.completion_tokens < 2000
+
+
+@pytest.mark.parametrize("num_bytes", [2**10, 2**23])
+def test_a_reply_in_one_piece_has_any_size(replica, engine, num_bytes):
+    engine.pieces = ["x" * num_bytes]
+    _, _, body = asyncio.run(read(replica, relayed()))
+    assert len(json.loads(body)["choices"][0]["message"]["content"]) == num_bytes
+
+
+def test_a_stream_comes_whole_to_a_reader_that_comes_late(replica, engine):
+    """What connections do not hold waits here, as with `draftree serve`."""
+    engine.pieces = [f"{number}{'-' * 2**16}" for number in range(2**7)]
+
+    async def run():
+        async with relay(replica, relayed(stream=True)) as answer:
+            await anext(answer)
+            await asyncio.to_thread(wait_for, lambda: bool(engine.ended))
+            pieces = [piece async for piece in answer][1:]
+        return b"".join(pieces)
+
+    body = asyncio.run(run())
+    assert body.count(b'-"') == 2**7 and b"[DONE]" in body
