@@ -157,7 +157,12 @@ def write_abroad(
         raise BenchError(f"{model} has no draft.")
     block_size = int(open_checkpoint(draft).metadata["dflash.block_size"])
     chain = EngineConfig(
-        draft=str(draft), budget=block_size - 1, block=block_size, ngram="off", max_ctx=_MAX_CTX
+        draft=str(draft),
+        budget=block_size - 1,
+        block=block_size,
+        width=1,
+        ngram="off",
+        max_ctx=_MAX_CTX,
     )
     result: dict[str, Any] = {
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),

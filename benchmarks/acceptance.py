@@ -38,12 +38,13 @@ _WARM_UP: Final = Prompt("one two three four " * 12, is_chat=False)  # repeats: 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A chain is a tree whose budget its block uses up: budget = block - 1."""
+    """A chain is a tree of one candidate a position: budget = block - 1."""
 
     name: str
     budget: int | str
     block: int  # 0 is the draft's own
     temperature: float
+    width: int = 0  # candidates of a position; 0: any number
 
 
 MAIN: Final = (
@@ -53,13 +54,16 @@ MAIN: Final = (
     Setting("auto", "auto", 0, 0.8),
 )
 SHAPES: Final = (
-    Setting("chain of 7", 7, 8, 0.0),
-    Setting("tree of 7", 7, 5, 0.0),
-    Setting("chain of 5", 5, 6, 0.0),
-    Setting("tree of 5", 5, 4, 0.0),
-    Setting("tree of 15", 15, 8, 0.0),
+    Setting("chain of 7", 7, 8, 0.0, width=1),
+    Setting("tree of 7", 7, 0, 0.0),
+    Setting("chain of 5", 5, 6, 0.0, width=1),
+    Setting("tree of 5", 5, 0, 0.0),
+    Setting("tree of 15", 15, 0, 0.0),
 )
-CHAINS: Final = (Setting("chain of 15", 15, 16, 0.0), Setting("chain of 15", 15, 16, 0.8))
+CHAINS: Final = (
+    Setting("chain of 15", 15, 16, 0.0, width=1),
+    Setting("chain of 15", 15, 16, 0.8, width=1),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,12 @@ def measure_acceptance(
         if not missing:
             continue
         drafting = Engine.open(
-            model, draft=draft, budget=setting.budget, block=setting.block, max_ctx=_MAX_CTX
+            model,
+            draft=draft,
+            budget=setting.budget,
+            block=setting.block,
+            width=setting.width,
+            max_ctx=_MAX_CTX,
         )
         engines = plain, drafting
         for engine in engines:  # kernels are compiled and loaded before anything is timed
@@ -232,11 +241,16 @@ def _complete_rows(
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """The runs of a setting by set, where none is missing."""
     for setting in settings:
-        runs = {r["data"]: r for r in result["runs"] if r["setting"] == asdict(setting)}
+        kind = (setting.name, setting.temperature)
+        runs = {
+            run["data"]: run
+            for run in result["runs"]
+            if (run["setting"]["name"], run["setting"]["temperature"]) == kind
+        }
         if all(name in runs for name in SETS):
             title = f"budget {setting.budget}" if setting in MAIN else setting.name
-            kind = f"T = {setting.temperature:g}" if setting.temperature else "greedy"
-            yield f"{title}, {kind}", [runs[name] for name in SETS]
+            choice = f"T = {setting.temperature:g}" if setting.temperature else "greedy"
+            yield f"{title}, {choice}", [runs[name] for name in SETS]
 
 
 def draw_depths(result: dict[str, Any], path: Path) -> None:

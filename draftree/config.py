@@ -75,6 +75,7 @@ class EngineConfig:
     draft: str = "auto"  # a name, a path, "mtp", "auto" (what belongs to the model) or "none"
     budget: int | str = "auto"  # most nodes besides the root; "auto" chooses each round
     block: int = 0  # positions that the draft fills; 0: as trained
+    width: int = 0  # candidates of a position that may join a tree; 1: a chain; 0: any number
     ngram: str = "auto"  # look drafts up in the text: "on", "off" or "auto"
     max_ctx: int = 0
     math: str = "auto"  # "exact": float32 arithmetic on dequantised weights
@@ -110,6 +111,7 @@ class EngineConfig:
                 "budget must be auto or a number of nodes from 0 to 1024",
             ),
             (_is_count(self.block, 0, 64), "block must be between 2 and 64, or 0 as trained"),
+            (_is_count(self.width), "width must be at least 1, or 0 for no limit"),
             (
                 _is_count(self.max_ctx) and self.max_ctx != 1,
                 "max ctx must be at least 2, a prompt and a reply, or 0 for the default",
@@ -161,6 +163,7 @@ class Plan:
     memory_limit: int = 0  # bytes of the GPU that may be used
     copy_bytes: int = 0  # of these, for copies of conversations
     window: int = 0  # positions that attention looks back, besides the beginning; 0: all
+    width: int = 0  # candidates of a position in a tree; 0: any number
     is_persistent: bool = False
     kv_note: str = ""  # why "auto" did not choose the first format, for a user to read
 
@@ -254,6 +257,7 @@ def resolve(
         swapped_bytes=swapped_bytes,
         memory=memory,
         window=config.window,
+        width=config.width,
     )
 
 
@@ -391,5 +395,6 @@ def _resolve_gpu(
         copy_bytes=min((limit - memory.total) // 2, prefix_bytes + swapped_bytes),
         is_persistent=config.persistent,
         window=config.window,
+        width=config.width,
         kv_note=note,
     )

@@ -23,15 +23,16 @@ _SEED = 7
 
 
 class Shape(NamedTuple):
-    """A chain uses its budget up; a tree has the depth that the draft was trained for."""
+    """A chain has one candidate a position; a tree the depth that the draft was trained for."""
 
     name: str
     budget: int
     block: int  # 0: as trained
+    width: int = 0  # candidates of a position; 0: any number
 
     @classmethod
     def chain(cls, length: int) -> "Shape":
-        return cls(f"chain of {length}", length, length + 1)
+        return cls(f"chain of {length}", length, length + 1, width=1)
 
 
 SHAPES = (
@@ -90,7 +91,9 @@ def measure_draft(
     known: dict[tuple[str, float], list[writing.Text]] = {}
     runs: list[DraftRun] = []
     for shape in shapes:
-        options = replace(config, budget=shape.budget, block=shape.block, ngram="off")
+        options = replace(
+            config, budget=shape.budget, block=shape.block, width=shape.width, ngram="off"
+        )
         engine = Engine.open(str(path), options)
         for temperature in TEMPERATURES:
             for name, prompts in sets.items():

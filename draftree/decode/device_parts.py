@@ -168,12 +168,14 @@ def token_scores(
 
 
 def read_tree(record: RoundRecord) -> DraftTree:
-    """With what each node's depth says of its source."""
+    """With each node's source: the first child that was not looked up is the draft's first."""
     depths: list[int] = []
     sources: list[TokenSource] = []
+    tip = record.num_shared  # the last of the draft's first choices after each other
     for node, parent in enumerate(record.parents):
         depths.append(depths[parent] + 1 if parent >= 0 else 0)
-        is_chain = depths[node] - record.num_shared == node - record.num_looked
+        is_chain = node > record.num_looked and parent == tip
+        tip = node if is_chain else tip
         sources.append(TokenSource.CHAIN if is_chain else TokenSource.SIBLING)
     sources[1 : 1 + record.num_looked] = [TokenSource.NGRAM] * record.num_looked
     sources[0] = TokenSource.BONUS

@@ -73,8 +73,12 @@ class GpuRounds:
         budget: int,
         *,
         is_auto: bool = False,
+        width: int = 0,
     ) -> None:
-        """is_auto: rounds may be of any size up to the budget."""
+        """is_auto: rounds may be of any size up to the budget. width: most candidates of a position
+        in a tree, 0 for any number.
+        """
+        self._width = width
         self._target, self._budget = target_parts(target, ops), budget
         self._draft = draft_parts(drafter, draft_ops) if drafter is not None else None
         self._gpu, (max_rows, vocab_size) = self._target.ops.gpu, self._target.logits.shape
@@ -286,7 +290,7 @@ class GpuRounds:
             if text is not None:
                 find_match(text, step, params, gpu)
             args = *self._candidates, params, step, gpu, text
-            build_tree(*args, max_nodes=size, edges=self._edges)
+            build_tree(*args, max_nodes=size, edges=self._edges, width=self._width)
         else:
             plan_plain(params, step, gpu)
         self._verify(size)
@@ -296,7 +300,7 @@ class GpuRounds:
     def _propose_to_host(self) -> None:
         self._propose()
         args = *self._candidates, self._params, self._target.ops.step, self._gpu
-        build_tree(*args, drafted=self._host.drafted, edges=self._edges)
+        build_tree(*args, drafted=self._host.drafted, edges=self._edges, width=self._width)
 
     def _tree_parts(self, size: int) -> dict[str, Callable[[], None]]:
         """The parts of a round over the host's tree. With masks, the choice waits for them; else it

@@ -38,10 +38,11 @@ class DraftFilter:
         depths, sources = list(range(len(tokens))), [TokenSource.BONUS, *[source] * len(first)]
         children = {(parent, token): parent + 1 for parent, token in enumerate(first)}
         is_forced = bool(first) and source is TokenSource.GRAMMAR
-        chain_len = _count_chain(drafted[1])
-        num_valid = chain_len
-        if count_valid is not None and chain_len > 0:
-            num_valid = count_valid(drafted[0][1 : chain_len + 1])
+        chain = _find_chain(drafted[1])
+        num_valid = len(chain)
+        if count_valid is not None and chain:
+            num_valid = count_valid([drafted[0][node] for node in chain])
+        are_first, are_valid = frozenset(chain), frozenset(chain[:num_valid])
         refused = self._refused if count_valid is not None else ()
         places, self._unasked = [0], []  # of the draft's nodes, -1: not taken
         for node in range(1, len(drafted[0])):
@@ -52,8 +53,8 @@ class DraftFilter:
             if place >= 0 or parent < 0 or (is_forced and parent == 0):
                 places.append(place)
                 continue
-            if node <= chain_len:
-                is_taken = node <= num_valid
+            if node in are_first:
+                is_taken = node in are_valid
             elif token in refused and count_valid is not None:
                 path = [*_path(tokens, parents, parent), token]
                 is_taken = count_valid(path) == len(path)
@@ -65,7 +66,7 @@ class DraftFilter:
                 tokens.append(token)
                 parents.append(parent)
                 depths.append(depths[parent] + 1)
-                sources.append(_CHAIN if node <= chain_len else _SIBLING)
+                sources.append(_CHAIN if node in are_first else _SIBLING)
         return DraftTree(tuple(tokens), tuple(parents), tuple(depths), tuple(sources))
 
     def learn(self, tree: DraftTree, count_valid: CountValid) -> None:
@@ -76,9 +77,15 @@ class DraftFilter:
                 self._refused.add(tree.tokens[node])
 
 
-def _count_chain(parents: Sequence[int]) -> int:
-    """The draft's first choices, one after another, come first."""
-    return next((i - 1 for i, parent in enumerate(parents) if parent != i - 1), len(parents) - 1)
+def _find_chain(parents: Sequence[int]) -> list[int]:
+    """The draft's first choices, one after another: of a node's children the first is the best."""
+    chain: list[int] = []
+    tip = 0
+    for node, parent in enumerate(parents):
+        if parent == tip:
+            chain.append(node)
+            tip = node
+    return chain
 
 
 def _path(tokens: Sequence[int], parents: Sequence[int], node: int) -> list[int]:

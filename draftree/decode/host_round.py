@@ -27,6 +27,7 @@ class SpeculationOptions:
     is_auto: bool
     use_lookup: bool
     stop_ids: frozenset[int] = frozenset()
+    width: int = 0  # candidates of a position in a tree; 0: any number
 
 
 class SpeculativeDecoder:
@@ -151,7 +152,11 @@ class SpeculativeDecoder:
             self.stats.draft_ms += drafted_ms
         count_valid = matcher.count_valid if matcher is not None else None
         tree = build_tree(
-            self._anchor, block, budget, lookup=lookup, forced=forced, count_valid=count_valid
+            *(self._anchor, block, budget, options.width),
+            seed_chain=options.is_auto,
+            lookup=lookup,
+            forced=forced,
+            count_valid=count_valid,
         )
         return tree, drafted_ms
 

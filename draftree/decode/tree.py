@@ -111,15 +111,18 @@ def build_tree(
     anchor: int,
     block: Proposal | None,
     budget: int,
+    width: int = 0,
     *,
-    seed_chain: bool = True,
+    seed_chain: bool = False,
     lookup: Sequence[int] = (),
     lookup_log_prob: float = -0.1,
     forced: Sequence[int] = (),
     count_valid: CountValid | None = None,
 ) -> RankedTree:
-    """At most budget nodes besides the root: looked-up text first, then the top-1 chain, then best
-    first.
+    """At most budget nodes besides the root: looked-up text, then the most probable ones, so that a
+    smaller tree is the beginning of a larger one. width: of each row's candidates at most, 0: all.
+    seed_chain: the first choices come before all others, however unsure they are, for somebody who
+    will choose among the nodes and knows better what they are worth.
 
     lookup is a continuation found in the text so far; lookup_log_prob is the trust in each of its
     tokens. forced is one that the request's grammar asks for, in its place; tokens that the grammar
@@ -134,7 +137,7 @@ def build_tree(
         log_prob += _FORCED_LOG_PROB if forced else lookup_log_prob
         node = growth.add(node, int(token), source, log_prob)
     if block is not None:
-        _grow(growth, block, budget, seed_chain=seed_chain)
+        _grow(growth, block, budget, width or budget, seed_chain=seed_chain)
     return growth.finish()
 
 
@@ -171,9 +174,9 @@ class _Rows:
         return found
 
 
-def _grow(growth: _Growth, block: Proposal, budget: int, *, seed_chain: bool) -> None:
+def _grow(growth: _Growth, block: Proposal, budget: int, width: int, *, seed_chain: bool) -> None:
     rows = _Rows(block)
-    num_positions, num_candidates = rows.num_positions, min(budget, rows.num_candidates)
+    num_positions, num_candidates = rows.num_positions, min(budget, width, rows.num_candidates)
     if num_candidates == 0:
         return
     children = growth.children

@@ -47,7 +47,9 @@ class Decoders:
             parts.drafter is None and not use_lookup and request.grammar is None
         ):
             return PlainDecoder(parts.target, sampler, self._off_reason)
-        options = SpeculationOptions(self._budget, is_auto, use_lookup, request.stop_ids)
+        options = SpeculationOptions(
+            *(self._budget, is_auto, use_lookup, request.stop_ids, parts.plan.width)
+        )
         controller = self._host[not request.sampling.is_greedy]
         decoder = SpeculativeDecoder(
             *(parts.target, sampler, parts.drafter, options), controller=controller, watch=watch

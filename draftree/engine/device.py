@@ -197,7 +197,8 @@ class CudaDevice(Device):
     ) -> "GpuRounds":
         from draftree.decode.device_round import GpuRounds
 
-        return GpuRounds(target, ops, drafter, draft_ops, budget, is_auto=is_auto)
+        parts = target, ops, drafter, draft_ops
+        return GpuRounds(*parts, budget, is_auto=is_auto, width=self._plan.width)
 
     def finish_loading(self) -> None:
         """Nothing is left over."""

@@ -35,7 +35,7 @@ def bench(metadata, tmp_path, monkeypatch):
     options = ShapeOptions(
         *("toy", tmp_path, 0.0, "cpu"),
         prompt_len=24,
-        num_tokens=48,
+        num_tokens=120,
         short_len=12,
         long_len=700,
         lengths=(1600,),

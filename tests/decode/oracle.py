@@ -125,7 +125,9 @@ class OracleDrafter:
             if i < depth:
                 rank = 0 if rng.random() < self._sure else int(rng.integers(1, 4))
                 rows[i, min(rank, width - 1)] = truth[i]
-        probs = -np.sort(-rng.dirichlet(np.full(width, 0.4), NUM_POSITIONS), axis=1)
+        # Every second block is sure of itself, so that its tree goes deep.
+        spread = np.full(width, rng.choice((0.4, 0.02)))
+        probs = -np.sort(-rng.dirichlet(spread, NUM_POSITIONS), axis=1)
         return Proposal(rows, np.log(probs + 1e-9))
 
 

@@ -1,7 +1,7 @@
 """A round is one pass, its statistics add up, and an automatic budget follows the clock."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -115,7 +115,7 @@ def test_accepted_tokens_are_not_run_again() -> None:
     before = target.num_forwards
     oracle = OracleDrafter(target.state, plain.text, target.model.vocab_size, 1, is_perfect=True)
     sampler = Sampler(SamplingParams(), target.model.vocab_size, plain.prompt)
-    decoder = SpeculativeDecoder(target, sampler, oracle, fixed(15))
+    decoder = SpeculativeDecoder(target, sampler, oracle, replace(fixed(15), width=1))
     decoder.start(plain.prompt[-1])
     tokens = [e.token for max_tokens in (32, 16) for e in decoder.step(max_tokens)]
     assert tuple(tokens) == plain.tokens
@@ -170,7 +170,7 @@ def test_the_example_in_the_docs() -> None:
         table[words.index(word), words.index(following)] = 9.0
     sampler = Sampler(SamplingParams(), 7, ())
     accepted = accept(tree, table[list(tree.tokens)], sampler, 4, max_tokens=9)
-    assert accepted.path == (0, 4, 6) and words[accepted.bonus] == "purred"
+    assert accepted.path == (0, 3, 6) and words[accepted.bonus] == "purred"
 
 
 def check_features(run: Run, drafter: TableDrafter) -> None:
@@ -195,7 +195,7 @@ def check_coupling(new_sampler: Callable[..., Sampler] = Sampler) -> None:
         target, sampling = TableTarget(TABLE), SamplingParams(temperature=1.0, seed=seed)
         sampler = new_sampler(sampling, VOCAB, (1,))
         drafter = TableDrafter(TABLE, target.state)
-        decoder = SpeculativeDecoder(target, sampler, drafter, fixed(15))
+        decoder = SpeculativeDecoder(target, sampler, drafter, replace(fixed(15), width=1))
         decoder.start(1)
         assert len(decoder.step(16)) == 16, "the draft and the target drew different noise"
 

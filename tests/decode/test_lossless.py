@@ -296,7 +296,7 @@ class _Decoding:
         self.tokens: list[int] = []
         target.state.restore(plain.states[0])
         sampler = Sampler(plain.sampling, target.model.vocab_size, plain.prompt)
-        options = replace(fixed(budget), stop_ids=stop_ids)
+        options = replace(fixed(budget), stop_ids=stop_ids, width=1)
         self._decoder = SpeculativeDecoder(target, sampler, drafter, options)
         self._decoder.start(plain.prompt[-1])
 

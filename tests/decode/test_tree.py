@@ -38,7 +38,7 @@ def test_reference_trees(case: int) -> None:
         arrays[f"{source}.token_ids"].astype(np.int64),
         info["budget"],
     )
-    tree = build_tree(7, block, info["budget"], seed_chain=False).tree
+    tree = build_tree(7, block, info["budget"]).tree
     assert tree.tokens[0] == 7 and tree.num_nodes == info["nodes"] + 1
     assert list(tree.tokens[1:]) == arrays[f"{name}.tokens"].tolist()
     assert list(tree.parents) == arrays[f"{name}.parents"].tolist()
@@ -69,13 +69,27 @@ def _flat_block() -> Proposal:
     return Proposal(np.arange(18).reshape(6, 3), log_probs)
 
 
-def test_the_whole_chain_is_seeded() -> None:
-    tree = build_tree(99, _flat_block(), 10).tree
+def test_one_candidate_a_position_is_a_chain() -> None:
+    tree = build_tree(99, _flat_block(), 10, 1).tree
+    assert tree.tokens == (99, 0, 3, 6, 9, 12, 15)
+    assert tree.is_chain and set(tree.sources[1:]) == {TokenSource.CHAIN}
+
+
+def test_the_whole_chain_can_be_seeded() -> None:
+    tree = build_tree(99, _flat_block(), 10, seed_chain=True).tree
     assert tree.tokens[:7] == (99, 0, 3, 6, 9, 12, 15)
     assert tree.depths[:7] == tuple(range(7))
     assert set(tree.sources[1:7]) == {TokenSource.CHAIN}
     assert tree.num_nodes == 11 and TokenSource.SIBLING in tree.sources[7:]
     assert len({(p, t) for p, t in zip(tree.parents, tree.tokens, strict=True)}) == 11
+
+
+def test_a_smaller_tree_is_the_beginning_of_a_larger_one() -> None:
+    largest = build_tree(99, _flat_block(), 30)
+    assert max(largest.tree.depths) < 6, "the first choices are not worth going to the end"
+    assert {TokenSource.CHAIN, TokenSource.SIBLING} == set(largest.tree.sources[1:])
+    for budget in range(3, 30):
+        assert build_tree(99, _flat_block(), budget) == largest.select(range(budget + 1))
 
 
 def test_budget_is_never_exceeded_and_siblings_differ() -> None:
@@ -118,7 +132,7 @@ def test_edges_decide_what_follows_what(seed: int) -> None:
     chances = {path: _path_log_prob(block, path) for path in paths}
     best = sorted(paths, key=lambda path: -chances[path])
     for budget in (1, 5, 20):
-        ranked = build_tree(99, block, budget, seed_chain=False)
+        ranked = build_tree(99, block, budget)
         tree, found = ranked.tree, {}
         for node in range(1, tree.num_nodes):
             before = found.get(tree.parents[node], ())
@@ -135,7 +149,7 @@ def test_the_chain_follows_the_edges() -> None:
     ranks = [0]
     for edges in block.edges:
         ranks.append(int(edges[ranks[-1]].argmax()))
-    tree = build_tree(99, block, 4).tree
+    tree = build_tree(99, block, 4, 1).tree
     assert tree.tokens[1:] == tuple(3 * i + rank for i, rank in enumerate(ranks))
     assert tree.is_chain and set(tree.sources[1:]) == {TokenSource.CHAIN}
     short = block.first(2)

@@ -23,7 +23,7 @@ _MACROS = (("MAX_NODES", MAX_NODES), ("HEADER_LEN", _HEADER_LEN), ("RECORD_LEN",
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
     """One finished round. Its first nodes besides the root were looked up; the draft's first
-    choices share some of those, and go on with the nodes that follow.
+    choices share some of those.
     """
 
     number: int  # from 1

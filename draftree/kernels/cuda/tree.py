@@ -67,11 +67,12 @@ def build_tree(
     max_nodes: int = MAX_NODES,
     drafted: TreeBuffer | None = None,
     edges: Edges | None = None,
+    width: int = 0,
 ) -> None:
     """The tree of decode/tree.py, as deep as the request still may go. text: what `find_match` has
     found in it is the first branch. max_nodes: with the root; the request has a budget, too.
     drafted: gets the tree instead of the step, as large as trees can be, for the host to choose
-    from. edges: what counts instead of log_probs.
+    from. edges: what counts instead of log_probs. width: candidates of a position, 0 for all.
     """
     num_positions, num_candidates = ids.shape
     if num_positions >= MAX_NODES or num_candidates > MAX_CANDIDATES or step.max_nodes > MAX_NODES:
@@ -90,7 +91,7 @@ def build_tree(
         None if drafted is None else drafted.words,
         *(step.control, step.tokens, step.positions),
         *(step.parents, step.depths, step.order, step.rows, step.ancestors),
-        *(num_positions, num_candidates, limit, step.max_nodes),
+        *(num_positions, num_candidates, width or num_candidates, limit, step.max_nodes),
         shared_bytes=_GROWTH_BYTES[has_edges],
         is_chained=True,
     )

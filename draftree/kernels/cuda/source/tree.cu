@@ -1,5 +1,5 @@
-// The draft tree of decode/tree.py, node for node: what was looked up, the first choices as a chain, then always the most
-// probable node that is not there yet. One warp grows it; costs are sums in the same order and precision as on the host.
+// The draft tree of decode/tree.py, node for node: what was looked up, then always the most probable node that is not there
+// yet. One warp grows it; costs are sums in the same order and precision as on the host.
 // With HAS_EDGES each candidate of a position has a row of those after it (edges.cu); else all share the position's row.
 constexpr int THREADS = 64;  // a thread a node when the arrays are written
 static_assert(MAX_NODES <= THREADS, "a thread has one node");
@@ -14,8 +14,8 @@ struct Growth {
   int pick_of[MAX_NODES];  // where ids have the node; with edges alone, as its rank says it otherwise
   int sizes[MAX_NODES], before[MAX_NODES];
   int num_nodes;
-  // What was looked up: node i is token i - 1 of it. The chain shares its first nodes, and ends at chain_depth.
-  int looked[MAX_LOOKED], num_looked, num_shared, chain_depth;
+  // What was looked up: node i is token i - 1 of it. The draft's first choices share so many of them.
+  int looked[MAX_LOOKED], num_looked, num_shared;
   // Candidates for the next node, at most one more than nodes have been taken: where and which, and costs of the paths.
   int places[MAX_NODES], depth[MAX_NODES], rank[MAX_NODES];
   double costs[MAX_NODES], place_costs[MAX_NODES];
@@ -34,9 +34,6 @@ struct Rows {
   DEV_MEMBER int pick(int at, int rank) const { return HAS_EDGES ? picks[at] : rank; }
   DEV_MEMBER int token(int depth, int pick) const { return ids[depth * stride + pick]; }
 };
-
-// The chain's node at a depth.
-DEV int chain_node(const Growth& g, int depth) { return depth <= g.num_shared ? depth : g.num_looked + depth - g.num_shared; }
 
 // Smaller costs are smaller words; all ones stands for no candidate.
 DEV u64 ordered_cost(double cost) {
@@ -76,34 +73,17 @@ DEV int least_slot(const Growth& g, u64 low, u64 high) {
   return slot;
 }
 
-// The first nodes: what was looked up, and the chain. By all threads.
-DEV void begin_growth(Growth& g, const Rows& rows, int budget) {
-  const int num_positions = rows.num_positions;
-  if (threadIdx.x == 0) {
-    int shared = 0, pick = 0;
-    for (int depth = 0; depth < num_positions; depth++) {
-      pick = rows.pick(rows.at(depth, pick, 0), 0);
-      const bool is_shared = shared == depth && depth < g.num_looked && g.looked[depth] == rows.token(depth, pick);
-      if (!is_shared && !HAS_EDGES) break;
-      shared += is_shared;
-      const int node = (shared > depth ? 0 : g.num_looked - shared) + depth + 1;
-      if (HAS_EDGES && node < MAX_NODES) g.pick_of[node] = pick;
-    }
-    const int num_chain = max(0, min(num_positions - shared, budget - g.num_looked));
-    g.num_shared = shared, g.chain_depth = shared + num_chain, g.num_nodes = g.num_looked + num_chain + 1;
-  }
-  __syncthreads();
-  const int node = threadIdx.x, beyond = node - g.num_looked;
+// The first nodes: what was looked up. By all threads.
+DEV void begin_growth(Growth& g) {
+  const int node = threadIdx.x;
   if (node >= MAX_NODES) return;
-  g.parents[node] = beyond == 1 ? g.num_shared : node - 1;
-  g.depths[node] = beyond > 0 ? g.num_shared + beyond : node;
-  g.ranks[node] = 0;
+  g.parents[node] = node - 1, g.depths[node] = node, g.ranks[node] = 0;
 }
 
 // By one warp, with the first nodes in place.
 DEV void grow(Growth& g, const Rows& rows, int budget) {
   const int lane = threadIdx.x;
-  int num_nodes = g.num_nodes, num_slots = 1;
+  int num_nodes = g.num_looked + 1, num_slots = 1, num_shared = 0;
   u64 low = ~0ull, high = ~0ull;
   if (lane == 0) {
     g.places[0] = g.depth[0] = g.rank[0] = 0;
@@ -117,10 +97,10 @@ DEV void grow(Growth& g, const Rows& rows, int budget) {
     const int place = g.places[slot], depth = g.depth[slot], rank = g.rank[slot];
     const int at = rows.at(depth, HAS_EDGES ? g.pick_of[place] : 0, rank), pick = rows.pick(at, rank);
     const double cost = g.costs[slot], place_cost = g.place_costs[slot];
-    // Below a chain's node the first choice is the chain's next; a looked-up node is numbered by its depth.
-    const bool is_chain = rank == 0 && depth < g.chain_depth && place == chain_node(g, depth);
+    // A looked-up node is numbered by its depth.
     const bool is_looked = depth < g.num_looked && place == depth && rows.token(depth, pick) == g.looked[depth];
-    const int node = is_chain ? chain_node(g, depth + 1) : is_looked ? depth + 1 : num_nodes++;
+    const int node = is_looked ? depth + 1 : num_nodes++;
+    num_shared += is_looked && rank == 0 && depth == num_shared;
     const bool has_sibling = rank + 1 < rows.num_candidates, has_child = depth + 1 < rows.num_positions;
     const double beside = has_sibling ? __dadd_rn(place_cost, -static_cast<double>(rows.log_probs[at + 1])) : 0.0;
     const double below = has_child ? __dadd_rn(cost, -static_cast<double>(rows.log_probs[rows.at(depth + 1, pick, 0)])) : 0.0;
@@ -144,7 +124,7 @@ DEV void grow(Growth& g, const Rows& rows, int budget) {
     }
     __syncwarp();
   }
-  if (lane == 0) g.num_nodes = num_nodes;
+  if (lane == 0) g.num_nodes = num_nodes, g.num_shared = num_shared;
 }
 
 // Where a node stands when the tree is walked depth first, children in the order of their numbers.
@@ -204,7 +184,7 @@ DEV Rows load_rows(Growth& g, const int* ids, const float* log_probs, const u8* 
 KERNEL void LAUNCH_BOUNDS(THREADS)
     tree_kernel(const int* ids, const float* log_probs, const u8* picks, int* words, u64* match, const int* text, int* drafted, int* control,
                 int* tokens, int* positions, int* parents, int* depths, int* order, int* rows, int* ancestors,
-                int block_positions, int num_candidates, int limit, int max_nodes) {
+                int block_positions, int num_candidates, int width, int limit, int max_nodes) {
   DYNAMIC_SHARED(memory);
   Growth& g = *reinterpret_cast<Growth*>(memory);
   let_later_grids_start();
@@ -217,10 +197,11 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
   const int num_looked = from ? max(0, min(min(committed + 1 - from, room), min(words[LOOKED_LIMIT], MAX_LOOKED))) : 0;
   if (node < num_looked) g.looked[node] = text[from + node];
   if (node == 0) g.num_looked = words[NUM_LOOKED] = num_looked;
-  const Rows candidates = load_rows(g, ids, log_probs, picks, num_positions, min(budget, num_candidates), num_candidates);
+  const Rows candidates = load_rows(g, ids, log_probs, picks, num_positions, min(min(budget, width), num_candidates), num_candidates);
   __syncthreads();
   if (node == 0 && match) *match = 0;
-  begin_growth(g, candidates, budget);
+  begin_growth(g);
+  if (node == 0) g.num_nodes = num_looked + 1, g.num_shared = 0;
   __syncthreads();
   if (node < 32 && num_positions > 0 && is_live) grow(g, candidates, drafted ? limit - 1 : budget);
   __syncthreads();
