@@ -139,6 +139,14 @@ def fill_page(text: str, result: dict[str, Any]) -> str:
     return f"{before}{BEGIN}\n{make_table(result)}\n{END}{rest.partition(END)[2]}"
 
 
+def _chain(draft: Path, block_size: int) -> EngineConfig:
+    """All that a block holds, one candidate a position."""
+    budget = block_size - 1
+    return EngineConfig(
+        draft=str(draft), budget=budget, block=block_size, width=1, ngram="off", max_ctx=_MAX_CTX
+    )
+
+
 def write_abroad(
     model: str,
     prompts: Sequence[Prompt],
@@ -156,14 +164,7 @@ def write_abroad(
     if draft is None:
         raise BenchError(f"{model} has no draft.")
     block_size = int(open_checkpoint(draft).metadata["dflash.block_size"])
-    chain = EngineConfig(
-        draft=str(draft),
-        budget=block_size - 1,
-        block=block_size,
-        width=1,
-        ngram="off",
-        max_ctx=_MAX_CTX,
-    )
+    chain = _chain(draft, block_size)
     result: dict[str, Any] = {
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": asdict(describe_machine()),

@@ -60,6 +60,7 @@ def selector(
 ) -> None:
     """Teach a draft what follows what among its candidates; its own weights stay as they are."""
     require_packages("Training", "train", "torch", "gguf")
+    from draftree.drafts.registry import find_kind
     from draftree.train.selector_run import add_selector
     from draftree.train.settings import SelectorConfig, SelectorPlan, TextPlan
     from draftree.weights.file import open_checkpoint
@@ -72,6 +73,7 @@ def selector(
     )
     plan = SelectorPlan(rank=rank, num_steps=steps, max_minutes=train_minutes)
     checkpoint, own_draft = open_checkpoint(resolve(model)), open_checkpoint(draft)
+    find_kind(own_draft)  # who names no draft is told so at once
     texts, source = collect_prompts(prompts or [], seed, has_own=own_prompts > 0)
     config = SelectorConfig(text, plan, seed)
     with watch() as watcher:

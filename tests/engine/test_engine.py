@@ -238,7 +238,7 @@ def test_options_do_not_change_the_text(budget: int | str, options: dict[str, in
 
 
 def test_a_shorter_block_makes_shallower_trees() -> None:
-    engine = _open(block=6)
+    engine = _open(block=6, width=1)
     reply = _reply(engine, PROMPT)
     assert reply.ids == _fresh_reply(PROMPT).ids
     assert max(max(one.tree.depths) for one in reply.rounds) == 5

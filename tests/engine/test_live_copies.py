@@ -36,6 +36,6 @@ def test_replies_do_not_depend_on_where_copies_lie(
         engine._parts.device._copies.max_bytes = room  # type: ignore[attr-defined]
         replies = take_turns(engine, REQUESTS)
         assert [reply.facts for reply in replies] == expected, room
-        assert replies[0].num_pauses > 3
+        assert replies[0].num_pauses >= 3
         assert (sum(moved) > 0) == (room == 150_000)
     engine.close()
