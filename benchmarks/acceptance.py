@@ -27,7 +27,9 @@ from draftree.bench.writing import (
 )
 from draftree.chat import Engine
 from draftree.core import SamplingParams
+from draftree.engine.locate import count_block
 from draftree.memory import usable_cores
+from draftree.weights.file import open_checkpoint
 
 SETS: Final = ("humaneval", "gsm8k", "math500", "chat")
 _SEED: Final = 7
@@ -183,8 +185,8 @@ def write_acceptance(
     num_tokens: int,
     say: Callable[[str], None],
 ) -> None:
-    """Main settings and chains on all prompts, shapes of trees on the first quarter. What the file
-    holds already is not measured again.
+    """Main settings and chains on all prompts, shapes of trees on the first quarter; of chains,
+    those that the draft can fill. What the file holds already is not measured again.
     """
     result = {
         "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -198,9 +200,11 @@ def write_acceptance(
     sets = {name: load_set(name, limit, cache) for name in SETS}
     few = {name: prompts[: max(1, limit // 4)] for name, prompts in sets.items()}
 
+    trained = count_block(open_checkpoint(draft))
     for chosen, settings in ((sets, (*MAIN, *CHAINS)), (few, SHAPES)):
+        fitting = [setting for setting in settings if setting.block <= trained]
         for run in measure_acceptance(
-            str(model), str(draft), chosen, settings, num_tokens, say, known
+            str(model), str(draft), chosen, fitting, num_tokens, say, known
         ):
             runs.append(asdict(run))
             say(f"  AL {run.acceptance_length}, {run.num_equal} of {run.num_prompts} equal")

@@ -9,6 +9,7 @@ a client that reads JSON on the engine's cores is nothing that the server costs.
 import http.client
 import io
 import json
+import random
 import re
 import socket
 import subprocess
@@ -17,7 +18,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -97,13 +98,22 @@ def run_llama_server(
         yield endpoint
 
 
+def _find_port() -> int:
+    """One that nobody has. Not of those that the kernel hands out, from 32768 on: another process
+    of the server may be given it before the server listens.
+    """
+    for port in random.sample(range(20_000, 30_000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise BenchError("There is no free port between 20000 and 30000.")
+
+
 @contextmanager
 def run_command(
     command: Sequence[str], threads: int, *options: str, name: str
 ) -> Iterator[Endpoint]:
     """A server of anybody's, once /health says that it is ready."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = _find_port()
     own = "--port", str(port), "--threads", str(threads), "--api-key", _KEY
     command = [*command, *own, *options]
     with tempfile.TemporaryFile() as errors:
