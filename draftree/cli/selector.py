@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from draftree.cli.train import collect_prompts, panel_option, watch
+from draftree.cli.train import Out, Prompts, Seed, collect_prompts, panel_option, watch
 from draftree.errors import require_packages
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="The target: a name or a GGUF file.")]
@@ -15,19 +15,7 @@ Draft = Annotated[
     Path,
     typer.Argument(metavar="DRAFT", help="Its DFlash draft: a GGUF file or a folder. It stays so."),
 ]
-Out = Annotated[
-    Path, typer.Option("--out", "-o", help="Folder of the run; an interrupted one goes on.")
-]
-Prompts = Annotated[
-    list[Path] | None,
-    typer.Option(
-        help='Prompts: .jsonl with "prompt" and "chat", or text; several times. '
-        "Without any, prompts that come with the package are used.",
-        show_default=False,
-    ),
-]
 Device = Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="Where to run the target.")]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same run.")]
 OwnPrompts = Annotated[
     int, panel_option("Text", "Prompts that the target writes; with --prompts, besides.", min=0)
 ]
