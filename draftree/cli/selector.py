@@ -61,7 +61,7 @@ def selector(
     )
     plan = SelectorPlan(rank=rank, num_steps=steps, max_minutes=train_minutes)
     checkpoint, own_draft = open_checkpoint(resolve(model)), open_checkpoint(draft)
-    find_kind(own_draft)  # who names no draft is told so at once
+    find_kind(own_draft)  # refuses any other file before prompts are read
     texts, source = collect_prompts(prompts or [], seed, has_own=own_prompts > 0)
     config = SelectorConfig(text, plan, seed)
     with watch() as watcher:

@@ -84,6 +84,7 @@ def make_selector_card(record: dict[str, Any], name: str) -> str:
             ("the same, sampled text", "sampled_acceptance_length"),
             ("loss over the candidates", "held_out_loss"),
         )
+        if first[key] is not None
     ]
     head = (
         f"# {name}\n\nA DFlash draft with a selector: what a candidate's chance gains or loses by "

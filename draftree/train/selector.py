@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from draftree.errors import ModelError
 from draftree.train.block_row import BlockRows
 from draftree.train.settings import SelectorPlan
 
@@ -25,14 +26,14 @@ _LEAST_RATE, _WARM_UP = 0.02, 0.03
 @dataclass(frozen=True, slots=True)
 class SelectorPoint:
     """On held-out text. The loss is over the candidates; lengths are those of the chain of best
-    choices, in greedy and in sampled text.
+    choices, in greedy text (if there is none, in sampled text) and in sampled text.
     """
 
     step: int
     seconds: float
     held_out_loss: float
     acceptance_length: float
-    sampled_acceptance_length: float
+    sampled_acceptance_length: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,8 @@ def _measure(
     device: torch.device,
 ) -> SelectorPoint:
     module.eval()
-    losses, lengths = [], []
+    losses: list[float] = []
+    lengths: list[float | None] = []
     for rows in held_out:
         right, loss, count = 0.0, 0.0, 0
         for part in _parts(rows):
@@ -204,10 +206,16 @@ def _measure(
                 F.cross_entropy(scores[is_known], batch.labels[is_known], reduction="sum")
             )
             count += int(is_known.sum())
-        losses.append(loss / count if count else math.nan)
-        lengths.append(1.0 + right / len(rows.tokens) if len(rows.tokens) else math.nan)
+        if count:
+            losses.append(loss / count)
+        lengths.append(1.0 + right / len(rows.tokens) if len(rows.tokens) else None)
     module.train()
-    return SelectorPoint(step, round(seconds, 2), float(np.nanmean(losses)), *lengths)
+    greedy, sampled = lengths
+    shown = sampled if greedy is None else greedy
+    if shown is None or not losses:
+        raise ModelError("Too little was held out to measure on; use more prompts or tokens.")
+    loss = sum(losses) / len(losses)
+    return SelectorPoint(step, round(seconds, 2), loss, shown, sampled)
 
 
 def _parts(rows: BlockRows, size: int = 1000) -> Iterator[BlockRows]:

@@ -41,6 +41,7 @@ from draftree.weights.checkpoint import Checkpoint
 
 _TABLES = "selector_predecessor.weight", "selector_successor.weight"
 _PROJECTION = "selector_hidden.weight"
+_OTHER_HEAD = "markov_w1.weight"  # a bias for the token before
 _EIGHT_BIT = QuantType(8)
 
 
@@ -57,15 +58,15 @@ def add_selector(
     """The draft's file with a selector; one that it has is replaced. source says in the card where
     the prompts come from.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    claim_folder(folder, config, checkpoint, prompts, draft)
     watcher.phase("reading the target", 0)
     settings = EngineConfig(device=device, max_ctx=config.text.max_len, prefix_bytes=0)
     engine = TokenEngine(checkpoint, settings, draft)
     try:
         drafter = engine.drafter
-        if not isinstance(drafter, BlockDrafter):
-            raise ModelError(f"{draft.path} fills no block; a selector belongs to a DFlash draft.")
+        if not isinstance(drafter, BlockDrafter) or _OTHER_HEAD in draft.tensors:
+            raise ModelError(f"{draft.path} cannot take a selector; give a DFlash draft.")
+        folder.mkdir(parents=True, exist_ok=True)
+        claim_folder(folder, config, checkpoint, prompts, draft)
         corpus = _write(engine, checkpoint, prompts, config, folder, watcher)
         watcher.phase("reading what the draft makes of it", corpus.num_sequences)
         told = partial(_advance, watcher, "texts")
