@@ -143,3 +143,14 @@ def test_contexts_that_fit_a_gpu_of_24_gib_with_a_four_bit_draft() -> None:
     for kv, max_ctx in (("f16", 65_536), ("q8_0", 131_072), ("q4", 262_144), ("tq3_0", 262_144)):
         plan = resolve(EngineConfig(max_ctx=max_ctx, kv_k=kv, kv_v=kv), LARGE, gpu=GPU, draft=draft)
         assert plan.kv == kv and plan.memory.total <= 24 * 2**30
+
+
+def test_the_longest_chunk_is_for_gpus_of_which_half_stays_free() -> None:
+    need = resolve(EngineConfig(chunk=4096), LARGE, gpu=GPU).memory.total
+    chunks = [
+        resolve(EngineConfig(), LARGE, memory_limit=limit, gpu=GPU).chunk
+        for limit in (2 * need, 2 * need - 2, need)
+    ]
+    assert chunks == [4096, 2048, 2048]
+    asked = resolve(EngineConfig(chunk=4096), LARGE, memory_limit=need, gpu=GPU)
+    assert asked.chunk == 4096

@@ -8,6 +8,7 @@ from dataclasses import replace
 from draftree.kernels.cuda.accept import accept_source
 from draftree.kernels.cuda.attention import plan_attention
 from draftree.kernels.cuda.attention_prefill import expand_source as kv_expand_source
+from draftree.kernels.cuda.attention_prefill import merge_source
 from draftree.kernels.cuda.compile import Gpu, KernelSource
 from draftree.kernels.cuda.conv import conv_source
 from draftree.kernels.cuda.edges import edges_source
@@ -25,6 +26,7 @@ from draftree.kernels.cuda.prefill import expand_source
 from draftree.kernels.cuda.prepare import (
     RowOp,
     RowPlan,
+    plan_long,
     plan_row,
     prepare_source,
     row_macros,
@@ -94,9 +96,9 @@ def _row_sources(gpu: Gpu) -> list[KernelSource]:
     plan = plan_row(17408, gpu)
     tiles = "WARPGROUPS" if takes_warpgroups(24, gpu) else ""
     prepares = [
-        prepare_source(op, plan, form="IN_ROWS" if op == RowOp.SILU_MUL else tiles, head_dim=128)
-        for op in RowOp
+        prepare_source(op, plan, form=tiles, head_dim=128) for op in RowOp if op != RowOp.SILU_MUL
     ]
+    prepares.append(prepare_source(RowOp.SILU_MUL, plan_long(17408), form="IN_ROWS"))
     convs = [conv_source(name, 4) for name in ("conv_kernel", "conv_commit_kernel")]
     return [*prepares, *convs, COPY_SOURCE, NORM_SOURCE, CONV_SOURCE]
 
@@ -111,7 +113,8 @@ def _attention_sources(gpu: Gpu) -> list[KernelSource]:
     plans = [plan for shape in shapes for plan in plan_attention(shape, gpu)]
     sources = [source for plan in plans for source in (plan.source, plan.merge_source)]
     sources += [COMMIT_SOURCE, heads_source(256)]
-    return [*sources, *map(kv_expand_source, shapes), *map(rotary_source, shapes)]
+    merges = [merge_source(dim) for dim in (64, 256)]
+    return [*sources, *merges, *map(kv_expand_source, shapes), *map(rotary_source, shapes)]
 
 
 def _delta_sources(gpu: Gpu) -> list[KernelSource]:

@@ -297,6 +297,9 @@ def test_prefill(qtype: QuantType, gpu: Gpu) -> None:
     pieces = torch.ones_like(out)
     prefill_linear(matrix, x, pieces, gpu, bias=bias, add_to=True, slab_bytes=1 << 20)
     assert error(pieces - 1, expected) < 6e-4
+    sums = torch.ones_like(out)
+    prefill_linear(matrix, x, sums, gpu, add_to=True, slab_bytes=1 << 20)
+    assert error(sums - 1 + bias, expected) < 6e-4
     # Without anything to add, products are written in place, beside what must stay.
     wide = torch.full((num_tokens, num_rows + 8), -7.0, device=gpu.place)
     prefill_linear(matrix, prepare_rows(x, gpu), wide[:, :num_rows], gpu, slab_bytes=1 << 20)
@@ -313,8 +316,12 @@ def test_rows_of_unusual_size_are_scaled_in_prefill(gpu: Gpu) -> None:
     x[2] = 0.0
     out = prefill_linear(matrix, x, torch.empty((12, 300), device=gpu.place), gpu)
     assert not out[2].any()
+    sums = prefill_linear(matrix, x, torch.full_like(out, 3.0), gpu, add_to=True)
     for token in (0, 1, 3, 11):
-        assert error(out[token], x[token].double() @ weights.T) < 2e-3
+        expected = x[token].double() @ weights.T
+        assert error(out[token], expected) < 2e-3
+        assert error(sums[token], expected + 3.0) < 2e-3
+    assert (sums[2] == 3.0).all()
 
 
 def test_wrong_shapes_are_refused(gpu: Gpu) -> None:

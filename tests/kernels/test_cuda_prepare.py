@@ -17,6 +17,7 @@ from draftree.kernels.cuda.prepare import (  # noqa: E402
     gated_norm,
     norm,
     plain,
+    plan_long,
     plan_row,
     prepare,
     sigmoid_mul,
@@ -246,6 +247,9 @@ def test_plans_cover_any_width() -> None:
             plan = plan_row(padded, device)
             assert plan.num_blocks * plan.num_warps * plan.num_slices * 256 >= padded
             assert plan.num_warps <= 32 and plan.num_blocks <= (1 if arch < 90 else 8)
+            long = plan_long(padded)
+            assert long.num_warps * long.num_slices * 256 >= padded
+            assert long.num_warps <= 32 and long.num_blocks == 1
 
 
 def test_wrong_shapes_are_refused(any_gpu: Gpu) -> None:

@@ -7,6 +7,9 @@ are merged by the sums of their weights, so that scratch is bounded, and a pass'
 where it begins and ends alone.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -19,7 +22,39 @@ _LEAST_RANGE = 1024  # of those that cuDNN is asked for: each size costs it a se
 _MASK_ROWS = 256  # of one call, where a mask has to be written out
 _LARGEST_HALF = 65504.0
 _WARPS = 8
+_MERGED = 4  # ranges whose results are held until they are merged
 _Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def merge_source(head_dim: int) -> KernelSource:
+    macros = (("HEAD_DIM", head_dim),)
+    return KernelSource("merge_ranges_kernel", ("bits", "merge_ranges"), macros)
+
+
+@dataclass
+class _Merger:
+    """Puts what rows find in ranges together, a few at a time."""
+
+    out: torch.Tensor  # float32 [rows, heads * head_dim]
+    head_dim: int
+    gpu: Gpu
+    sums: torch.Tensor  # float32 [heads, rows]
+    has_before: bool = False
+
+    def merge(self, found: Sequence[_Pair]) -> None:
+        """At most _MERGED results of `_attend`."""
+        ranges: list[torch.Tensor | int] = []
+        for part, weight in found:
+            ranges += [part, weight, part.stride(0), part.stride(1)]
+        ranges += ranges[:4] * (_MERGED - len(found))  # not read
+        rows, heads, lanes = len(self.out), len(self.sums), self.head_dim // 8
+        load_kernel(merge_source(self.head_dim), self.gpu).launch(
+            (-(-rows * lanes // (32 * _WARPS)), heads),
+            32 * _WARPS,
+            *(*ranges, len(found), rows, self.out, self.out.stride(0), self.sums),
+            int(self.has_before),
+        )
+        self.has_before = True
 
 
 def expand_source(shape: KvShape) -> KernelSource:
@@ -64,17 +99,18 @@ def prefill_attention(
     if window:
         _attend_window(queries, cache, step, result, window, gpu)
         return out
-    found, weight = _attend(queries, expand_kv(cache, committed, committed + num_rows, gpu), True)
+    own = _attend(queries, expand_kv(cache, committed, committed + num_rows, gpu), True)
     if not committed:
-        result.copy_(found)
+        result.copy_(own[0])
         return out
-    total = found.float()
+    merger = _Merger(out[:num_rows], head_dim, gpu, torch.empty((heads, num_rows), device=q.device))
+    found = [own]
     for first, end in split_range(committed):
-        found, other = _attend(queries, expand_kv(cache, first, end, gpu), False)
-        both = torch.logaddexp(weight, other)
-        total.mul_((weight - both).exp_()).addcmul_(found, (other - both).exp_())
-        weight = both
-    result.copy_(total)
+        if len(found) == _MERGED:
+            merger.merge(found)
+            found = []
+        found.append(_attend(queries, expand_kv(cache, first, end, gpu), False))
+    merger.merge(found)
     return out
 
 
@@ -92,8 +128,8 @@ def split_range(length: int) -> list[tuple[int, int]]:
 
 
 def _attend(queries: torch.Tensor, pair: _Pair, is_causal: bool) -> _Pair:
-    """[heads, rows, head_dim] and the logarithm of the weights' sum [heads, rows, 1]; causal rows
-    are those of the keys.
+    """16-bit floats [heads, rows, head_dim] and the logarithm of the weights' sum [heads, rows];
+    causal rows are those of the keys.
     """
     keys, values = pair
     if not queries.is_cuda:
@@ -105,7 +141,7 @@ def _attend(queries: torch.Tensor, pair: _Pair, is_causal: bool) -> _Pair:
         found = ops._scaled_dot_product_cudnn_attention(*heads, None, True, 0.0, is_causal, False)
     else:
         found = ops._scaled_dot_product_flash_attention(*heads, 0.0, is_causal, False)
-    return found[0][0], found[1][0, :, :rows].reshape(-1, rows, 1)
+    return found[0][0], found[1].view(len(queries), -1)[:, :rows].contiguous()
 
 
 def _attend_plainly(
@@ -116,7 +152,7 @@ def _attend_plainly(
     scores = queries @ keys.transpose(1, 2) * queries.shape[-1] ** -0.5
     if is_causal:
         scores += torch.full(scores.shape[1:], float("-inf")).triu(1)
-    return scores.softmax(-1) @ values, scores.logsumexp(-1, keepdim=True)
+    return (scores.softmax(-1) @ values).half(), scores.logsumexp(-1)
 
 
 def _attend_window(

@@ -1,8 +1,9 @@
 """Matrix products for long prompts: slabs of weights, as 16-bit floats, for cuBLAS.
 
 Weights are rounded to 16 bits, which linear.py does not do. Products go straight to their place,
-and are scaled afterwards where a token or a row has a scale; only where something is added do they
-take a detour. Scratch is bounded by `slab_bytes` of weights and one slab of float32 products.
+or are added to what is there, and are scaled afterwards where a token or a row has a scale; only
+those with a bias take a detour. Scratch is bounded by `slab_bytes` of weights and one slab of
+float32 products.
 """
 
 import torch
@@ -39,12 +40,15 @@ def prepare_rows(x: torch.Tensor, gpu: Gpu) -> HalfRows:
     return prepare(plain(x), new_half_rows(x.shape[0], x.shape[1], gpu), gpu)
 
 
-def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, add_to: bool) -> None:
     """float16 operands, float32 product; torch's matmul for the CPU has no such form."""
-    if a.is_cuda:
-        torch.mm(a, b, out_dtype=torch.float32, out=out)
+    if not a.is_cuda:
+        product = a.float() @ b.float()
+        out.copy_(out + product if add_to else product)
+    elif add_to:
+        torch.addmm(out, a, b, out_dtype=torch.float32, out=out)
     else:
-        out.copy_(a.float() @ b.float())
+        torch.mm(a, b, out_dtype=torch.float32, out=out)
 
 
 def prefill_linear(
@@ -63,7 +67,10 @@ def prefill_linear(
     cols, band_rows = matrix.num_chunks * matrix.format.cols, matrix.band_tiles * ROWS
     slab_bands = max(1, slab_bytes // (2 * cols * band_rows))
     rescale = load_kernel(expand_source("rescale_kernel", matrix.format), gpu)
-    is_direct = bias is None and not add_to  # cuBLAS writes to out
+    is_direct = bias is None  # cuBLAS writes to out
+    whole = None, matrix.row_scale, token_scale, None, matrix.is_plain, out, 0, matrix.num_rows
+    if is_direct and add_to:
+        rescale.launch((len(out),), 512, *whole, out.stride(0), 1)
     for band in range(0, matrix.num_bands, slab_bands):
         num_bands = min(slab_bands, matrix.num_bands - band)
         row = band * band_rows
@@ -71,13 +78,11 @@ def prefill_linear(
         weights = expand(matrix, band, num_bands, gpu)[:num_rows]
         to = out[:, row : row + num_rows]
         product = to if is_direct else torch.empty(to.shape, device=out.device)
-        _multiply(halves[:, :cols], weights.T, product)
+        _multiply(halves[:, :cols], weights.T, product, add_to=is_direct and add_to)
         if not is_direct:
             scales = matrix.row_scale[row:], token_scale, None if bias is None else bias[row:]
             sizes = num_rows, num_rows, out.stride(0), int(add_to)
             rescale.launch((len(out),), 512, product, *scales, matrix.is_plain, to, *sizes)
     if is_direct:
-        scales = matrix.row_scale, token_scale, None
-        sizes = 0, matrix.num_rows, out.stride(0), 0
-        rescale.launch((len(out),), 512, None, *scales, matrix.is_plain, out, *sizes)
+        rescale.launch((len(out),), 512, *whole, out.stride(0), 0)
     return out

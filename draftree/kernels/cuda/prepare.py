@@ -24,6 +24,7 @@ _MOST_BLOCKS = 8  # of a cluster
 # leaves: so the next product's blocks can all start before this one ends.
 _MOST_WARPS, _FEW_WARPS = 32, 12
 _FEW_SLICES = 2
+_LONG_SLICES, _LONG_WARPS = 3, 4  # of a thread, at most; of a block, at least
 _CLUSTER_WARPS = 6  # of a block, if clusters can be had: more blocks read a row sooner
 
 
@@ -65,6 +66,13 @@ def plan_row(padded_cols: int, gpu: Gpu) -> RowPlan:
     per_block = -(-warps // blocks)
     slices = -(-per_block // most)
     return RowPlan(blocks, -(-per_block // slices), slices)
+
+
+def plan_long(padded_cols: int) -> RowPlan:
+    """The same for rows of a long pass, of which many are under way at once: a block each."""
+    warps = padded_cols // _WARP_COLS
+    slices = max(1, min(_LONG_SLICES, warps // _LONG_WARPS), -(-warps // _MOST_WARPS))
+    return RowPlan(1, -(-warps // slices), slices)
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,7 @@ def prepare(source: RowSource, into: _Form, gpu: Gpu, *, live: torch.Tensor | No
     source.check(into.num_cols)
     if source.num_rows > room:
         raise ValueError(f"{source.num_rows} rows do not fit into prepared activations for {room}")
-    plan = plan_row(into.padded_cols, gpu)
+    plan = plan_long(into.padded_cols) if in_rows else plan_row(into.padded_cols, gpu)
     in_pieces = not in_rows and takes_warpgroups(source.num_rows, gpu)
     form = "IN_ROWS" if in_rows else "WARPGROUPS" if in_pieces else ""
     kernel = prepare_source(source.op, plan, form=form, head_dim=source.head_dim)

@@ -27,7 +27,7 @@ struct Shared {
   u16* keys;      // [CHUNK][KEY_STRIDE]
   u16* queries;   // the same, where `solved` comes later
   float* lower;   // [CHUNK][LOWER_STRIDE]: at [i][t] the factor of d_i in row t
-  float* solved;  // [CHUNK][COLUMNS]
+  float* solved;  // [CHUNK][COLUMNS], values before
 };
 
 DEV void read_rows(const Chunks& p, const Shared& shared, int chunk, int head) {
@@ -128,20 +128,31 @@ DEV void decay_products(const Shared& shared, const Gates& gates, const float (*
     }
 }
 
+// The values of a head, on their way to where u is going to be solved.
+DEV void copy_values(const Chunks& p, const Shared& shared, int chunk, int head) {
+  const float* values = p.qkv + static_cast<u64>(chunk) * CHUNK * p.qkv_stride + (2 * p.key_heads + head) * HEAD_DIM;
+  for (int i = threadIdx.x; i < CHUNK * HEAD_DIM / 4; i += THREADS) {
+    const int t = i / (HEAD_DIM / 4), key = i % (HEAD_DIM / 4) * 4;
+    float* to = shared.solved + t * COLUMNS + key;
+    if (chunk * CHUNK + t < p.num_rows)
+      copy16_async(to, values + static_cast<u64>(t) * p.qkv_stride + key);
+    else
+      *reinterpret_cast<float4*>(to) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  }
+  commit_copies();
+}
+
 DEV void solve(const Chunks& p, const Shared& shared, const Gates& gates, int chunk, int head) {
   const int column = threadIdx.x, key = column % HEAD_DIM;
   if (column >= COLUMNS) return;
   const u64 at = (static_cast<u64>(chunk) * p.value_heads + head) * CHUNK * HEAD_DIM + key;
-  const float* values = p.qkv + static_cast<u64>(chunk) * CHUNK * p.qkv_stride + (2 * p.key_heads + head) * HEAD_DIM + key;
   for (int first = 0; first < CHUNK; first += STEP) {
     float x[STEP];
 #pragma unroll
     for (int r = 0; r < STEP; r++) {
       const int t = first + r;
-      const bool is_there = chunk * CHUNK + t < p.num_rows;
-      const float right = column >= HEAD_DIM ? gates.factor[t] * from_half(shared.keys[t * KEY_STRIDE + key])
-                          : is_there         ? values[static_cast<u64>(t) * p.qkv_stride]
-                                             : 0.0f;
+      const float right =
+          column >= HEAD_DIM ? gates.factor[t] * from_half(shared.keys[t * KEY_STRIDE + key]) : shared.solved[t * COLUMNS + column];
       x[r] = gates.beta[t] * right;
     }
 #pragma unroll 4
@@ -191,9 +202,12 @@ KERNEL void LAUNCH_BOUNDS(THREADS, 2)
   read_rows(p, shared, chunk, key_head);
   float kk[TILES][4] = {}, qk[TILES][4] = {};
   multiply_keys(shared, kk, qk);
+  __syncthreads();
   for (int head = key_head; head < value_heads; head += key_heads) {
+    copy_values(p, shared, chunk, head);
     read_gates(p, gates, chunk, head);
     decay_products(shared, gates, kk, qk, products + (static_cast<u64>(chunk) * value_heads + head) * CHUNK * CHUNK);
+    wait_copies<0>();
     __syncthreads();
     solve(p, shared, gates, chunk, head);
     __syncthreads();
