@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -20,10 +21,12 @@ from benchmarks.chaos import (
     read_metrics,
     run_chaos,
 )
-from benchmarks.overhead import exchange, read_reply, run_server
+from benchmarks.cluster_clients import COUNTED, ClientRate, rate_clients, run_clients
+from benchmarks.overhead import exchange, run_server
 from draftree.bench.dataset import chat_prompts
 from draftree.bench.http import Endpoint, ask, chat_body, read_events
 from draftree.bench.median import Ratio, Report, Samples, divide, summarize
+from draftree.bench.record import Json
 from draftree.chat import Engine
 from draftree.errors import BenchError
 
@@ -36,7 +39,7 @@ _CHAOS_PROMPTS, _CHAOS_TOKENS = 24, 24
 class ClusterOptions:
     rounds: int = 3
     num_clients: int = 8
-    num_requests: int = 8  # of each client in a round, at whose end not all are busy any more
+    num_requests: int = 8  # in a round, for each client
     num_tokens: int = 64
     num_conversations: int = 50
     num_turns: int = 5
@@ -44,6 +47,9 @@ class ClusterOptions:
     chaos_s: float = 180.0
     kill_s: float = 20.0
     num_replicas: int = 4  # of which one is killed at a time
+
+    def settings(self) -> Json:
+        return asdict(self) | {"counted": COUNTED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +64,13 @@ class RoutingMeasures:
 @dataclass(frozen=True, slots=True)
 class ClusterMeasures:
     first_token_s: Samples  # from the start of the process, kernels compiled
-    one_replica: Samples
+    one_replica: Samples  # in the windows of rate_clients
     two_replicas: Samples
     two_over_one: Ratio
     routing: RoutingMeasures
     chaos: ChaosMeasures
+    whole_runs: Ratio | None = None  # two over one with the beginning and the end of each run
+    windows_s: dict[str, Samples] | None = None  # by number of replicas
 
     def headline(self) -> dict[str, Any]:
         return {
@@ -86,30 +94,41 @@ def run_cluster(path: Path, num_replicas: int, *options: str) -> Iterator[Endpoi
         yield endpoint
 
 
-def measure_cluster(path: Path, options: ClusterOptions, report: Report) -> ClusterMeasures:
+def measure_cluster(
+    path: Path, options: ClusterOptions, report: Report, kept: Json | None = None
+) -> ClusterMeasures:
     """One replica and two take turns, each time in a cluster of their own: a machine may be slower
-    for minutes.
+    for minutes. kept: measures of another run, from which conversations and killed replicas are
+    taken.
     """
     starts: list[float] = []
-    rates: dict[int, list[float]] = {1: [], 2: []}
-    for number, num_replicas in product(range(1, options.rounds + 1), rates):
+    runs: dict[int, list[ClientRate]] = {1: [], 2: []}
+    routing = None if kept is None else RoutingMeasures(**kept["routing"])
+    for number, num_replicas in product(range(1, options.rounds + 1), runs):
         report(f"cluster: {num_replicas}, round {number} of {options.rounds}")
         begin = time.perf_counter()
         with run_cluster(path, num_replicas) as endpoint:
             model = endpoint.find_model()
             first = ask(endpoint, model, "Hello", 1)
             starts.append(time.perf_counter() - begin - first.end_s + first.piece_s[0])
-            rates[num_replicas].append(_measure_rate(endpoint, model, options))
-            if num_replicas == 2 and number == options.rounds:
+            runs[num_replicas].append(_measure_rate(endpoint, model, options))
+            if routing is None and num_replicas == 2 and number == options.rounds:
                 routing = _measure_routing(endpoint, model, options, report)
-    one, two = (summarize(found, "tok/s") for found in rates.values())
+    assert routing is not None
+    one, two = (summarize([run.rate for run in found], "tok/s") for found in runs.values())
+    whole = [summarize([run.whole_rate for run in found], "tok/s") for found in runs.values()]
     return ClusterMeasures(
         first_token_s=summarize(starts, "s"),
         one_replica=one,
         two_replicas=two,
         two_over_one=divide(two, one),
         routing=routing,
-        chaos=measure_chaos(path, options, report),
+        chaos=ChaosMeasures(**kept["chaos"]) if kept else measure_chaos(path, options, report),
+        whole_runs=divide(whole[1], whole[0]),
+        windows_s={
+            str(count): summarize([run.window_s for run in found], "s")
+            for count, found in runs.items()
+        },
     )
 
 
@@ -140,22 +159,14 @@ def _prompts(count: int) -> Sequence[str]:
     return [own[number % len(own)] for number in range(count)]
 
 
-def _measure_rate(endpoint: Endpoint, model: str, options: ClusterOptions) -> float:
-    """Tokens per second of all clients together, after one request of each. Clients only take what
-    comes, which is read afterwards: they run on the engines' cores.
-    """
+def _measure_rate(endpoint: Endpoint, model: str, options: ClusterOptions) -> ClientRate:
     prompts = _prompts(options.num_clients * options.num_requests)
     bodies = [
         chat_body(model, f"{number} {prompt}", options.num_tokens)
         for number, prompt in enumerate(prompts)
     ]
-    with ThreadPoolExecutor(options.num_clients) as pool:
-        warm = [chat_body(model, prompt, 8) for prompt in prompts[: options.num_clients]]
-        list(pool.map(lambda body: exchange(endpoint, body), warm))
-        begin = time.perf_counter()
-        replies = list(pool.map(lambda body: exchange(endpoint, body), bodies))
-        wall_s = time.perf_counter() - begin
-    return sum(read_reply(reply).num_tokens for reply in replies) / wall_s
+    warm = [chat_body(model, prompt, 8) for prompt in prompts[: options.num_clients]]
+    return rate_clients(run_clients(partial(exchange, endpoint), warm, bodies))
 
 
 def _measure_routing(

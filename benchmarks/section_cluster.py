@@ -17,7 +17,8 @@ def cluster(record: Json) -> list[str]:
     ]
     note = (
         f"Two replicas have {ratio['value']:.2f} times the rate of one; one thread each, "
-        f"{settings['num_clients']} clients, {settings['num_tokens']} tokens a reply. Of "
+        f"{settings['num_clients']} clients, {settings['num_tokens']} tokens a reply. "
+        f"{_describe_window(record)}{_describe_kept(settings)}Of "
         f"{routing['num_conversations']} conversations of {routing['num_turns']} turns, "
         f"{100 * routing['hit_rate']:.1f} % of the later turns went where their beginning had been "
         f"read, and {100 * routing['cached_share']:.0f} % of all prompts' tokens came from a "
@@ -29,3 +30,27 @@ def cluster(record: Json) -> list[str]:
         f"{chaos['num_faults']} replies were lost or mixed up."
     )
     return [*table(["", "median [low to high]"], rows), "", note]
+
+
+def _describe_window(record: Json) -> str:
+    """What a rate counts. Older records count whole runs, and say nothing of it."""
+    if "counted" not in record["settings"]:
+        return "Rates are of whole runs, at whose end not every client has a request. "
+    measures = record["measures"]
+    one_s, two_s = (f"{measures['windows_s'][count]['median']:.0f} s" for count in "12")
+    return (
+        "Every client asks again as soon as it is answered. Rates count the tokens that came "
+        "between the first text of the last client to get any and the moment the first client "
+        f"found no request left ({one_s} with one replica, {two_s} with two); whole runs with "
+        f"their beginning and end give {measures['whole_runs']['value']:.2f}. "
+    )
+
+
+def _describe_kept(settings: Json) -> str:
+    kept = settings.get("kept")
+    if kept is None:
+        return ""
+    return (
+        "Conversations and killed replicas are of an earlier run, of "
+        f"{kept['timestamp'].partition('T')[0]}. "
+    )

@@ -231,7 +231,9 @@ def cluster(scale=1.9, num_faults=0):
     routing = RoutingMeasures(50, 5, 200, 0.99, 0.6)
     chaos = ChaosMeasures(200, 4, 180.0, 900, 400, 8, 100, 0, num_faults, ["lost"] * num_faults)
     start = summarize([14.0, 16.0], "s")
-    return ClusterMeasures(start, one, two, divide(two, one), routing, chaos)
+    windows = {"1": summarize([20.0, 21.0], "s"), "2": summarize([11.0, 12.0], "s")}
+    ratio = divide(two, one)
+    return ClusterMeasures(start, one, two, ratio, routing, chaos, ratio, windows)
 
 
 def _ratio(value):
@@ -304,7 +306,7 @@ def gpu_shapes(first_s=1.2):
 SETTINGS = {
     "gpu-requests": {"num_tokens": 96, "limit": 4, "sets": ["chat"]},
     "gpu-shapes": ShapeOptions("27b", Path()).settings(),
-    "cluster": asdict(ClusterOptions()),
+    "cluster": ClusterOptions().settings(),
     "gpu-depth": {"memory": 24.0, "shape": "27b"},
     "gpu-phases": {"shape": "27b-8"},
     "gpu": {"rounds": 3, "memory": 22.35, "shape": "27b"},
