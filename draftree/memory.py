@@ -10,6 +10,7 @@ _SPARE_LEN = 1024  # positions of a reply that a draft can go back behind
 _GPU_RESERVE = 1400 * 2**20  # graphs, loaded kernels, what the allocator cannot use
 # Weights of one slab in 16 bits and sums of products: of passes that are graphs, and of others.
 _GPU_SLABS = 640 * 2**20
+_LONG_CHUNK, _LONG_SLABS = 4096, 448 * 2**20  # what slabs of so many rows take beside
 _SCORING_RESERVE = 384 * 2**20  # products of queries and keys, graphs, what cannot be used
 GPU_DRAFT_CHUNK = 512  # rows of features that a draft reads together
 
@@ -91,6 +92,7 @@ def plan_gpu_memory(
     stash = 4 * max_nodes * model.stash_width
     rows = chunk * _row_bytes(model)
     scratch = rows + 4 * max_nodes * model.vocab_size + stash + _GPU_SLABS + _GPU_RESERVE
+    scratch += _LONG_SLABS if chunk >= _LONG_CHUNK else 0
     partial = (positions // 1024 + 12) * 160 * model.hidden_size  # results of spans of keys
     scratch += expanded + angles + partial
     extra = 0

@@ -7,6 +7,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -18,7 +19,7 @@ from draftree.errors import ModelError, require_packages
 if TYPE_CHECKING:
     from draftree.train.prompt import Prompt
     from draftree.train.run import Measured
-    from draftree.train.settings import TrainConfig
+    from draftree.train.settings import SelectorPlan, TrainConfig
 
 _NUM_TEMPLATES: Final = 40_000
 _NUM_SOURCES: Final = 10_000
@@ -92,11 +93,23 @@ Decay = Annotated[float, panel_option("Training", "Rows weigh e times less after
 Distill = Annotated[
     float, panel_option("Training", "Share of the label that is the target's own odds.", min=0)
 ]
+RoundAnchors = Annotated[
+    float,
+    panel_option(
+        "Training", "Share of blocks that begin where the next round would.", min=0, max=1
+    ),
+]
 LossTokens = Annotated[
     int, panel_option("Training", "Frequent tokens that the loss tells apart; 0 is all.", min=0)
 ]
 TrainLimit = Annotated[
     float, panel_option("Training", "End the schedule by then; 0 is after all steps.", min=0)
+]
+SelectorRank = Annotated[
+    int, panel_option("Selector", "Learn one on top: width of its tables, 32, 64 … 256.", min=0)
+]
+SelectorLimit = Annotated[
+    float, panel_option("Selector", "End its schedule by then; 0 is after all steps.", min=0)
 ]
 
 
@@ -126,17 +139,20 @@ def train(
     optimizer: Optimizer = "muon",
     depth_decay: Decay = 4.0,
     distill: Distill = 0.0,
+    round_anchors: RoundAnchors = 0.0,
     loss_tokens: LossTokens = 0,
     train_minutes: TrainLimit = 0.0,
+    selector: SelectorRank = 0,
+    selector_minutes: SelectorLimit = 0.0,
 ) -> None:
     """Train a draft for a model, on text that the model writes."""
     from draftree.train.settings import DraftShape, Schedule, TextPlan, TrainConfig
 
     formats = _check_formats(file_format or ["bf16", "q8_0"])
     if hours:
-        write_minutes = write_minutes or 60 * _WRITE_SHARE * hours
-        train_minutes = train_minutes or 60 * _TRAIN_SHARE * hours
-        tokens, steps = _NO_LIMIT, _NO_LIMIT
+        tokens, steps, minutes = _NO_LIMIT, _NO_LIMIT, 60 * hours
+        write_minutes = write_minutes or _WRITE_SHARE * minutes
+        train_minutes = train_minutes or _TRAIN_SHARE * minutes
     shape = DraftShape(layers, ffn, block_size=block, mask_token=mask_token, sliding_window=window)
     text = TextPlan(
         *(tokens, max_len, batch, greedy_share),
@@ -144,18 +160,28 @@ def train(
         num_own_prompts=own_prompts,
     )
     schedule = Schedule(
-        num_steps=steps,
-        batch_tokens=batch_tokens,
+        *(steps, batch_tokens),
         learning_rate=learning_rate,
         optimizer=optimizer,
         depth_decay=depth_decay,
         distill_share=distill,
+        round_anchor_share=round_anchors,
         num_loss_tokens=loss_tokens,
         max_minutes=train_minutes,
     )
-    config = TrainConfig(shape, text, schedule, seed, "q4_1" in formats)
-    _train(model, out, prompts or [], start, device, [_FORMATS[name] for name in formats], config)
+    own_selector = _plan_selector(selector, selector_minutes)
+    config = TrainConfig(shape, text, schedule, seed, "q4_1" in formats, own_selector)
+    _train(model, out, prompts or [], start, device, formats, config)
     print(out)
+
+
+def _plan_selector(rank: int, minutes: float) -> "SelectorPlan | None":
+    from draftree.train.settings import SelectorPlan
+
+    if not rank:
+        return None
+    plan = SelectorPlan(rank=rank, max_minutes=minutes)
+    return replace(plan, num_steps=_NO_LIMIT) if minutes else plan
 
 
 def _check_formats(formats: list[str]) -> list[str]:
@@ -190,7 +216,8 @@ def _train(
     texts, source = collect_prompts(prompts, config.seed, has_own=has_own)
     with watch() as watcher:
         train_draft(
-            *(checkpoint, texts, config, out, torch.device(device), watcher, formats, source),
+            *(checkpoint, texts, config, out, torch.device(device), watcher),
+            *([_FORMATS[name] for name in formats], source),
             start=open_checkpoint(start) if start else None,
         )
 

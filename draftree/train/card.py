@@ -56,7 +56,9 @@ def make_card(record: dict[str, Any], name: str) -> str:
                 ("Data", data),
                 ("Training", _training_rows(record)),
                 ("On held-out prompts", result),
+                ("Selector: before → after, on held-out prompts", _gains(record.get("selector"))),
             )
+            if table
         ),
     ]
     return "\n".join(parts)
@@ -65,8 +67,7 @@ def make_card(record: dict[str, Any], name: str) -> str:
 def make_selector_card(record: dict[str, Any], name: str) -> str:
     """Markdown: what a selector was added to, what it learned from, how it went."""
     text, config, curve = record["text"], record["config"], record["curve"]
-    plan, first = config["plan"], curve[0]
-    best = min(curve, key=lambda point: point["held_out_loss"])
+    plan = config["plan"]
     data = [
         ("target", f"{record['target']} ({record['target_file']})"),
         ("draft", record["draft_file"]),
@@ -77,7 +78,23 @@ def make_selector_card(record: dict[str, Any], name: str) -> str:
         ("steps, learning rate", f"{curve[-1]['step']:,}, {plan['learning_rate']:g}"),
         ("minutes of training", f"{curve[-1]['seconds'] / 60:.1f}"),
     ]
-    lengths = [
+    head = (
+        f"# {name}\n\nA DFlash draft with a selector: what a candidate's chance gains or loses by "
+        "the candidate before it. The draft's own weights are unchanged.\n"
+    )
+    tables = [
+        _table("Selector", data),
+        _table("Before → after, on held-out prompts", _gains(curve)),
+    ]
+    return "\n".join([head, *tables])
+
+
+def _gains(curve: Sequence[dict[str, Any]] | None) -> list[tuple[str, str]]:
+    """What a selector gained, from its curve; nothing where there is none."""
+    if not curve:
+        return []
+    first, best = curve[0], min(curve, key=lambda point: point["held_out_loss"])
+    return [
         (title, f"{first[key]:.2f} → {best[key]:.2f}")
         for title, key in (
             ("chain of best choices, greedy text", "acceptance_length"),
@@ -86,12 +103,6 @@ def make_selector_card(record: dict[str, Any], name: str) -> str:
         )
         if first[key] is not None
     ]
-    head = (
-        f"# {name}\n\nA DFlash draft with a selector: what a candidate's chance gains or loses by "
-        "the candidate before it. The draft's own weights are unchanged.\n"
-    )
-    tables = [_table("Selector", data), _table("Before → after, on held-out prompts", lengths)]
-    return "\n".join([head, *tables])
 
 
 def _training_rows(record: dict[str, Any]) -> list[tuple[str, str]]:
@@ -102,6 +113,9 @@ def _training_rows(record: dict[str, Any]) -> list[tuple[str, str]]:
         begin = schedule.get("four_bit_from", 0.0)
         when = f"after {begin:.0%} of the schedule" if begin else "in every pass"
         start.append(("matrices", f"rounded to four bits {when}, as in the file"))
+    if schedule.get("round_anchor_share"):
+        share = f"{schedule['round_anchor_share']:.0%} of the blocks"
+        start.append(("anchors where the next round would begin", share))
     if schedule.get("num_loss_tokens"):
         start.append(("tokens in the loss", f"the {schedule['num_loss_tokens']:,} most frequent"))
     return [

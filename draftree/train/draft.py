@@ -194,6 +194,7 @@ class DraftModule(nn.Module):
         self.spec = spec
         self._num_groups = spec.num_heads // spec.num_kv_heads
         self.is_four_bit = False  # compute with matrices as a q4 file holds them
+        self._rounded_at: tuple[int, ...] = ()  # the weights' versions then
         self.fc = Matrix(spec.hidden_size, len(spec.feature_layers) * spec.hidden_size)
         self.hidden_norm = Norm(spec.hidden_size, spec.eps)
         self.layers = nn.ModuleList(DraftLayer(spec) for _ in range(spec.num_layers))
@@ -215,7 +216,9 @@ class DraftModule(nn.Module):
         """All at once: on a GPU many small kernels would take as long as the pass."""
         matrices = [m for m in self.modules() if isinstance(m, Matrix)] if self.is_four_bit else []
         found = [matrix for matrix in matrices if matrix.weight.shape[1] % BLOCK_LEN == 0]
-        if found:
+        versions = tuple(matrix.weight._version for matrix in found)
+        if found and versions != self._rounded_at:  # once a step, however many passes it has
+            self._rounded_at = versions
             blocks = [matrix.weight.view(-1, BLOCK_LEN) for matrix in found]
             rounded = round_weights(torch.cat(blocks)).weights()
             for matrix, part in zip(found, rounded.split([len(b) for b in blocks]), strict=True):

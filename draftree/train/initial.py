@@ -5,12 +5,14 @@ its block and window may be others.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from draftree.errors import ModelError
 from draftree.kernels.quant.formats import dequantize
 from draftree.train.draft import DraftModule, DraftSpec
+from draftree.train.settings import DraftShape
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.dflash import rename_tensor
 
@@ -24,6 +26,17 @@ def copy_weights(checkpoint: Checkpoint, draft: DraftModule) -> None:
         info = checkpoint.tensors[name]
         values = dequantize(checkpoint.raw(name), info.qtype).reshape(info.shape)
         parameter.copy_(torch.from_numpy(values))
+
+
+def take_shape(checkpoint: Checkpoint, shape: DraftShape) -> DraftShape:
+    """What is left open is the checkpoint's: layers that features come from, and a mask token."""
+    features = checkpoint.metadata.get("dflash.target_layers")
+    mask_token = checkpoint.metadata.get("tokenizer.ggml.mask_token_id")
+    if not shape.feature_layers and features:
+        shape = replace(shape, feature_layers=tuple(n - 1 for n in features))
+    if shape.mask_token < 0 and mask_token is not None:
+        shape = replace(shape, mask_token=int(mask_token))
+    return shape
 
 
 def compare_shapes(checkpoint: Checkpoint, spec: DraftSpec) -> None:

@@ -198,6 +198,7 @@ class Trainer:
             batch,
             depth_decay=schedule.depth_decay,
             distill_share=schedule.distill_share,
+            round_share=schedule.round_anchor_share,
             head=self._heads.draw(self._seed + self._step) if self._heads else None,
         )
         self.draft.zero_grad(set_to_none=True)

@@ -1,4 +1,5 @@
-"""The block objective: random anchors, blocks of masks, cross-entropy that fades with depth.
+"""The block objective: anchors at random or where rounds begin, blocks of masks, cross-entropy that
+fades with depth.
 
 In: sequences that the target wrote. Out: a loss, and how many tokens of each block the draft would
 have got right. The head is the target's and stays as it is.
@@ -6,7 +7,7 @@ have got right. The head is the target's and stays as it is.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from draftree.train.draft import DraftModule
 from draftree.train.teacher import Teacher
 
 _CHUNK_ROWS = 8192  # rows whose logits are in memory at once
+_ROUND_BLOCKS = 8  # anchors move in so many, as attention takes them in groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,37 @@ def draft_rows(
     return hidden[:, :, 1:]
 
 
+@torch.no_grad()
+def begin_rounds(
+    draft: DraftModule, teacher: Teacher, batch: Batch, features: Tensor, share: float
+) -> Batch:
+    """Move that share of the anchors to where the draft's next round would begin: behind its first
+    choices that are right, at the token that it got wrong.
+    """
+    num_blocks = batch.anchors.shape[1]
+    unit = math.gcd(num_blocks, _ROUND_BLOCKS)
+    count = round(share * num_blocks / unit) * unit
+    if not count:
+        return batch
+    moved = torch.arange(count, device=batch.ids.device) * num_blocks // count
+    part = replace(batch, anchors=batch.anchors[:, moved])
+    labels = read_labels(part)
+    hidden = draft_rows(draft, teacher, part, labels, features).flatten(0, 2)
+    choices = [(rows @ teacher.head.T).argmax(-1) for rows in hidden.split(_CHUNK_ROWS)]
+    anchors = batch.anchors.clone()
+    anchors[:, moved] = torch.minimum(
+        part.anchors + 1 + _count_runs(torch.cat(choices), labels), batch.lengths[:, None] - 2
+    )
+    return replace(batch, anchors=anchors)
+
+
+def _count_runs(choices: Tensor, labels: BlockLabels) -> Tensor:
+    """How many choices in a row are right, int64 [batch, num_blocks]."""
+    wanted, is_real = labels.tokens[:, :, 1:], labels.is_real[:, :, 1:]
+    is_right = (choices.view_as(wanted) == wanted) & is_real
+    return is_right.long().cumprod(-1).sum(-1)
+
+
 def block_loss(
     draft: DraftModule,
     teacher: Teacher,
@@ -133,13 +166,16 @@ def block_loss(
     *,
     depth_decay: float,
     distill_share: float = 0.0,
+    round_share: float = 0.0,
     head: LossHead | None = None,
 ) -> Tensor:
     """The weighted mean cross-entropy of all block rows. Rows whose token has no column in the head
-    do not count; where no row does, it is 0.
+    do not count; where no row does, it is 0. round_share: of anchors that `begin_rounds` moves.
     """
     read = teacher.read(batch.ids, draft.spec.feature_layers, needs_hidden=distill_share > 0)
     assert read.features is not None
+    if round_share > 0:
+        batch = begin_rounds(draft, teacher, batch, read.features, round_share)
     labels = read_labels(batch)
     hidden = draft_rows(draft, teacher, batch, labels, read.features)
     depths = torch.arange(batch.block_len - 1, device=hidden.device)
@@ -220,14 +256,12 @@ def count_right(draft: DraftModule, teacher: Teacher, batch: Batch) -> tuple[Ten
     assert read.features is not None
     labels = read_labels(batch)
     hidden = draft_rows(draft, teacher, batch, labels, read.features).flatten(0, 2)
-    wanted, real = labels.tokens[:, :, 1:].flatten(), labels.is_real[:, :, 1:].flatten()
-    is_right, losses = torch.empty_like(real), torch.empty(len(real), device=real.device)
+    wanted, real = labels.tokens[:, :, 1:].flatten(), labels.is_real[:, :, 1:]
+    choices, losses = torch.empty_like(wanted), torch.empty(len(wanted), device=wanted.device)
     for start in range(0, len(hidden), _CHUNK_ROWS):
         rows = slice(start, start + _CHUNK_ROWS)
         logits = (hidden[rows] @ teacher.head.T).float()
-        is_right[rows] = logits.argmax(-1) == wanted[rows]
+        choices[rows] = logits.argmax(-1)
         losses[rows] = torch.nn.functional.cross_entropy(logits, wanted[rows], reduction="none")
-    shape = labels.tokens[:, :, 1:].shape
-    runs = (is_right & real).view(shape).long().cumprod(-1).sum(-1)
-    mean = (losses * real).view(shape).sum((0, 1)) / real.view(shape).sum((0, 1)).clamp(min=1)
-    return runs, mean
+    mean = (losses.view_as(real) * real).sum((0, 1)) / real.sum((0, 1)).clamp(min=1)
+    return _count_runs(choices, labels), mean

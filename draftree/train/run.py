@@ -21,15 +21,19 @@ from draftree.text.tokenizer import Tokenizer
 from draftree.train.card import draw_curve, make_card
 from draftree.train.corpus import Corpus, write_corpus
 from draftree.train.draft import DraftModule, DraftSpec, resolve_shape
+from draftree.train.drafted_block import DraftedBlocks
 from draftree.train.export import check_formats, export_folder, export_gguf
-from draftree.train.initial import compare_shapes, copy_weights
-from draftree.train.loop import CurvePoint, Trainer
+from draftree.train.initial import compare_shapes, copy_weights, take_shape
+from draftree.train.loop import CurvePoint, Feeder, Trainer
 from draftree.train.own_prompt import write_own_prompts
 from draftree.train.prompt import Prompt, encode_prompts, spare_token
-from draftree.train.settings import SelectorConfig, TrainConfig
+from draftree.train.selector import BlockSource, SelectorModule, SelectorPoint, train_selector
+from draftree.train.selector_file import new_module, write_selector
+from draftree.train.settings import SelectorConfig, SelectorPlan, TrainConfig
 from draftree.train.teacher import Teacher, load_teacher
 from draftree.train.writer import Writer
 from draftree.weights.checkpoint import Checkpoint
+from draftree.weights.file import open_checkpoint
 
 PROMPT_SHARE = 0.5  # of a sequence, at most
 HEAD_TOKENS = 8192  # tokens that a draft proposes, of a larger vocabulary
@@ -59,6 +63,7 @@ class Trained:
     draft: DraftModule
     curve: list[CurvePoint]
     folder: Path
+    selector: list[SelectorPoint]  # empty where none was asked for
 
 
 def train_draft(
@@ -80,29 +85,26 @@ def train_draft(
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     watcher.phase("reading the target", 0)
     teacher = load_teacher(checkpoint, device, dtype)
-    spec = resolve_shape(config.shape, teacher, _mask_token(config, tokenizer), config.text.max_len)
-    if start is not None:  # a draft of another shape is refused before anything is written
-        compare_shapes(start, spec)
+    spec = _resolve_spec(teacher, tokenizer, config, start)
+    text, plan = config.text, config.schedule
     own = _own_prompts(teacher, tokenizer, config, folder, watcher)
-    encoded = encode_prompts([*prompts, *own], tokenizer, int(PROMPT_SHARE * config.text.max_len))
-    count = watch_phase(watcher, "writing text", config.text.num_tokens, config.text.max_minutes)
-    text = config.text
+    encoded = encode_prompts([*prompts, *own], tokenizer, int(PROMPT_SHARE * text.max_len))
+    count = watch_phase(watcher, "writing text", text.num_tokens, text.max_minutes)
     corpus = write_corpus(
         Writer(teacher, text.batch_size, text.max_len, sorted(tokenizer.stop_ids)),
-        encoded,
-        text,
-        config.seed,
-        folder,
+        *(encoded, text, config.seed, folder),
         lambda done: watcher.advance(count(done), f"{done / 1e6:.2f} M tokens"),
     )
-    plan = config.schedule
     passed = watch_phase(watcher, "training", plan.num_steps, plan.max_minutes)
     trainer = Trainer(teacher, corpus, spec, config)
     if start is not None:
         copy_weights(start, trainer.draft)
 
+    selector: list[SelectorPoint] = []
+
     def record() -> dict[str, Any]:
-        return write_record(folder, config, spec, corpus, trainer.curve, checkpoint, source, start)
+        curves = trainer.curve, selector
+        return write_record(folder, config, spec, corpus, curves, checkpoint, source, start)
 
     def report(step: int, loss: float, point: CurvePoint | None) -> None:
         watcher.advance(passed(step), f"step {step:,}, loss {loss:.3f}")
@@ -111,16 +113,34 @@ def train_draft(
             record()
 
     trainer.run(folder / "state.pt", report)
-    watcher.phase("writing files", 0)
     name = f"{checkpoint.metadata.get('general.name') or checkpoint.path.stem} DFlash"
-    export_folder(trainer.draft, folder)
-    num_listed = HEAD_TOKENS if spec.vocab_size > 2 * HEAD_TOKENS else 0
-    draft_vocab = corpus.frequent_tokens(num_listed)
-    for kind in formats:
-        export_gguf(trainer.draft, folder / f"draft-{kind}.gguf", kind, name, draft_vocab)
+    draft_vocab = corpus.frequent_tokens(HEAD_TOKENS if spec.vocab_size > 2 * HEAD_TOKENS else 0)
+    paths = _write_files(trainer.draft, folder, formats, name, draft_vocab, watcher)
+    if config.selector is not None:
+        feeder = Feeder(corpus, plan, spec, config.seed + 1, device)
+        listed = draft_vocab or list(range(spec.vocab_size))
+        blocks = DraftedBlocks(trainer.draft, teacher, feeder, listed, config.selector.top_k)
+        selector += _add_selector(checkpoint, blocks, listed, config, paths, watcher)
     draw_curve(trainer.curve, folder / "curve.png")
     (folder / "README.md").write_text(make_card(record(), name), encoding="utf-8")
-    return Trained(trainer.draft, trainer.curve, folder)
+    return Trained(trainer.draft, trainer.curve, folder, selector)
+
+
+def _write_files(
+    draft: DraftModule,
+    folder: Path,
+    formats: Sequence[str],
+    name: str,
+    draft_vocab: Sequence[int],
+    watcher: Watcher,
+) -> list[Path]:
+    """z-lab's layout, and the GGUF files that are returned."""
+    watcher.phase("writing files", 0)
+    export_folder(draft, folder)
+    paths = [folder / f"draft-{kind}.gguf" for kind in formats]
+    for path, kind in zip(paths, formats, strict=True):
+        export_gguf(draft, path, kind, name, draft_vocab)
+    return paths
 
 
 def watch_phase(
@@ -134,17 +154,58 @@ def watch_phase(
     return lambda done: int(time.monotonic() - started) if seconds else done
 
 
+def watch_selector(
+    module: SelectorModule, source: BlockSource, plan: SelectorPlan, seed: int, watcher: Watcher
+) -> list[SelectorPoint]:
+    passed = watch_phase(watcher, "training a selector", plan.num_steps, plan.max_minutes)
+
+    def report(step: int, point: SelectorPoint | None) -> None:
+        watcher.advance(passed(step), f"step {step:,}")
+        if point is not None:
+            watcher.point(point)
+
+    return train_selector(module, source, plan, seed, report)
+
+
+def _add_selector(
+    checkpoint: Checkpoint,
+    blocks: DraftedBlocks,
+    listed: Sequence[int],
+    config: TrainConfig,
+    paths: Sequence[Path],
+    watcher: Watcher,
+) -> list[SelectorPoint]:
+    """A file with a selector beside each of the draft's; what was learned stays in the folder."""
+    plan = config.selector
+    assert plan is not None
+    module = new_module(checkpoint, listed, plan, config.seed).to(blocks.device)
+    learned = paths[0].with_name("selector.pt")
+    if learned.is_file():
+        state = torch.load(learned, map_location=blocks.device, weights_only=True)
+        module.load_state_dict(state["module"])
+        curve = [SelectorPoint(**point) for point in state["curve"]]
+    else:
+        curve = watch_selector(module, blocks, plan, config.seed, watcher)
+        state = {"module": module.state_dict(), "curve": [asdict(point) for point in curve]}
+        torch.save(state, learned.with_suffix(".partial"))
+        learned.with_suffix(".partial").replace(learned)
+    for path in paths:
+        out = path.with_name(f"{path.stem}-selector.gguf")
+        write_selector(open_checkpoint(path), module.tables(), plan, listed, out)
+    return curve
+
+
 def write_record(
     folder: Path,
     config: TrainConfig,
     spec: DraftSpec,
     corpus: Corpus,
-    curve: Sequence[CurvePoint],
+    curves: tuple[Sequence[CurvePoint], Sequence[SelectorPoint]],
     checkpoint: Checkpoint,
     source: str,
     start: Checkpoint | None = None,
 ) -> dict[str, Any]:
-    """record.json: what was asked, what was read, how it went."""
+    """record.json: what was asked, what was read, how the draft and its selector went."""
     lengths = corpus.lengths
     record = {
         "target": str(checkpoint.metadata.get("general.name") or checkpoint.path.stem),
@@ -161,7 +222,8 @@ def write_record(
             "num_written": corpus.num_written,
         },
         "torch": torch.__version__,
-        "curve": [asdict(point) for point in curve],
+        "curve": [asdict(point) for point in curves[0]],
+        "selector": [asdict(point) for point in curves[1]],
     }
     save_record(record, folder)
     return record
@@ -191,11 +253,18 @@ def _own_prompts(
     )
 
 
-def _mask_token(config: TrainConfig, tokenizer: Tokenizer) -> int:
-    token = config.shape.mask_token
-    if token >= tokenizer.vocab_size:
-        raise ModelError(f"There is no token {token} to use as a mask.")
-    return token if token >= 0 else spare_token(tokenizer)
+def _resolve_spec(
+    teacher: Teacher, tokenizer: Tokenizer, config: TrainConfig, start: Checkpoint | None
+) -> DraftSpec:
+    """A draft to go on from that has another shape is refused before anything is written."""
+    shape = config.shape if start is None else take_shape(start, config.shape)
+    if shape.mask_token >= tokenizer.vocab_size:
+        raise ModelError(f"There is no token {shape.mask_token} to use as a mask.")
+    mask_token = shape.mask_token if shape.mask_token >= 0 else spare_token(tokenizer)
+    spec = resolve_shape(shape, teacher, mask_token, config.text.max_len)
+    if start is not None:
+        compare_shapes(start, spec)
+    return spec
 
 
 def claim_folder(

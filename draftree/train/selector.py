@@ -1,14 +1,15 @@
 """A selector learns on top of a draft that stays as it is: what a candidate's logit gains or loses
 by the candidate before it.
 
-In: `BlockRows`, embeddings of the tokens it knows. Out: its tables, and a curve. The draft fills
-all places at once, so its candidates do not know of each other; this is what tells them.
+In: blocks that a draft filled, embeddings of the tokens it knows. Out: its tables, and a curve. The
+draft fills all places at once, so its candidates do not know of each other; this tells them.
 """
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -82,47 +83,79 @@ class SelectorModule(nn.Module):
 
     def _rows(self, tokens: Tensor, projection: Tensor, ids: Tensor) -> Tensor:
         """[*ids.shape, rank]; each token is multiplied once."""
-        used, places = torch.unique(self.row_of[ids], return_inverse=True)
-        return (tokens[used] @ projection)[places]
+        return F.embedding(self.row_of[ids], tokens @ projection)
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """Rows of blocks: all that a loss needs."""
+class CandidateBlocks:
+    """All that a loss needs, on the device that it is computed on."""
 
-    hidden: Tensor  # [num_blocks, num_positions, hidden_size]
+    hidden: Tensor  # float32 [num_blocks, num_positions, hidden_size]
     parents: Tensor  # int64 [num_blocks, num_positions]
     candidates: Tensor  # int64 [num_blocks, num_positions, num_candidates]
-    log_probs: Tensor  # float32, the same shape
+    logits: Tensor  # float32, the same shape, up to a constant of each position
     labels: Tensor  # int64 [num_blocks, num_positions]: which candidate came; -1: none of them
+
+
+class BlockSource(Protocol):
+    """Blocks to learn from, and whole ones of held-out text."""
+
+    def draw(self, step: int) -> CandidateBlocks: ...
+    def held_out(self, *, is_greedy: bool) -> Sequence[CandidateBlocks]: ...
+
+
+class StoredBlocks:
+    """A source in memory."""
+
+    def __init__(self, rows: BlockRows, num_blocks: int, seed: int, device: torch.device) -> None:
+        self._rows, self._num_blocks, self._device = rows, num_blocks, device
+        self._rng = np.random.default_rng((seed, 7))
+        self._learn_from = np.flatnonzero(~rows.is_held_out)
+
+    def draw(self, step: int) -> CandidateBlocks:
+        return self._read(self._rng.choice(self._learn_from, self._num_blocks))
+
+    def held_out(self, *, is_greedy: bool) -> list[CandidateBlocks]:
+        rows = self._rows
+        is_whole = rows.is_held_out & (rows.is_greedy == is_greedy) & (rows.tokens[:, -1] >= 0)
+        chosen = self._rng.permutation(np.flatnonzero(is_whole))[:_EVAL_BLOCKS]
+        return [self._read(chosen[i : i + 1000]) for i in range(0, len(chosen), 1000)]
+
+    def _read(self, chosen: np.ndarray) -> CandidateBlocks:
+        rows = self._rows.select(chosen)
+        is_right = rows.candidates == rows.tokens[:, 1:, None]
+        labels = np.where(is_right.any(axis=-1), is_right.argmax(axis=-1), -1)
+        parents = np.maximum(rows.tokens[:, :-1], 0)
+        return CandidateBlocks(
+            torch.from_numpy(rows.hidden).to(self._device).float(),
+            torch.from_numpy(parents).to(self._device).long(),
+            torch.from_numpy(rows.candidates).to(self._device).long(),
+            torch.from_numpy(rows.log_probs).to(self._device).float(),
+            torch.from_numpy(labels).to(self._device),
+        )
 
 
 def train_selector(
     module: SelectorModule,
-    rows: BlockRows,
+    source: BlockSource,
     plan: SelectorPlan,
     seed: int,
-    device: torch.device,
     report: Callable[[int, SelectorPoint | None], None],
 ) -> list[SelectorPoint]:
-    """The module is left as it was where it did best on held-out text."""
+    """The module, where the blocks are, is left as it was where it did best on held-out text."""
     torch.manual_seed(seed)
-    module.to(device)
-    rng = np.random.default_rng((seed, 7))
-    learn_from = np.flatnonzero(~rows.is_held_out)
-    held_out = [_draw_held_out(rows, rng, is_greedy=flag) for flag in (True, False)]
+    held_out = [source.held_out(is_greedy=flag) for flag in (True, False)]
     optimizer = torch.optim.AdamW(
         module.parameters(), lr=plan.learning_rate, betas=(0.9, 0.98), weight_decay=1.0
     )
-    curve = [_measure(module, held_out, 0, 0.0, device)]
+    curve = [_measure(module, held_out, 0, 0.0)]
     report(0, curve[0])
     best = {name: value.clone() for name, value in module.state_dict().items()}
     started, step, progress = time.monotonic(), 0, 0.0
     while progress < 1.0:
         for group in optimizer.param_groups:
             group["lr"] = plan.learning_rate * _rate(progress)
-        batch = _make_batch(rows.select(rng.choice(learn_from, plan.batch_blocks)), device)
-        loss = _loss(module, batch, plan.depth_decay)
+        loss = _loss(module, source.draw(step), plan.depth_decay)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -132,7 +165,7 @@ def train_selector(
         progress = max(step / plan.num_steps, seconds / limit if limit else 0.0)
         report(step, None)
         if step % plan.eval_every == 0 or progress >= 1.0:
-            curve.append(_measure(module, held_out, step, seconds, device))
+            curve.append(_measure(module, held_out, step, seconds))
             report(step, curve[-1])
             if curve[-1].held_out_loss <= min(point.held_out_loss for point in curve):
                 best = {name: value.clone() for name, value in module.state_dict().items()}
@@ -146,69 +179,50 @@ def _rate(progress: float) -> float:
     return min(1.0, 0.01 + progress / _WARM_UP) * fall
 
 
-def _make_batch(rows: BlockRows, device: torch.device) -> _Batch:
-    is_right = rows.candidates == rows.tokens[:, 1:, None]
-    labels = np.where(is_right.any(axis=-1), is_right.argmax(axis=-1), -1)
-    parents = np.maximum(rows.tokens[:, :-1], 0)
-    return _Batch(
-        torch.from_numpy(rows.hidden).to(device).float(),
-        torch.from_numpy(parents).to(device).long(),
-        torch.from_numpy(rows.candidates).to(device).long(),
-        torch.from_numpy(rows.log_probs).to(device).float(),
-        torch.from_numpy(labels).to(device),
-    )
-
-
-def _loss(module: SelectorModule, batch: _Batch, depth_decay: float) -> Tensor:
+def _loss(module: SelectorModule, blocks: CandidateBlocks, depth_decay: float) -> Tensor:
     """Cross-entropy over the candidates, where the right one is among them."""
-    is_known = batch.labels >= 0
-    depths = torch.arange(is_known.shape[1], device=is_known.device)
-    weights = torch.exp(-depths / depth_decay).expand_as(is_known)[is_known]
-    losses = F.cross_entropy(
-        _scores(module, batch, is_known), batch.labels[is_known], reduction="none"
-    )
-    return (losses * weights).sum() / weights.sum()
+    depths = torch.arange(blocks.labels.shape[1], device=blocks.labels.device)
+    weights = torch.exp(-depths / depth_decay) * (blocks.labels >= 0)
+    losses = _losses(_scores(module, blocks), blocks.labels)
+    return (losses * weights).sum() / weights.sum().clamp(min=1e-9)
 
 
-def _scores(module: SelectorModule, batch: _Batch, is_used: Tensor) -> Tensor:
+def _scores(module: SelectorModule, blocks: CandidateBlocks) -> Tensor:
     """The candidates' logits after the token that came before them."""
-    gains: Tensor = module(batch.hidden[is_used], batch.parents[is_used], batch.candidates[is_used])
-    return batch.log_probs[is_used] + gains
+    rows = blocks.hidden.flatten(0, 1), blocks.parents.flatten(), blocks.candidates.flatten(0, 1)
+    gains: Tensor = module(*rows)
+    return blocks.logits + gains.view_as(blocks.logits)
 
 
-def _draw_held_out(rows: BlockRows, rng: np.random.Generator, *, is_greedy: bool) -> BlockRows:
-    """Whole blocks alone."""
-    is_whole = rows.is_held_out & (rows.is_greedy == is_greedy) & (rows.tokens[:, -1] >= 0)
-    return rows.select(rng.permutation(np.flatnonzero(is_whole))[:_EVAL_BLOCKS])
+def _losses(scores: Tensor, labels: Tensor) -> Tensor:
+    """0 where no candidate is the right one."""
+    losses = F.cross_entropy(
+        scores.flatten(0, 1), labels.flatten(), ignore_index=-1, reduction="none"
+    )
+    return losses.view_as(labels)
 
 
 @torch.no_grad()
 def _measure(
     module: SelectorModule,
-    held_out: list[BlockRows],
+    held_out: Sequence[Sequence[CandidateBlocks]],
     step: int,
     seconds: float,
-    device: torch.device,
 ) -> SelectorPoint:
     module.eval()
     losses: list[float] = []
     lengths: list[float | None] = []
-    for rows in held_out:
-        right, loss, count = 0.0, 0.0, 0
-        for part in _parts(rows):
-            batch = _make_batch(part, device)
-            every = torch.ones_like(batch.labels, dtype=torch.bool)
-            scores = _scores(module, batch, every).unflatten(0, every.shape)
-            is_right = scores.argmax(-1) == batch.labels
-            right += float(is_right.cumprod(1).sum())
-            is_known = batch.labels >= 0
-            loss += float(
-                F.cross_entropy(scores[is_known], batch.labels[is_known], reduction="sum")
-            )
-            count += int(is_known.sum())
-        if count:
-            losses.append(loss / count)
-        lengths.append(1.0 + right / len(rows.tokens) if len(rows.tokens) else None)
+    for parts in held_out:
+        right, loss, num_known = 0.0, 0.0, 0
+        for blocks in parts:
+            scores = _scores(module, blocks)
+            right += float((scores.argmax(-1) == blocks.labels).long().cumprod(1).sum())
+            loss += float(_losses(scores, blocks.labels).sum())
+            num_known += int((blocks.labels >= 0).sum())
+        if num_known:
+            losses.append(loss / num_known)
+        num_blocks = sum(len(blocks.labels) for blocks in parts)
+        lengths.append(1.0 + right / num_blocks if num_blocks else None)
     module.train()
     greedy, sampled = lengths
     shown = sampled if greedy is None else greedy
@@ -216,8 +230,3 @@ def _measure(
         raise ModelError("Too little was held out to measure on; use more prompts or tokens.")
     loss = sum(losses) / len(losses)
     return SelectorPoint(step, round(seconds, 2), loss, shown, sampled)
-
-
-def _parts(rows: BlockRows, size: int = 1000) -> Iterator[BlockRows]:
-    for start in range(0, len(rows.tokens), size):
-        yield rows.select(np.arange(start, min(start + size, len(rows.tokens))))

@@ -15,10 +15,9 @@ import torch
 
 from draftree.config import EngineConfig
 from draftree.drafts.dflash import BlockDrafter
-from draftree.drafts.export import draft_entries, draft_tensors, write_gguf
 from draftree.engine.engine import TokenEngine
 from draftree.errors import ModelError
-from draftree.kernels.quant.formats import QuantType, dequantize
+from draftree.kernels.quant.formats import dequantize
 from draftree.models.metadata import Metadata
 from draftree.text.tokenizer import Tokenizer
 from draftree.train.block_row import BlockRows, FinalNorm, read_rows
@@ -34,15 +33,14 @@ from draftree.train.run import (
     claim_folder,
     save_record,
     watch_phase,
+    watch_selector,
 )
-from draftree.train.selector import SelectorModule, SelectorPoint, SelectorTables, train_selector
+from draftree.train.selector import SelectorPoint, StoredBlocks
+from draftree.train.selector_file import new_module, write_selector
 from draftree.train.settings import SelectorConfig
 from draftree.weights.checkpoint import Checkpoint
 
-_TABLES = "selector_predecessor.weight", "selector_successor.weight"
-_PROJECTION = "selector_hidden.weight"
 _OTHER_HEAD = "markov_w1.weight"  # a bias for the token before
-_EIGHT_BIT = QuantType(8)
 
 
 def add_selector(
@@ -76,10 +74,12 @@ def add_selector(
         engine.close()
     listed = _listed_tokens(draft, corpus, engine.model_config.vocab_size)
     where = torch.device("cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda")
-    module = _new_module(checkpoint, listed, config, engine.model_config.vocab_size)
-    curve = _train(module, rows, config, where, watcher)
+    plan, seed = config.plan, config.seed
+    module = new_module(checkpoint, listed, plan, seed).to(where)
+    blocks = StoredBlocks(rows, plan.batch_blocks, seed, where)
+    curve = watch_selector(module, blocks, plan, seed, watcher)
     path = folder / f"{draft.path.stem}-selector.gguf"
-    _write_file(draft, module.tables(), config, listed, path)
+    write_selector(draft, module.tables(), plan, listed, path)
     record = _make_record(checkpoint, draft, config, corpus, rows, curve, source)
     save_record(record, folder)
     (folder / "README.md").write_text(make_selector_card(record, path.stem), encoding="utf-8")
@@ -131,69 +131,6 @@ def _listed_tokens(draft: Checkpoint, corpus: Corpus, vocab_size: int) -> list[i
         return list(range(vocab_size))
     listed = draft.metadata.get("dflash.head_tokens")
     return sorted(listed) if listed is not None else corpus.frequent_tokens(HEAD_TOKENS)
-
-
-def _new_module(
-    checkpoint: Checkpoint, listed: Sequence[int], config: SelectorConfig, vocab_size: int
-) -> SelectorModule:
-    torch.manual_seed(config.seed)
-    row_of = torch.full((vocab_size,), len(listed))
-    row_of[list(listed)] = torch.arange(len(listed))
-    embedding = _read_rows(checkpoint, "token_embd.weight", listed)
-    has_head = "output.weight" in checkpoint.tensors
-    head = _read_rows(checkpoint, "output.weight", listed) if has_head else embedding
-    return SelectorModule(embedding, head, row_of, config.plan)
-
-
-def _read_rows(checkpoint: Checkpoint, name: str, tokens: Sequence[int]) -> torch.Tensor:
-    raw = np.ascontiguousarray(checkpoint.raw(name)[list(tokens)])
-    values = dequantize(raw, checkpoint.tensors[name].qtype)
-    return torch.from_numpy(values.reshape(len(tokens), -1).astype(np.float32))
-
-
-def _train(
-    module: SelectorModule,
-    rows: BlockRows,
-    config: SelectorConfig,
-    device: torch.device,
-    watcher: Watcher,
-) -> list[SelectorPoint]:
-    plan = config.plan
-    passed = watch_phase(watcher, "training", plan.num_steps, plan.max_minutes)
-
-    def report(step: int, point: SelectorPoint | None) -> None:
-        watcher.advance(passed(step), f"step {step:,}")
-        if point is not None:
-            watcher.point(point)
-
-    return train_selector(module, rows, plan, config.seed, device, report)
-
-
-def _write_file(
-    draft: Checkpoint,
-    tables: SelectorTables,
-    config: SelectorConfig,
-    listed: Sequence[int],
-    path: Path,
-) -> None:
-    """The draft's own tensors byte for byte, and the tables in 8 bits."""
-    import gguf
-
-    kept = [part for part in draft_tensors(draft) if not part[0].startswith("selector_")]
-    entries = draft_entries(draft) | {
-        "dflash.selector_rank": config.plan.rank,
-        "dflash.selector_top_k": config.plan.top_k,
-        "dflash.selector_by_head_token": True,
-        "dflash.head_tokens": list(listed),
-    }
-    added = zip(
-        (*_TABLES, _PROJECTION), (tables.before, tables.after, tables.projection), strict=True
-    )
-    for name, values in added:
-        qtype = _EIGHT_BIT if values.shape[1] % _EIGHT_BIT.block_len == 0 else QuantType.F16
-        raw = gguf.quants.quantize(values, gguf.GGMLQuantizationType(qtype.value))
-        kept.append((name, raw.view(np.uint8), qtype))
-    write_gguf(path, entries, kept)
 
 
 def _make_record(

@@ -54,6 +54,7 @@ class Schedule:
     max_norm: float = 1.0
     depth_decay: float = 4.0  # row i of a block weighs exp(-(i - 1) / depth_decay)
     distill_share: float = 0.0  # how much of the label is the target's own distribution
+    round_anchor_share: float = 0.0  # of blocks that begin where the draft's next round would
     num_loss_tokens: int = 0  # frequent tokens that the loss tells apart; 0: the whole vocabulary
     four_bit_from: float = 0.0  # share of the schedule after which matrices are rounded, if at all
     eval_every: int = 250
@@ -68,7 +69,9 @@ class SelectorPlan:
     rank: int = 32
     top_k: int = 16  # candidates of each position
     num_steps: int = 3000
-    batch_blocks: int = 512
+    batch_blocks: int = (
+        512  # of stored blocks; with a run's own corpus a step is one of its batches
+    )
     learning_rate: float = 5e-4
     dropout: float = 0.25
     depth_decay: float = 4.0
@@ -87,6 +90,7 @@ class TrainConfig:
     schedule: Schedule = Schedule()
     seed: int = 0
     is_four_bit: bool = False  # learn with matrices rounded as a q4 file holds them
+    selector: SelectorPlan | None = None  # learned on top of the draft when it is done
 
     def __post_init__(self) -> None:
         shape, text, schedule = self.shape, self.text, self.schedule
@@ -110,6 +114,7 @@ class TrainConfig:
             (schedule.optimizer in ("muon", "adamw"), "the optimizer is muon or adamw"),
             (schedule.learning_rate > 0.0, "the learning rate must be positive"),
             (0.0 <= schedule.distill_share <= 1.0, "the distill share is a number from 0 to 1"),
+            (0.0 <= schedule.round_anchor_share <= 1.0, "the round share is a number from 0 to 1"),
         )
         for is_valid, sentence in checks:
             if not is_valid:

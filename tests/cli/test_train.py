@@ -62,6 +62,20 @@ def test_a_draft_learns_for_the_format_it_is_written_in(draftree, tmp_path, prom
     assert kinds == {"Q4_1", "F32"}
 
 
+def test_rounds_and_a_selector_are_asked_for(draftree, tmp_path, prompts):
+    arguments = ("--prompts", str(prompts), "--out", str(tmp_path / "out"), "--format", "q8_0")
+    wanted = ("--round-anchors", "0.5", "--selector", "32", "--selector-minutes", "0.01")
+    result = draftree("train", str(make_counting()), *arguments, *wanted, *TINY)
+    assert result.exit_code == 0, result.output
+    config = json.loads((tmp_path / "out/record.json").read_text())["config"]
+    assert config["schedule"]["round_anchor_share"] == 0.5
+    assert config["selector"]["rank"] == 32 and config["selector"]["max_minutes"] == 0.01
+    rank = open_checkpoint(tmp_path / "out/draft-q8-selector.gguf").metadata["dflash.selector_rank"]
+    assert rank == 32
+    result = draftree("train", str(make_counting()), *arguments, "--selector", "48", *TINY)
+    assert result.exit_code == 1 and "32, 64" in result.stderr
+
+
 def test_hours_plan_how_long_to_write_and_to_train(draftree, tmp_path, prompts):
     arguments = ("--prompts", str(prompts), "--out", str(tmp_path / "out"), "--hours", "0.0004")
     result = draftree("train", str(make_counting()), *arguments, *TINY, "--loss-tokens", "9")

@@ -11,7 +11,7 @@ def test_singular_values_come_near_one_and_vectors_stay():
         values = torch.linspace(0.2, 3.0, min(shape))
         middle = torch.zeros(shape)
         middle.diagonal().copy_(values)
-        found = left.T @ orthogonalize(left @ middle @ right) @ right.T
+        found = left.T @ orthogonalize((left @ middle @ right)[None])[0] @ right.T
         diagonal = found.diagonal()
         assert diagonal.min() > 0.4 and diagonal.max() < 1.6
         assert (found - torch.zeros(shape).diagonal_scatter(diagonal)).abs().max() < 1e-4
@@ -34,3 +34,18 @@ def test_steps_are_those_of_torch():
             optimizer.step()
     assert (ours - start).abs().max() > 0.05
     assert (ours - theirs).abs().max() < 0.005
+
+
+def test_matrices_of_one_shape_step_as_each_would_alone():
+    torch.manual_seed(2)
+    shapes = ((12, 20), (20, 12), (12, 20), (8, 8))
+    starts, slopes = ([torch.randn(shape) for shape in shapes] for _ in range(2))
+    together, alone = ([torch.nn.Parameter(s.clone()) for s in starts] for _ in range(2))
+    optimizers = [Muon(together, 0.01, 0.1), *(Muon([weight], 0.01, 0.1) for weight in alone)]
+    for _ in range(3):
+        for weight, slope in zip(together + alone, slopes + slopes, strict=True):
+            weight.grad = slope.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for first, second in zip(together, alone, strict=True):
+        assert torch.allclose(first, second, atol=1e-5)

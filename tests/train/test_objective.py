@@ -8,6 +8,7 @@ from draftree.train.draft import DraftModule, resolve_shape
 from draftree.train.objective import (
     HeadSampler,
     _FrozenHeadLoss,
+    begin_rounds,
     block_loss,
     count_right,
     draft_rows,
@@ -136,6 +137,34 @@ def test_runs_end_at_the_first_mistake():
     changed = type(batch)(ids, batch.lengths, batch.anchors[:, :1], batch.block_len)
     runs, losses = count_right(draft, teacher, changed)
     assert runs.tolist() == [[1], [0]] and losses.shape == (3,)
+
+
+def test_anchors_move_to_where_the_next_round_begins():
+    """Texts are changed to what the draft says, so that some of it is right."""
+    teacher, draft = _pair()
+    _, batch = _batch(num_blocks=16)
+    ids = batch.ids.clone()
+    for _ in range(3):
+        features = teacher.read(ids, (0, 1)).features
+        told = type(batch)(ids, batch.lengths, batch.anchors, batch.block_len)
+        rows = draft_rows(draft, teacher, told, read_labels(told), features)
+        guesses = teacher.logits(rows).argmax(-1)
+        for row in range(2):
+            for block in (0, 6, 12):
+                anchor = int(batch.anchors[row, block])
+                ids[row, anchor + 1 : anchor + 3] = guesses[row, block, :2]
+    batch = type(batch)(ids, batch.lengths, batch.anchors, batch.block_len)
+    runs, _ = count_right(draft, teacher, batch)
+    assert runs.unique().numel() > 1, "some are right, some are not"
+    features = teacher.read(ids, (0, 1)).features
+    expected = torch.minimum(batch.anchors + runs + 1, batch.lengths[:, None] - 2)
+    moved = begin_rounds(draft, teacher, batch, features, 1.0)
+    assert torch.equal(moved.anchors, expected)
+    half = begin_rounds(draft, teacher, batch, features, 0.5)
+    assert torch.equal(half.anchors[:, ::2], expected[:, ::2])
+    assert torch.equal(half.anchors[:, 1::2], batch.anchors[:, 1::2])
+    loss = block_loss(draft, teacher, batch, depth_decay=4.0, round_share=0.5)
+    assert torch.equal(loss, block_loss(draft, teacher, half, depth_decay=4.0))
 
 
 def test_a_sampled_head_tells_frequent_tokens_apart_and_stands_for_the_rest():

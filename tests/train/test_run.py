@@ -14,7 +14,13 @@ from draftree.errors import ModelError
 from draftree.train.corpus import load_corpus
 from draftree.train.prompt import Prompt
 from draftree.train.run import train_draft
-from draftree.train.settings import DraftShape, Schedule, TextPlan, TrainConfig
+from draftree.train.settings import (
+    DraftShape,
+    Schedule,
+    SelectorPlan,
+    TextPlan,
+    TrainConfig,
+)
 from draftree.weights.file import open_checkpoint
 from tests.tiny import tiny_path
 from tests.train.counting import LETTERS, make_counting, next_letter
@@ -175,6 +181,31 @@ def test_formats_are_looked_at_before_anything_is_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_blocks_begin_where_rounds_do_and_a_selector_is_learned(tmp_path):
+    schedule = replace(CONFIG.schedule, round_anchor_share=0.5)
+    plan = SelectorPlan(num_steps=12, top_k=8, eval_every=6)
+    config = replace(FOUR_BIT, schedule=schedule, selector=plan)
+    trained, watcher = _train(tmp_path, config, formats=("q4",))
+    assert trained.curve[-1].acceptance_length > 2.5
+    assert [point.step for point in trained.selector] == [0, 6, 12]
+    assert watcher.points == [*trained.curve, *trained.selector]
+    record = json.loads((tmp_path / "record.json").read_text())
+    assert record["config"]["schedule"]["round_anchor_share"] == 0.5
+    assert [point["step"] for point in record["selector"]] == [0, 6, 12]
+    card = (tmp_path / "README.md").read_text()
+    assert "where the next round would begin | 50% of the blocks" in card
+    assert "chain of best choices, greedy text" in card
+    path = tmp_path / "draft-q4-selector.gguf"
+    before, after = open_checkpoint(tmp_path / "draft-q4.gguf"), open_checkpoint(path)
+    assert all((before.raw(name) == after.raw(name)).all() for name in before.tensors)
+    tokens, rounds = _decode(path)
+    assert tokens == _decode(None)[0] and len(tokens) / rounds.num_rounds > 2.0
+    made = path.read_bytes()
+    again, watcher = _train(tmp_path, config, formats=("q4",))
+    assert again.selector == trained.selector and not watcher.points
+    assert path.read_bytes() == made
+
+
 def _shortened(**text):
     schedule = replace(CONFIG.schedule, num_steps=2, eval_every=1)
     return replace(CONFIG, text=replace(CONFIG.text, **text), schedule=schedule)
@@ -228,6 +259,16 @@ def test_a_draft_goes_on_from_another(run, tmp_path):
         assert f"| started from | {path.name} |" in (out / "README.md").read_text()
     with pytest.raises(ModelError, match="other settings"):
         _train(tmp_path / "0", _shortened(num_tokens=1000))
+
+
+def test_what_is_left_open_is_that_of_the_draft_to_go_on_from(tmp_path):
+    """Its layers of features are not those that would be usual here."""
+    odd = replace(CONFIG, shape=replace(CONFIG.shape, feature_layers=(0,), mask_token=300))
+    first = replace(odd, schedule=replace(CONFIG.schedule, num_steps=2))
+    _train(tmp_path / "a", first)
+    left = replace(_shortened(num_tokens=300), shape=replace(CONFIG.shape, feature_layers=()))
+    again, _ = _train(tmp_path / "b", left, start=open_checkpoint(tmp_path / "a"))
+    assert again.draft.spec.feature_layers == (0,) and again.draft.spec.mask_token == 300
 
 
 def test_a_draft_of_another_shape_is_refused_before_anything_is_written(run, tmp_path):

@@ -13,7 +13,7 @@ from draftree.errors import ModelError
 from draftree.train.block_row import BlockRows
 from draftree.train.prompt import Prompt
 from draftree.train.run import train_draft
-from draftree.train.selector import SelectorModule, train_selector
+from draftree.train.selector import SelectorModule, StoredBlocks, train_selector
 from draftree.train.selector_run import add_selector
 from draftree.train.settings import (
     DraftShape,
@@ -66,7 +66,7 @@ def _module(num_tokens=10):
 def test_what_no_position_can_tell_is_told_by_the_one_before():
     points = []
     curve = train_selector(
-        *(_module(), _two_ways(), PLAN, 0, torch.device("cpu")),
+        *(_module(), StoredBlocks(_two_ways(), 64, 0, torch.device("cpu")), PLAN, 0),
         lambda step, point: points.append(point) if point else None,
     )
     assert points == curve

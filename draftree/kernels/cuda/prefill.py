@@ -12,7 +12,8 @@ from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.layout import ROWS, HalfRows, PackedMatrix, UnitFormat, new_half_rows
 from draftree.kernels.cuda.prepare import plain, prepare
 
-SLAB_BYTES = 192 * 1024 * 1024
+_SLAB_BYTES, _LONG_ROWS = 192 * 1024 * 1024, 4096  # of so many rows twice as much
+_TOKENS_A_BLOCK = 8  # whose scales a block looks at
 
 
 def expand_source(name: str, form: UnitFormat, band: int = 2) -> KernelSource:
@@ -59,18 +60,21 @@ def prefill_linear(
     *,
     bias: torch.Tensor | None = None,
     add_to: bool = False,
-    slab_bytes: int = SLAB_BYTES,
+    slab_bytes: int = 0,
 ) -> torch.Tensor:
     """out = x @ matrix.T (+ bias), float32 [tokens, num_rows], for any number of tokens."""
     rows = x if isinstance(x, HalfRows) else prepare_rows(x, gpu)
     halves, token_scale = rows.halves[: len(out)], rows.token_scale[: len(out)]
     cols, band_rows = matrix.num_chunks * matrix.format.cols, matrix.band_tiles * ROWS
+    slab_bytes = slab_bytes or _SLAB_BYTES * (1 + (len(out) >= _LONG_ROWS))
     slab_bands = max(1, slab_bytes // (2 * cols * band_rows))
     rescale = load_kernel(expand_source("rescale_kernel", matrix.format), gpu)
     is_direct = bias is None  # cuBLAS writes to out
-    whole = None, matrix.row_scale, token_scale, None, matrix.is_plain, out, 0, matrix.num_rows
+    blocks = (-(-len(out) // _TOKENS_A_BLOCK),)
+    scales = matrix.row_scale, token_scale, None, matrix.is_plain
+    whole = None, *scales, out, len(out), 0, matrix.num_rows, out.stride(0)
     if is_direct and add_to:
-        rescale.launch((len(out),), 512, *whole, out.stride(0), 1)
+        rescale.launch(blocks, 256, *whole, 1)
     for band in range(0, matrix.num_bands, slab_bands):
         num_bands = min(slab_bands, matrix.num_bands - band)
         row = band * band_rows
@@ -80,9 +84,9 @@ def prefill_linear(
         product = to if is_direct else torch.empty(to.shape, device=out.device)
         _multiply(halves[:, :cols], weights.T, product, add_to=is_direct and add_to)
         if not is_direct:
-            scales = matrix.row_scale[row:], token_scale, None if bias is None else bias[row:]
-            sizes = num_rows, num_rows, out.stride(0), int(add_to)
-            rescale.launch((len(out),), 512, product, *scales, matrix.is_plain, to, *sizes)
+            parts = matrix.row_scale[row:], token_scale, None if bias is None else bias[row:]
+            sizes = len(out), num_rows, num_rows, out.stride(0), int(add_to)
+            rescale.launch(blocks, 256, product, *parts, matrix.is_plain, to, *sizes)
     if is_direct:
-        rescale.launch((len(out),), 512, *whole, out.stride(0), 0)
+        rescale.launch(blocks, 256, *whole, 0)
     return out
