@@ -316,7 +316,7 @@ def run_all(
     peer_python: Python = None,
     llama_bench: LlamaBench = None,
 ) -> None:
-    """Everything, for the pages: takes about twelve minutes of a quiet machine."""
+    """Everything, for the pages: takes about half an hour of a quiet machine."""
     taken: list[Line] = []
     skipped: list[str] = []
 

@@ -22,6 +22,7 @@ from benchmarks.chaos import (
     run_chaos,
 )
 from benchmarks.cluster_clients import COUNTED, ClientRate, rate_clients, run_clients
+from benchmarks.engines_alone import open_engines
 from benchmarks.overhead import exchange, run_server
 from draftree.bench.dataset import chat_prompts
 from draftree.bench.http import Endpoint, ask, chat_body, read_events
@@ -41,6 +42,7 @@ class ClusterOptions:
     num_clients: int = 8
     num_requests: int = 8  # in a round, for each client
     num_tokens: int = 64
+    alone_s: float = 12.0  # in a round, for one engine without a cluster and for two at once
     num_conversations: int = 50
     num_turns: int = 5
     num_streams: int = 200
@@ -71,6 +73,7 @@ class ClusterMeasures:
     chaos: ChaosMeasures
     whole_runs: Ratio | None = None  # two over one with the beginning and the end of each run
     windows_s: dict[str, Samples] | None = None  # by number of replicas
+    alone_over_one: Ratio | None = None  # two engines at once over one, without a cluster
 
     def headline(self) -> dict[str, Any]:
         return {
@@ -97,15 +100,18 @@ def run_cluster(path: Path, num_replicas: int, *options: str) -> Iterator[Endpoi
 def measure_cluster(
     path: Path, options: ClusterOptions, report: Report, kept: Json | None = None
 ) -> ClusterMeasures:
-    """One replica and two take turns, each time in a cluster of their own: a machine may be slower
-    for minutes. kept: measures of another run, from which conversations and killed replicas are
-    taken.
+    """One replica and two take turns, each time in a cluster of their own, and with them engines
+    without a cluster: a machine may be slower for minutes. kept: measures of another run, from
+    which conversations and killed replicas are taken.
     """
     starts: list[float] = []
     runs: dict[int, list[ClientRate]] = {1: [], 2: []}
+    alone: dict[int, list[float]] = {1: [], 2: []}
     routing = None if kept is None else RoutingMeasures(**kept["routing"])
     for number, num_replicas in product(range(1, options.rounds + 1), runs):
         report(f"cluster: {num_replicas}, round {number} of {options.rounds}")
+        with open_engines(path, num_replicas, _questions(options), options.num_tokens) as engines:
+            alone[num_replicas].append(engines.rate(options.alone_s))
         begin = time.perf_counter()
         with run_cluster(path, num_replicas) as endpoint:
             model = endpoint.find_model()
@@ -129,6 +135,7 @@ def measure_cluster(
             str(count): summarize([run.window_s for run in found], "s")
             for count, found in runs.items()
         },
+        alone_over_one=divide(*(summarize(alone[count], "tok/s") for count in (2, 1))),
     )
 
 
@@ -159,13 +166,15 @@ def _prompts(count: int) -> Sequence[str]:
     return [own[number % len(own)] for number in range(count)]
 
 
-def _measure_rate(endpoint: Endpoint, model: str, options: ClusterOptions) -> ClientRate:
+def _questions(options: ClusterOptions) -> list[str]:
+    """Of all clients in a round; no two begin alike."""
     prompts = _prompts(options.num_clients * options.num_requests)
-    bodies = [
-        chat_body(model, f"{number} {prompt}", options.num_tokens)
-        for number, prompt in enumerate(prompts)
-    ]
-    warm = [chat_body(model, prompt, 8) for prompt in prompts[: options.num_clients]]
+    return [f"{number} {prompt}" for number, prompt in enumerate(prompts)]
+
+
+def _measure_rate(endpoint: Endpoint, model: str, options: ClusterOptions) -> ClientRate:
+    bodies = [chat_body(model, text, options.num_tokens) for text in _questions(options)]
+    warm = [chat_body(model, text, 8) for text in _prompts(options.num_clients)]
     return rate_clients(run_clients(partial(exchange, endpoint), warm, bodies))
 
 

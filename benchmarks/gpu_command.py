@@ -39,9 +39,12 @@ def gpu_depth(
     limit_s: LimitS = 600.0,
     results: Results = RESULTS / "gpu",
 ) -> None:
-    """Long texts on a GPU with synthetic weights, by format of keys and values."""
-    from benchmarks.gpu_depth import FORMATS, measure_depths, read_runs
+    """Long texts on a GPU with synthetic weights, by format of keys and values. Formats that are
+    not named stay as the same kernels measured them.
+    """
+    from benchmarks.gpu_depth import FORMATS, find_kept, measure_depths, read_runs
     from benchmarks.parts import Deadline
+    from draftree.bench.machine import describe_machine
     from draftree.bench.record import write_result
     from draftree.bench.synthetic import identify_pair, write_pair
 
@@ -50,9 +53,11 @@ def gpu_depth(
         model = identify_pair(shape, write_pair(shape, folder)[0])
         settings = {"memory": memory, "shape": shape}
         asked = read_runs(run or FORMATS)
+        earlier = results / f"gpu-depth-{model.name}.json"
+        kept = find_kept(earlier, asdict(describe_machine()), settings)
         line = write_result(
             *(results, "gpu-depth", model, settings),
-            lambda: measure_depths(shape, folder, memory, asked, Deadline(limit_s), say),
+            lambda: measure_depths(shape, folder, memory, asked, kept, Deadline(limit_s), say),
         )
     finish(line)
 

@@ -5,14 +5,16 @@ prefill, plain decoding and rounds at depths on the way. Random weights: time an
 """
 
 import gc
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.parts import Deadline
+from benchmarks.parts import MACHINE, Deadline
 from draftree.bench.gpu import BUDGET, Subject
 from draftree.bench.median import Report, Samples, summarize
+from draftree.bench.record import Json
 from draftree.bench.synthetic import write_pair
 from draftree.config import EngineConfig, resolve
 from draftree.core import SamplingParams
@@ -67,6 +69,29 @@ class GpuDepthMeasures:
         }
 
 
+def find_kept(path: Path, machine: Json, settings: Json) -> dict[str, DepthRun]:
+    """The runs of an earlier result of the same kernels and settings; none where it is damaged."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        if any(record["machine"][key] != machine[key] for key in MACHINE):
+            return {}
+        runs = record["measures"]["runs"] if record["settings"] == settings else {}
+        return {name: _read_run(run) for name, run in runs.items()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _read_run(run: Json) -> DepthRun:
+    samples = {
+        name: {
+            depth: Samples(**found | {"samples": tuple(found["samples"])})
+            for depth, found in run[name].items()
+        }
+        for name in ("plain", "round_ms")
+    }
+    return DepthRun(**(run | samples))
+
+
 def longest_context(pair: tuple[Path, Path], kv: str, memory_gib: float) -> int:
     """The largest context, in whole steps, that a plan admits."""
     model = read_model_config(open_checkpoint(pair[0]))
@@ -101,16 +126,19 @@ def measure_depths(
     folder: Path,
     memory_gib: float,
     asked: Mapping[str, tuple[int, ...]],
+    kept: Mapping[str, DepthRun],
     deadline: Deadline,
     report: Report,
 ) -> GpuDepthMeasures:
-    """asked: depths by format, of which none is begun after the deadline."""
+    """asked: depths by format, of which none is begun after the deadline. kept: runs by format,
+    for those that are not measured.
+    """
     import torch
 
     pair = write_pair(shape, folder, draft_type=QuantType.Q4_K)
     gpu = find_gpu("cuda")
     assert gpu is not None
-    runs = {}
+    runs = dict(kept)
     for name, depths in asked.items():
         if deadline.is_over:
             report(f"{name}: left out, the time is over")
@@ -143,7 +171,8 @@ def _measure(
     subject = Subject(pair, max_ctx, memory_gib, kv=kv, budget=BUDGET)
     planned = subject.engine.plan.memory.total
     prefills, plain, rounds, num_equal, seconds = {}, {}, {}, 0, 0.0
-    subject.prefill(subject.prompt(min(4096, max_ctx - _ROOM)))  # passes are captured
+    chunks = 2 * subject.engine.plan.chunk  # the second has kernels of its own, too
+    subject.prefill(subject.prompt(min(chunks, max_ctx - _ROOM)))  # passes are captured
     subject.engine.reset()
     fitting = [min(depth, max_ctx - _ROOM) for depth in depths if depth <= max_ctx]
     for depth in fitting:

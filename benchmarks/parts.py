@@ -19,7 +19,8 @@ from draftree.errors import BenchError
 from draftree.memory import usable_cores
 
 Parts = dict[str, Json]
-_MACHINE: Final = ("cpu", "num_cores", "kernels", "gpu_kernels")
+# What must be the same for figures to stand in one file.
+MACHINE: Final = ("cpu", "num_cores", "kernels", "gpu_kernels")
 
 
 class Deadline:
@@ -63,7 +64,7 @@ class PartResult:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             fresh = self._record(empty, None)
-            same = all(found["machine"].get(key) == fresh["machine"][key] for key in _MACHINE)
+            same = all(found["machine"].get(key) == fresh["machine"][key] for key in MACHINE)
             same &= found["settings"] == fresh["settings"]
             parts, took_s = found["measures"]["parts"], found["measures"]["took_s"]
         except (OSError, ValueError, KeyError, TypeError):

@@ -211,15 +211,15 @@ def _targets(
     """
     measured, own = {r["kind"] for r in records}, {"gpu", "gpu-depth", *GPU_KINDS}
     is_gpu = any(kind.startswith("gpu") for kind in measured)
-    if is_gpu:
-        kinds = own | {"suite"} | measured
-    elif is_apart:
-        kinds = measured
-    else:
-        kinds = {target.kind for target in TARGETS} - own - (others - measured)
     is_x86 = any(record["machine"]["architecture"] == "x86_64" for record in records)
     suite = GPU_SUITE_TARGETS if is_gpu else CPU_SUITE_TARGETS if is_x86 else ()
     targets = [*TARGETS, *suite]
+    if is_gpu:
+        kinds = own | {target.kind for target in suite} | measured
+    elif is_apart:
+        kinds = measured
+    else:
+        kinds = {target.kind for target in targets} - own - (others - measured)
     verdicts = judge_targets(records, older, targets)
     shown = [v for v in verdicts if v.target.kind in kinds and v.is_shown]
     rows = [_target_row(verdict) for verdict in shown]

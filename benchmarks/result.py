@@ -11,8 +11,17 @@ from draftree.errors import BenchError
 
 KINDS: Final = (
     *("peers", "decode", "prefill", "operations", "memory", "start", "parity"),
-    *("kv-quality", "suite", "context", "budget", "multiturn", "agent", "overhead", "http", "gpu"),
-    *("gpu-depth", "gpu-phases", "gpu-requests", "gpu-shapes", "cluster"),
+    *(
+        "kv-quality",
+        "suite",
+        "suite-sampled",
+        "context",
+        "budget",
+        "multiturn",
+        "agent",
+        "overhead",
+    ),
+    *("http", "gpu", "gpu-depth", "gpu-phases", "gpu-requests", "gpu-shapes", "cluster"),
 )
 _FIELDS: Final = {
     "schema": int,
@@ -110,7 +119,8 @@ def find_older(records: Mapping[str, Json]) -> list[str]:
 
 def _kernels_of(record: Json) -> tuple[bool, Any]:
     """Whether a GPU ran it, and the digest of the kernels that did, where it is known."""
-    on_gpu = record["kind"] == "gpu" or record["measures"].get("device", "CPU") != "CPU"
+    device = record["measures"].get("device") or record["settings"].get("gpu") or "CPU"
+    on_gpu = record["kind"].startswith("gpu") or device != "CPU"
     return on_gpu, record["machine"].get("gpu_kernels" if on_gpu else "kernels")
 
 

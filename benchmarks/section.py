@@ -35,6 +35,10 @@ def _peers(record: Json) -> list[str]:
     words = [_describe_build(build, builds[build]) for build in builds]
     if "native" not in builds:
         words.append("A build for this very CPU may be faster.")
+    if "library too" not in settings["method"]:
+        words.append(
+            "The wheel's server and library shared a process in this run, which made both slower."
+        )
     note = (
         f"{settings['threads']} threads, {settings['rounds']} rounds; {settings['method']}. "
         f"{' '.join(words)}{_kv_types(measures)}"
@@ -182,7 +186,9 @@ def _suite(record: Json) -> list[str]:
     head += ["accepted by depth, %", "first token, ms"]
     settings = record["settings"]
     drafting = record["measures"]["drafting"]
-    note = f"Greedy, at most {settings['num_tokens']} tokens; drafts: {drafting}."
+    temperature = settings.get("temperature", 0)
+    how = f"T = {temperature:g}, the same seed for both" if temperature else "Greedy"
+    note = f"{how}, at most {settings['num_tokens']} tokens; drafts: {drafting}."
     return [*table(head, rows), "", note]
 
 
@@ -351,6 +357,7 @@ SECTIONS: Final[tuple[tuple[str, str, Section], ...]] = (
     ("parity", "Agreement with llama.cpp", _parity),
     ("kv-quality", "Formats of keys and values", kv_quality),
     ("suite", "Speculation", _suite),
+    ("suite-sampled", "Speculation in sampled texts", _suite),
     ("context", "Depth of context", _context),
     ("budget", "Budgets", _budget),
     ("multiturn", "Turns of a conversation", _multiturn),

@@ -18,7 +18,7 @@ def cluster(record: Json) -> list[str]:
     note = (
         f"Two replicas have {ratio['value']:.2f} times the rate of one; one thread each, "
         f"{settings['num_clients']} clients, {settings['num_tokens']} tokens a reply. "
-        f"{_describe_window(record)}{_describe_kept(settings)}Of "
+        f"{_describe_alone(measures)}{_describe_window(record)}{_describe_kept(settings)}Of "
         f"{routing['num_conversations']} conversations of {routing['num_turns']} turns, "
         f"{100 * routing['hit_rate']:.1f} % of the later turns went where their beginning had been "
         f"read, and {100 * routing['cached_share']:.0f} % of all prompts' tokens came from a "
@@ -30,6 +30,19 @@ def cluster(record: Json) -> list[str]:
         f"{chaos['num_faults']} replies were lost or mixed up."
     )
     return [*table(["", "median [low to high]"], rows), "", note]
+
+
+def _describe_alone(measures: Json) -> str:
+    """What the machine would allow, where it was measured."""
+    alone = measures.get("alone_over_one")
+    if alone is None:
+        return ""
+    share = 100 * measures["two_over_one"]["value"] / alone["value"]
+    return (
+        f"Two engines at once without a cluster, in turns with it, have {alone['value']:.2f} times "
+        f"the rate of one ({alone['low']:.2f} to {alone['high']:.2f}), so replicas reach "
+        f"{share:.0f} % of what these cores allow. "
+    )
 
 
 def _describe_window(record: Json) -> str:

@@ -148,13 +148,15 @@ def all_kinds(
 ) -> dict[str, Callable[[], Line]]:
     """Every kind but the GPU's and the very long ones, with settings that keep the whole short."""
     few = min(rounds, 3)
+    texts = (), None, 10, 128, "auto", "auto"
     alone = {kind: partial(session.alone, kind, few, take) for kind, take in ALONE.items()}
     return {
         "peers": partial(session.peers, rounds, python, llama_bench),
         "decode": partial(session.decode, 2 * rounds),
         "prefill": partial(session.prefill, few),
         **alone,
-        "suite": partial(session.texts, "suite", (), None, 4, 96, "auto", "auto"),
+        "suite": partial(session.texts, "suite", *texts),
+        "suite-sampled": partial(session.texts, "suite", *texts, 0.8),
         "context": partial(session.context, (128, 512, 2048, 4096), 1, 32, "auto"),
         "budget": partial(session.budget, (), (), None, 3, 2, 40, "auto"),
         "overhead": partial(session.overhead, 3, few, 64),

@@ -1,5 +1,6 @@
-"""The worker that runs llama.cpp, as the package xllamacpp carries it: its server, and its library
-directly.
+"""The worker that runs llama.cpp, as the package xllamacpp carries it: its server, or its library
+directly. Not both in one process: threads of two teams on the same cores make each several times
+slower, even while one of them is idle.
 
 In: token ids. Out: milliseconds. The server is timed by its own clock. Any interpreter with
 xllamacpp and numpy can run it.
@@ -105,9 +106,9 @@ class Library:
 
 
 class WheelWorker:
-    """Verbs of the worker; load comes first."""
+    """Verbs of the worker; load comes first, and says which of the two is used."""
 
-    _server: Any
+    _server: Any = None
     library: Library
 
     def describe(self) -> dict[str, str]:
@@ -124,28 +125,29 @@ class WheelWorker:
         }
 
     def load(self, path: str, threads: int, max_ctx: int, use_server: bool) -> None:
-        self.library = Library(path, threads)
-        if use_server:
-            import xllamacpp
+        if not use_server:
+            self.library = Library(path, threads)
+            return
+        import xllamacpp
 
-            params = xllamacpp.CommonParams()
-            params.model.path, params.n_ctx, params.n_parallel = path, max_ctx, 1
-            params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-            params.verbosity = -1
-            self._server = xllamacpp.Server(params)
+        params = xllamacpp.CommonParams()
+        params.model.path, params.n_ctx, params.n_parallel = path, max_ctx, 1
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+        params.verbosity = -1
+        self._server = xllamacpp.Server(params)
 
-    def decode(self, ids: list[int], num_tokens: int, via: str) -> float:
+    def decode(self, ids: list[int], num_tokens: int) -> float:
         """Milliseconds of num_tokens decoded tokens after the prompt, without the prompt."""
-        if via == "server":
+        if self._server is not None:
             self._complete(ids, _WARM_TOKENS)
             # The server's clock starts when the first token is there.
             return float(self._complete(ids, num_tokens + 1)["predicted_ms"])
         self._decode_by_library(ids, _WARM_TOKENS)
         return self._decode_by_library(ids, num_tokens)
 
-    def prefill(self, ids: list[int], via: str) -> float:
+    def prefill(self, ids: list[int]) -> float:
         """Milliseconds from the prompt to its last logits."""
-        if via == "server":
+        if self._server is not None:
             self._complete(ids[:_WARM_TOKENS], _WARM_TOKENS)
             return float(self._complete(ids, 1)["prompt_ms"])
         self._decode_by_library(ids[:_WARM_TOKENS], _WARM_TOKENS)

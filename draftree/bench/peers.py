@@ -2,7 +2,8 @@
 
 Two builds of llama.cpp can be measured: the wheel xllamacpp, through its server and its library
 once and then in the way that was faster, with our token ids; and the user's own `llama-bench`. The
-ratio is ours over the faster build. Each runs in a process of its own and is idle meanwhile.
+ratio is ours over the faster build. Each runs in a process of its own, the wheel's server and its
+library too, and is idle meanwhile.
 """
 
 import sys
@@ -81,9 +82,10 @@ class PeerOptions:
             "decode_prompt": _PROMPT_LEN,
             "prefill_lens": list(self.prefill_lens),
             "method": (
-                "in turns, each in its own process; a short warm-up before each timed run; greedy; "
-                "the wheel reads our token ids, `llama-bench` as many of its own and samples "
-                "nothing; our prefill counts the prompt and its first token"
+                "in turns, each in its own process, the wheel's server and library too; a short "
+                "warm-up before each timed run; greedy; the wheel reads our token ids, "
+                "`llama-bench` as many of its own and samples nothing; our prefill counts the "
+                "prompt and its first token"
             ),
         }
 
@@ -104,13 +106,15 @@ def open_wheel(
 
 def measure_peers(path: Path, options: PeerOptions, report: Report) -> PeerMeasures:
     common = {"path": str(path.resolve()), "threads": options.threads, "max_ctx": _MAX_CTX}
-    native, wheel, builds = None, None, {}
+    native, builds = None, {}
+    wheels: dict[str, Child] = {}
     if options.llama_bench is not None:
         native = NativeBuild(options.llama_bench, path, options.threads)
     with ExitStack() as stack:
         try:
-            wheel, builds["wheel"] = open_wheel(options.python)
-            stack.enter_context(wheel)
+            for way in _WAYS:
+                wheel, builds["wheel"] = open_wheel(options.python)
+                wheels[way] = stack.enter_context(wheel)
         except BenchError as error:
             if native is None:
                 raise
@@ -119,9 +123,9 @@ def measure_peers(path: Path, options: PeerOptions, report: Report) -> PeerMeasu
         ours = stack.enter_context(Child("draftree.bench.subject", "draftree"))
         ours.ask("load", **common, **PLAIN)
         kv_type = ours.ask("kv_type")
-        if wheel is not None:
-            wheel.ask("load", use_server=True, **common)
-        tasks = _Tasks(ours, wheel, native, options.rounds, report)
+        for way, wheel in wheels.items():
+            wheel.ask("load", use_server=way == "server", **common)
+        tasks = _Tasks(ours, wheels, native, options.rounds, report)
         longest = max(*options.prefill_lens, _PROMPT_LEN)
         (text,) = ours.ask("windows", num_windows=1, window_len=longest)
         count = options.decode_tokens
@@ -140,7 +144,7 @@ class _Tasks:
     """Everyone who takes part; verbs and arguments are the same for all."""
 
     ours: Child
-    wheel: Child | None
+    wheels: Mapping[str, Child]  # by way
     native: NativeBuild | None
     rounds: int
     report: Report
@@ -150,10 +154,10 @@ class _Tasks:
         self.ours.ask(verb, **arguments)
         runs: dict[str, Callable[[], float]] = {"ours": partial(self.ours.ask, verb, **arguments)}
         trial: dict[str, float] = {}
-        if self.wheel is not None:
-            trial = {way: self.wheel.ask(verb, via=way, **arguments) for way in _WAYS}
+        if self.wheels:
+            trial = {way: wheel.ask(verb, **arguments) for way, wheel in self.wheels.items()}
             way = min(trial, key=trial.__getitem__)
-            runs["wheel"] = partial(self.wheel.ask, verb, via=way, **arguments)
+            runs["wheel"] = partial(self.wheels[way].ask, verb, **arguments)
         if self.native is not None:
             runs["native"] = partial(getattr(self.native, verb), **arguments)
         times: dict[str, list[float]] = {name: [] for name in runs}

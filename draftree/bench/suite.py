@@ -1,8 +1,8 @@
 """Plain against speculative decoding on the same prompts: is the text equal, and how much faster
 does it come?
 
-Both run in turns in this process, greedily, to the same length. Speed-up is the ratio of decoding
-times over all prompts of a set.
+Both run in turns in this process, to the same length and with the same seed. Speed-up is the ratio
+of decoding times over all prompts of a set.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from draftree.bench import writing
 from draftree.bench.dataset import Prompt
 from draftree.bench.median import Report, Samples, summarize
 from draftree.bench.writing import Drafting, encode_prompt, open_writer, write_text
-from draftree.core import Usage
+from draftree.core import SamplingParams, Usage
 from draftree.errors import BenchError
 
 
@@ -24,6 +24,7 @@ class SuiteOptions:
     num_tokens: int
     drafting: Drafting
     max_ctx: int = 2048
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,9 @@ def measure_suite(
                 report(f"{name}: prompt {number + 1} of {len(prompts)}")
                 count, stop_ids = options.num_tokens, plain.tokenizer.stop_ids
                 ids = encode_prompt(plain, prompt, count)
-                a = write_text(plain.tokens, ids, count, stop_ids=stop_ids)
-                b = write_text(drafting.tokens, ids, count, stop_ids=stop_ids)
+                sampling = SamplingParams(temperature=options.temperature, seed=number)
+                a = write_text(plain.tokens, ids, count, sampling, stop_ids=stop_ids)
+                b = write_text(drafting.tokens, ids, count, sampling, stop_ids=stop_ids)
                 pairs.append(Pair(a.tokens == b.tokens, a.usage, b.usage))
             measures[name] = summarize_pairs(pairs)
         source = writing.describe_drafts(drafting)

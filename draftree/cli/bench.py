@@ -67,27 +67,40 @@ Requests = Annotated[int, typer.Option(min=1, help="Requests of each client.")]
 app = typer.Typer(help="Measure the speed of a model, of a GPU or of a server; write results.")
 
 
-def _measure_texts(kind: Literal["suite", "draft"], words: str) -> None:
-    @app.command(kind, help=words)
-    def measure(
-        model: Model = DEFAULT_MODEL,
-        data: Data = None,
-        prompts: PromptFile = None,
-        limit: Limit = 10,
-        n_gen: NGen = 128,
-        draft: Draft = "auto",
-        device: Device = "auto",
-        threads: Threads = 0,
-        results: Results = RESULTS,
-    ) -> None:
-        with open_measurement(Measurement, model, threads, results, say_skipped) as bench:
-            finish(bench.texts(kind, data or (), prompts, limit, n_gen, draft, device))
+@app.command()
+def suite(
+    model: Model = DEFAULT_MODEL,
+    data: Data = None,
+    prompts: PromptFile = None,
+    limit: Limit = 10,
+    n_gen: NGen = 128,
+    draft: Draft = "auto",
+    device: Device = "auto",
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    threads: Threads = 0,
+    results: Results = RESULTS,
+) -> None:
+    """Plain against speculative decoding: equal texts, speed-up, AL."""
+    with open_measurement(Measurement, model, threads, results, say_skipped) as bench:
+        asked = data or (), prompts, limit, n_gen, draft, device
+        finish(bench.texts("suite", *asked, temperature))
 
 
-_measure_texts("suite", "Plain against speculative decoding: equal texts, speed-up, AL.")
-_measure_texts(
-    "draft", "A draft: AL by data, depth and temperature, chains against trees, cost of a round."
-)
+@app.command("draft")
+def measure_draft(
+    model: Model = DEFAULT_MODEL,
+    data: Data = None,
+    prompts: PromptFile = None,
+    limit: Limit = 10,
+    n_gen: NGen = 128,
+    draft: Draft = "auto",
+    device: Device = "auto",
+    threads: Threads = 0,
+    results: Results = RESULTS,
+) -> None:
+    """A draft: AL by data, depth and temperature, chains against trees, cost of a round."""
+    with open_measurement(Measurement, model, threads, results, say_skipped) as bench:
+        finish(bench.texts("draft", data or (), prompts, limit, n_gen, draft, device))
 
 
 @app.command()

@@ -64,22 +64,27 @@ class Measurement:
         n_gen: int,
         draft: str,
         device: str,
+        temperature: float = 0.0,
     ) -> Line:
-        """Texts of data sets: against plain decoding, or what a draft has to do with them."""
+        """Texts of data sets: against plain decoding, or what a draft has to do with them.
+        temperature: of the first; sampled texts have a result of their own.
+        """
         from draftree.bench.draft import measure_draft
         from draftree.bench.suite import SuiteOptions, measure_suite
         from draftree.bench.writing import Drafting
         from draftree.config import EngineConfig
 
         sets, max_ctx = self.load_sets(data, file, limit), min(MAX_CTX, self.context_length)
-        options = SuiteOptions(self.threads, n_gen, Drafting(draft, device=device), max_ctx)
+        drafting = Drafting(draft, device=device)
+        options = SuiteOptions(self.threads, n_gen, drafting, max_ctx, temperature)
         config = EngineConfig(device, draft, threads=self.threads, max_ctx=max_ctx)
         settings = {"threads": self.threads, "num_tokens": n_gen, "limit": limit, "draft": draft}
+        settings |= {"temperature": temperature} if temperature else {}
         measures = {
             "suite": lambda: measure_suite(self.path, sets, options, self.say),
             "draft": lambda: measure_draft(self.path, sets, n_gen, config, self.say),
         }
-        return self.record(kind, settings, measures[kind])
+        return self.record(f"{kind}-sampled" if temperature else kind, settings, measures[kind])
 
     @cached_property
     def context_length(self) -> int:

@@ -2,11 +2,15 @@
 
 import json
 import sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from typer.testing import CliRunner
 
+from draftree.bench import peer_wheel
 from draftree.bench.peer_native import NativeBuild, read_output
+from draftree.bench.peer_wheel import WheelWorker
 from draftree.bench.peers import PeerOptions, judge, measure_peers, open_wheel
 from draftree.cli.app import app
 from draftree.errors import BenchError
@@ -108,4 +112,15 @@ def test_peers_on_a_tiny_model(tiny_path, llama_bench, say):
     assert len(measures.decode.ours.samples) == len(measures.decode.llama["wheel"].samples) == 2
     assert list(measures.prefill) == ["40"] and list(measures.builds) == ["wheel", "native"]
     assert measures.decode.ratio.value > 0.0
+    assert list(measures.decode.trial) == ["server", "library"]
     assert measures.headline()["faster_build"] in measures.builds
+
+
+@pytest.mark.parametrize("way", ["server", "library"])
+def test_a_process_holds_the_server_or_the_library(way, monkeypatch):
+    made = []
+    wheel = SimpleNamespace(CommonParams=MagicMock, Server=lambda params: made.append("server"))
+    monkeypatch.setitem(sys.modules, "xllamacpp", wheel)
+    monkeypatch.setattr(peer_wheel, "Library", lambda path, threads: made.append("library"))
+    WheelWorker().load("model.gguf", 1, 512, use_server=way == "server")
+    assert made == [way]

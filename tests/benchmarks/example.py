@@ -31,7 +31,7 @@ from draftree.bench.http import (
     StreamedReply,
     summarize_level,
 )
-from draftree.bench.median import divide, summarize
+from draftree.bench.median import Ratio, divide, summarize
 from draftree.bench.peers import PeerMeasures, PeerOptions, judge
 from draftree.bench.prefill import PrefillMeasures
 from draftree.bench.record import ModelId, make_record
@@ -233,7 +233,8 @@ def cluster(scale=1.9, num_faults=0):
     start = summarize([14.0, 16.0], "s")
     windows = {"1": summarize([20.0, 21.0], "s"), "2": summarize([11.0, 12.0], "s")}
     ratio = divide(two, one)
-    return ClusterMeasures(start, one, two, ratio, routing, chaos, ratio, windows)
+    alone = Ratio(1.95, 1.95, 1.95)
+    return ClusterMeasures(start, one, two, ratio, routing, chaos, ratio, windows, alone)
 
 
 def _ratio(value):
@@ -303,6 +304,10 @@ def gpu_shapes(first_s=1.2):
     return PartMeasures("A GPU", parts, {})
 
 
+def suite_sampled():
+    return suite()
+
+
 SETTINGS = {
     "gpu-requests": {"num_tokens": 96, "limit": 4, "sets": ["chat"]},
     "gpu-shapes": ShapeOptions("27b", Path()).settings(),
@@ -319,6 +324,7 @@ SETTINGS = {
     "parity": {"threads": 2, "num_tokens": 20480, "window": 512, "exact_windows": 4},
     "kv-quality": {"threads": 2, "num_tokens": 2048, "text": "some text"},
     "suite": {"threads": 2, "num_tokens": 96, "limit": 4},
+    "suite-sampled": {"threads": 2, "num_tokens": 96, "limit": 4, "temperature": 0.8},
     "multiturn": {"threads": 2, "rounds": 2},
     "agent": AgentOptions(48, 1.0, 3).settings(),
     "context": {"threads": 2, "rounds": 1, "num_tokens": 32},

@@ -166,6 +166,11 @@ def test_a_gpu_has_kernels_of_its_own(tmp_path):
     other["machine"]["gpu_kernels"] = "new"
     write_record(tmp_path, other | {"timestamp": "2999-01-01T00:00:00+00:00"})
     assert "shown as targets only: suite-" in make_page(tmp_path)
+    depth = example.record("gpu-depth")
+    depth["machine"]["gpu_kernels"] = "newer"
+    write_record(tmp_path, depth | {"timestamp": "2999-01-02T00:00:00+00:00"})
+    name = f"gpu-{other['model']['name']}.json"
+    assert f"shown as targets only: {name}, suite-" in make_page(tmp_path)
 
 
 def other_machine(record):

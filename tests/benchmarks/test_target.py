@@ -12,6 +12,7 @@ from benchmarks.target import (
     TARGETS,
     judge_targets,
 )
+from benchmarks.target_draft import CPU_SUITE_TARGETS
 from benchmarks.verdict import CODER, NEOVERSE_N1, SERVER, SMOLLM2, SYNTH
 from tests.benchmarks import example
 
@@ -102,6 +103,16 @@ def test_drafting_changes_no_text_and_costs_nothing():
     assert words([example.record("suite", worse)], "suite") == ["missed", "target reached"]
     slow = replace(suite, sets={"own": replace(own, speed_up=0.86)})
     assert words([example.record("suite", slow)], "suite")[1] == "missed"
+
+
+def test_sampled_texts_have_targets_of_their_own():
+    measures = example.suite()
+    own = measures.sets["own"]
+    rates = {"own": 0.98, "humaneval": 1.2, "gsm8k": 1.3, "math500": 1.4}
+    sets = {name: replace(own, speed_up=rate) for name, rate in rates.items()}
+    sampled = example.record("suite-sampled", replace(measures, sets=sets))
+    found = [v.words for v in judge_targets([sampled], set(), CPU_SUITE_TARGETS) if v.value]
+    assert found == ["target reached", "missed"]
 
 
 def test_replicas():

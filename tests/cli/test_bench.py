@@ -1,6 +1,7 @@
 """The bench commands on a tiny model: files, one last line of JSON, sentences."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -29,6 +30,11 @@ def test_suite_writes_a_file_and_one_line(tiny_path, tmp_path):
     assert line["mine.jsonl"]["num_equal"] == line["mine.jsonl"]["num_prompts"] == 1
     (path,) = (tmp_path / "results").iterdir()
     assert str(path) == line["file"] and "one two" not in path.read_text()
+    sampled = bench("suite", tiny_path, *options, "--temperature", 0.8)
+    line = json.loads(sampled.stdout)
+    assert line["kind"] == "suite-sampled" and line["mine.jsonl"]["num_equal"] == 1
+    record = json.loads(Path(line["file"]).read_text())
+    assert record["settings"]["temperature"] == 0.8 and path.exists()
 
 
 def test_draft_writes_a_file_and_one_line(tiny_path, tmp_path):

@@ -34,10 +34,7 @@ TOKEN_TILES = (1, 2, 3, 4, 6, 8)  # kernels exist for this many groups of 8 toke
 _MOST_TILES = dict.fromkeys((QuantType.F16, QuantType.Q8_0), 8)
 _FEW_TILES = 4
 _MOST_STAGES = 6
-# Weights on their way to a block, and what is asked for before earlier kernels have ended: more
-# would only take bandwidth from the end of the product before, for which everything waits.
-_RING_BYTES, _EARLY_BYTES = 100 * 1024, 70 * 1024
-_LONG_STEP_TILES = 3  # where a step takes longer, less is asked for early
+_RING_BYTES = 100 * 1024  # of weights on their way to a block
 _STRIP = 16  # rows
 _RESERVED_SHARED = 2048  # what a block needs beside its stages, and the driver's own
 _MOST_SLICES = (
@@ -154,8 +151,9 @@ def _with_stages(plan: LinearPlan, gpu: Gpu) -> LinearPlan:
     if not gpu.can_chain:
         return replace(plan, num_stages=max(2, most), early_stages=max(2, most))
     stages = max(2, min(most, -(-_RING_BYTES // step_bytes)))
-    is_long = plan.token_tiles >= _LONG_STEP_TILES and not gpu.rehearsal.is_persistent
-    early = min(stages, -(-_EARLY_BYTES // step_bytes)) if is_long else stages
+    # More than one would take bandwidth from the end of the product before, for which everything
+    # waits; where blocks make their row, they have time for it.
+    early = stages if plan.own_cols or gpu.rehearsal.is_persistent else 1
     # Two blocks on one multiprocessor would leave another one without.
     least = 0 if gpu.rehearsal.is_persistent else gpu.shared_per_sm // 2
     return replace(plan, num_stages=stages, early_stages=early, least_shared=least)
