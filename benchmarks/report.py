@@ -219,7 +219,7 @@ def _targets(
     elif is_apart:
         kinds = measured
     else:
-        kinds = {target.kind for target in targets} - own - (others - measured)
+        kinds = {target.kind for target in targets} - ((own | others) - measured)
     verdicts = judge_targets(records, older, targets)
     shown = [v for v in verdicts if v.target.kind in kinds and v.is_shown]
     rows = [_target_row(verdict) for verdict in shown]
