@@ -70,6 +70,9 @@ def test_what_another_folder_has_is_not_missing_here(tmp_path):
     main, apart = make_page(tmp_path).split("## cluster")
     assert "replicas" not in main and "warm start to first token |  |" in main
     assert "two replicas over one" in apart and "warm start" not in apart
+    assert "agent session" not in main  # a GPU's, unless this machine has one of its own
+    write_record(tmp_path, example.record("agent"))
+    assert "agent session" in make_page(tmp_path).split("## cluster")[0]
 
 
 @pytest.mark.parametrize("kind", ["decode", "gpu"])
