@@ -12,6 +12,8 @@ from itertools import cycle
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from draftree.errors import BenchError
+
 
 class EnginesAlone:
     def __init__(self, connections: Sequence[Connection]) -> None:
@@ -21,7 +23,14 @@ class EnginesAlone:
         """Tokens per second of all together, all of them writing at once for so long."""
         for connection in self._connections:
             connection.send(seconds)
-        return sum(connection.recv() for connection in self._connections)
+        return sum(_receive(connection) for connection in self._connections)
+
+
+def _receive(connection: Connection) -> float:
+    try:
+        return float(connection.recv())
+    except EOFError:
+        raise BenchError("An engine's process ended; what it said is above.") from None
 
 
 @contextmanager
@@ -39,7 +48,7 @@ def open_engines(
         for process, (own, theirs) in zip(processes, pairs, strict=True):
             process.start()
             theirs.close()  # so that an engine that ends is noticed
-            own.recv()
+            _receive(own)
         yield EnginesAlone([own for own, _ in pairs])
     finally:
         for process in processes:
@@ -67,6 +76,6 @@ def _run(connection: Connection, path: str, prompts: Sequence[str], num_tokens: 
             count += reply.usage.completion_tokens
 
     write(0.0)
-    connection.send(None)
+    connection.send(0.0)  # ready
     while True:
         connection.send(write(connection.recv()))

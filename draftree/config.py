@@ -362,8 +362,8 @@ def _resolve_gpu(
         chunk = max(chunk, max_nodes)
         memory = plan_gpu_memory(model, draft, max_ctx, chunk, max_nodes, kv_k, kv_v)
         first, word = first or kv_word(kv_k, kv_v), kv_word(kv_k, kv_v)
-        # The longest chunk is a twentieth faster: it is for GPUs of which half stays free.
-        if memory.total <= (limit // 2 if chunk == _GPU_CHUNKS[0] != config.chunk else limit):
+        is_extra = chunk == _GPU_CHUNKS[0] and not config.chunk  # a twentieth faster
+        if memory.total <= (limit // 2 if is_extra else limit):  # so half must stay free
             break
         largest = memory.total if word == first else largest  # in the end with the shortest chunk
     else:
