@@ -57,7 +57,13 @@ class SpeculativeDecoder:
         self._anchor = anchor
         for token in written:
             self._sampler.accept(token)
-        self._lookup.extend((*self._target.state.tokens, anchor))
+        self._extend_text((*self._target.state.tokens, anchor))
+
+    def _extend_text(self, tokens: Sequence[int]) -> None:
+        """For all who propose from what the text holds."""
+        self._lookup.extend(tokens)
+        if self._drafter is not None:
+            self._drafter.see(tokens)
 
     def pause(self) -> None:
         """A step leaves nothing under way."""
@@ -97,7 +103,7 @@ class SpeculativeDecoder:
             self._controller.observe_outcome(ranked, tokens)
         if self._watch:
             self._watch(Round(tree, accepted.path, accepted.bonus, chosen.path_log_probs))
-        self._lookup.extend(tokens)
+        self._extend_text(tokens)
         self._anchor = accepted.bonus
         return emitted
 
@@ -111,7 +117,7 @@ class SpeculativeDecoder:
         if self._watch:
             root = build_tree(self._anchor, None, 0).tree
             self._watch(Round(root, (0,), emitted.token))
-        self._lookup.extend((emitted.token,))
+        self._extend_text((emitted.token,))
         self._anchor = emitted.token
         step_ms = (time.perf_counter() - start) * 1000
         self.stats.accept_ms += step_ms - pass_ms

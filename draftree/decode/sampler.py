@@ -101,7 +101,7 @@ class Sampler:
         tokens: np.ndarray | None = None,
     ) -> Proposal:
         """Candidates for consecutive positions from `position` on: logits float32 [num_positions,
-        vocab_size], or a column for each of the tokens, which rise.
+        vocab_size], or a column for each of the tokens.
 
         Scores are the draft's log-probabilities, or with a temperature those of log-probability / T
         + noise, so that what the noise favours comes first, as it will in the target's own choice.

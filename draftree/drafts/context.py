@@ -65,6 +65,9 @@ class ContextDrafter:
         self._first, self._context_len, self._num_waiting = first, length, 0
         self._ops.step.set_first(first)
 
+    def see(self, tokens: Sequence[int]) -> None:
+        """Tokens of the text, for kinds that propose some of them alone."""
+
     def extend_context(self, features: Array) -> None:
         """Features of tokens that were just committed, in order: float32 [count, width]."""
         room = len(self._input) - self._num_waiting

@@ -1,5 +1,7 @@
 """A block draft at work: proposes a block after the anchor, in one pass."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from draftree.core import DraftSize
@@ -14,6 +16,7 @@ from draftree.drafts.dflash_model import (
     read_draft_config,
     read_draft_size,
 )
+from draftree.drafts.draft_vocab import DraftVocab
 from draftree.drafts.drafter import Drafter, DraftPrograms, Proposal, Ranking
 from draftree.kernels.ops import Ops
 from draftree.models.model import Model
@@ -62,15 +65,14 @@ class BlockDrafter(ContextDrafter):
         block_len: int = 0,
         use_draft_vocab: bool = True,
     ) -> None:
-        """use_draft_vocab: propose only the tokens that the draft lists, if it does."""
+        """use_draft_vocab: propose what the draft lists, if it does, and tokens of the text."""
         width = len(draft.config.feature_layers) * draft.config.hidden_size
         states = draft.new_state(ops)
         super().__init__(ops, states, width, block_len or draft.config.block_size)
         self._mask = draft.config.mask_token
-        head, self._tokens = target.head, None
-        if use_draft_vocab and draft.config.draft_vocab:
-            self._tokens = np.asarray(draft.config.draft_vocab, dtype=np.int64)
-            head = ops.pack(target.head_rows.raw[self._tokens], target.head_rows.qtype)
+        listed = draft.config.draft_vocab if use_draft_vocab else ()
+        self._vocab = DraftVocab(listed, target.head_rows, ops) if listed else None
+        head = target.head if self._vocab is None else self._vocab.head
         with ops.scope(), ops.capture() as self._context_program:
             draft.record_context(ops, self._input, states)
         self._head, self._first_row = draft.head, draft.config.first_row
@@ -102,18 +104,22 @@ class BlockDrafter(ContextDrafter):
         """Candidates for positions after the anchor; the head runs only for those wanted."""
         logits, position = self.block_logits(anchor, num_positions), self._context_len + 1
         if self._head is None:
-            return ranking.rank(logits, position, num_candidates, self._tokens)
+            return ranking.rank(logits, position, num_candidates, self.draft_vocab)
         hidden: np.ndarray | None = None
         if self._projected is not None:
             rows = self._ops.read(self._projected, self._first_row + len(logits))
             hidden = rows[self._first_row :]
-        output = BlockOutput(anchor, position, logits, self._tokens, hidden)
+        output = BlockOutput(anchor, position, logits, self.draft_vocab, hidden)
         return self._head.rank(ranking, output, num_candidates)
 
     @property
     def draft_vocab(self) -> np.ndarray | None:
-        """The tokens that its logits stand for, rising; None: all."""
-        return self._tokens
+        """The tokens that its logits stand for now, in no order; None: all."""
+        return None if self._vocab is None else self._vocab.tokens
+
+    def see(self, tokens: Sequence[int]) -> None:
+        if self._vocab is not None:
+            self._vocab.add(tokens)
 
     def read_hidden(self, num_positions: int) -> np.ndarray:
         """Behind the logits of the last block, before the final norm: float32 [positions,

@@ -75,7 +75,8 @@ class MarkovHead:
     projection: Projection | None = None
 
     def rank(self, ranking: Ranking, block: BlockOutput, num_candidates: int) -> Proposal:
-        after = self.after if block.tokens is None else self.after[block.tokens]
+        last = len(self.after) - 1  # stands for tokens after it
+        after = self.after if block.tokens is None else self.after[np.minimum(block.tokens, last)]
         logits = _first_columns(block.logits, len(after))
         rows: list[Proposal] = []
         used = [block.anchor]
@@ -88,7 +89,7 @@ class MarkovHead:
         ranked = Proposal(ids, np.concatenate([row.log_probs for row in rows]))
         own = self.before(np.array(used[:-1]))
         others = self.before(_parents(block.anchor, ids)) - own[:, None]
-        return ranking.rank_edges(ranked, others @ self.after[ids].swapaxes(1, 2))
+        return ranking.rank_edges(ranked, others @ self.after[np.minimum(ids, last)].swapaxes(1, 2))
 
     def pair_scores(self, hidden: Array | None) -> PairScores | None:
         return None

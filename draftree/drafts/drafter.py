@@ -85,6 +85,10 @@ class DraftPrograms(NamedTuple):
 class Proposer(Protocol):
     """All that a round needs of a draft."""
 
+    def see(self, tokens: Sequence[int]) -> None:
+        """What the text goes on with, at first all of it; the last token is the anchor."""
+        ...
+
     def extend_context(self, features: Array) -> None:
         """Features of tokens that were just committed, in order: float32 [count, width]."""
         ...

@@ -34,7 +34,7 @@ class DraftKind(Protocol):
         use_draft_vocab: bool,
     ) -> Drafter:
         """block_len: positions that it fills with the anchor, 0 for the trained number.
-        use_draft_vocab: propose only the tokens that the draft lists, if it does.
+        use_draft_vocab: propose what the draft lists, if it does, and tokens of the text.
         """
         ...
 

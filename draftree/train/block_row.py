@@ -91,6 +91,7 @@ class _Reader:
         """first: the place of the first anchor."""
         self._text, self._first = text, first
         self._drafter.reset()
+        self._drafter.see(text[:first].tolist())
 
     def take(self, features: Array) -> None:
         """Of the next tokens of the text."""
@@ -102,6 +103,7 @@ class _Reader:
             drafter.extend_context(features[row : row + 1])
 
     def _fill(self, anchor: int) -> None:
+        self._drafter.see((anchor,))
         logits = self._drafter.block_logits(anchor)
         found, log_probs = _best(logits, self._num_candidates)
         tokens = self._drafter.draft_vocab

@@ -104,6 +104,7 @@ class OracleDrafter:
         self._sure, self._is_perfect = (1.0, True) if is_perfect else (sure, False)
 
     def reset(self) -> None: ...
+    def see(self, tokens: Sequence[int]) -> None: ...
     def extend_context(self, features: np.ndarray) -> None: ...
 
     def propose(
@@ -139,6 +140,7 @@ class RandomDrafter:
         self._rng = np.random.default_rng(seed)
 
     def reset(self) -> None: ...
+    def see(self, tokens: Sequence[int]) -> None: ...
     def extend_context(self, features: np.ndarray) -> None: ...
 
     def propose(
@@ -158,6 +160,7 @@ class EdgeDrafter:
         self._rng = np.random.default_rng(seed)
 
     def reset(self) -> None: ...
+    def see(self, tokens: Sequence[int]) -> None: ...
     def extend_context(self, features: np.ndarray) -> None: ...
 
     def propose(
@@ -182,6 +185,9 @@ class RecordingDrafter:
     def reset(self) -> None:
         self._rows.clear()
         self._inner.reset()
+
+    def see(self, tokens: Sequence[int]) -> None:
+        self._inner.see(tokens)
 
     def extend_context(self, features: np.ndarray) -> None:
         self._rows.append(features.copy())

@@ -91,9 +91,13 @@ class TableDrafter:
         self._clock, self._draft_ms = clock, draft_ms
         self.num_proposals = 0
         self.observed: list[np.ndarray] = []
+        self.seen: list[int] = []
 
     def reset(self) -> None:
         self.observed.clear()
+
+    def see(self, tokens: Sequence[int]) -> None:
+        self.seen += tokens
 
     def extend_context(self, features: np.ndarray) -> None:
         self.observed.append(features.copy())

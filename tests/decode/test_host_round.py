@@ -19,6 +19,7 @@ from draftree.decode.sampler import Sampler
 from draftree.decode.tree import build_tree
 from draftree.drafts.drafter import Proposal, Proposer
 from draftree.kernels.cpu.pass_args import PassArgs
+from draftree.prefill.chunked import prefill
 from tests.decode.oracle import OracleDrafter, run_plain
 from tests.decode.table import Clock, TableDrafter, TableTarget
 from tests.tiny import open_target, tiny_path
@@ -132,6 +133,20 @@ def test_whoever_watches_gets_the_tree_and_the_path() -> None:
         position += len(one.path)
         assert one.bonus == text[position]
     assert position == 60
+
+
+def test_the_drafter_sees_the_whole_text() -> None:
+    """Before the anchor, in rounds, and in plain steps, each token once."""
+    target = TableTarget(TABLE)
+    prefill(target, (4, 7, 4), 64)
+    drafter = half_right(target)
+    run = start(target, drafter, fixed(8))
+    assert drafter.seen == [4, 7, 4, 1]
+    run.until(60)
+    assert drafter.seen == [4, 7, 4, 1, *run.tokens]
+    run.until(61).until(62)
+    assert [one.tree.num_nodes for one in run.rounds[-2:]] == [1, 1]
+    assert drafter.seen == [4, 7, 4, 1, *run.tokens]
 
 
 def test_every_token_names_its_source() -> None:

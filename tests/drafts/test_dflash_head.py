@@ -113,15 +113,17 @@ def test_a_selector_without_convolutions(kind: str, temperature: float) -> None:
     drafter, sampling = _at(kind, 30), SamplingParams(temperature=temperature, seed=3)
     plain, sampler = _at("", 30, 8), Sampler(sampling, 512)
     logits = plain.block_logits(IDS[30], 7).copy()
-    if drafter._tokens is not None:
-        logits = np.take(logits, drafter._tokens, axis=1)
+    if drafter.draft_vocab is not None:
+        logits = np.take(logits, drafter.draft_vocab, axis=1)
     assert np.array_equal(drafter.block_logits(IDS[30]), logits)
     found = drafter.propose(IDS[30], sampler, 3, 7)
-    ranked = sampler.rank(logits, 31, 6, drafter._tokens)
+    ranked = sampler.rank(logits, 31, 6, drafter.draft_vocab)
     assert np.array_equal(found.tokens[1:], ranked.tokens[1:]) and found.edges is not None
     head, hidden = drafter._head, drafter._ops.read(drafter._projected, 8)[1:]
     table = {name: getattr(head, name).raw.view(np.float16) for name in ("before", "after")}
-    row = found.tokens // 2 if kind == "listed selector" else found.tokens
+    row = found.tokens
+    if kind == "listed selector":  # tokens of the text share the last row
+        row = np.where(row % 2, 256, row // 2)
     corrections = table["before"][row[2, 4]] * hidden[3] @ table["after"][row[3]].T
     scores = ranked.log_probs[3] + corrections / (temperature or 1.0)
     expected = scores - np.log(np.exp(scores).sum()) + np.log(np.exp(ranked.log_probs[3]).sum())
@@ -190,6 +192,12 @@ def test_a_table_shorter_than_the_vocabulary() -> None:
     found = MarkovHead(table, raw).rank(sampler, block, 6)
     assert found.tokens.max() < 400
     assert (table(np.array([399, 511])) == raw[399]).all()
+    columns = np.array([450, 3, 399, 7, 400, 8])  # a text may hold tokens that a table lacks
+    block = block._replace(logits=logits[:, : len(columns)].copy(), tokens=columns)
+    longer = MarkovHead(table, np.concatenate([raw, raw[-1:].repeat(51, axis=0)]))
+    found, expected = (head.rank(sampler, block, 6) for head in (MarkovHead(table, raw), longer))
+    assert np.array_equal(found.tokens, expected.tokens)
+    assert np.array_equal(found.edges, expected.edges)
 
 
 @pytest.mark.parametrize("kind", [*RELATIVES, *SELECTORS])

@@ -185,6 +185,7 @@ class _FirstChoice:
     def __init__(self, inner: BlockDrafter) -> None:
         self._inner = inner
         self.reset, self.extend_context = inner.reset, inner.extend_context
+        self.see = inner.see
 
     def propose(
         self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int

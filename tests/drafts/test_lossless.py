@@ -8,6 +8,7 @@ import pytest
 from draftree.config import EngineConfig
 from draftree.core import Request, SamplingParams
 from draftree.decode.host_round import SpeculationOptions
+from draftree.drafts import draft_vocab
 from draftree.drafts.registry import find_kind, read_draft_size
 from draftree.engine.engine import TokenEngine
 from draftree.models.target import Target
@@ -22,6 +23,12 @@ SAMPLINGS = {
     "hot": SamplingParams(temperature=3.0, seed=3),  # the noise decides, and any draft knows it
 }
 PROMPT = (5, 9, 200, 31, 77, 12)
+
+
+@pytest.fixture(autouse=True)
+def _few_spare_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a draft of a listed vocabulary lacks some tokens, as with a large one."""
+    monkeypatch.setattr(draft_vocab, "NUM_SPARE", 64)
 
 
 @cache
