@@ -41,19 +41,25 @@ class PairHead(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """score(p, c) = logit(c) + <before[p] * hidden, after[c]>, for the top_k of each position."""
+    """score(p, c) = logit(c) + <before[p] * hidden, after[c]>, for the top_k of each position.
+
+    fewest: with fewer candidates the logits alone count: a small tree gains less than scores cost.
+    """
 
     before: TokenTable
     after: TokenTable
     projection: Projection | None
     top_k: int
     num_tokens: int  # those after them only fill the vocabulary up
+    fewest: int = 0
 
     def rank(self, ranking: Ranking, block: BlockOutput, num_candidates: int) -> Proposal:
         assert block.hidden is not None
         logits = block.logits
         if block.tokens is None and self.num_tokens < logits.shape[1]:
             logits = _first_columns(logits, self.num_tokens)
+        if num_candidates < self.fewest:
+            return ranking.rank(logits, block.position, num_candidates, block.tokens)
         ranked = ranking.rank(logits, block.position, self.top_k, block.tokens)
         contexts = self.before(_parents(block.anchor, ranked.tokens)) * block.hidden[:, None]
         return ranking.rank_edges(ranked, contexts @ self.after(ranked.tokens).swapaxes(1, 2))

@@ -37,6 +37,7 @@ _USUAL: Final = MappingProxyType(
     {"logit_scale": 1.0, "final_logit_softcapping": 0.0, "input_embedding_scale": 1.0}
 )
 _PARTS, _MANY = ("attn", "ffn"), 1 << 30
+_FEWEST_SCORED = 12  # candidates of a position
 _UNUSED_TOKEN = 5  # the type of tokens that only fill the vocabulary up
 
 
@@ -282,7 +283,10 @@ def _read_head(
             raise CheckpointError(f"{checkpoint.path}: the selector's tables differ in rank.")
         projection = source.projection(_SELECTOR, rank, config.hidden_size)
         num_tokens = min(_count_used(checkpoint), _MANY if is_listed else min(num_rows))
-        return Selector(before, after, projection, metadata.count("selector_top_k"), num_tokens)
+        top_k = metadata.count("selector_top_k")
+        # A DFlash2 learned with its selector; other drafts guess without one as well.
+        fewest = 0 if source.has(f"blk.0.{_CONV}") else min(top_k, _FEWEST_SCORED)
+        return Selector(before, after, projection, top_k, num_tokens, fewest)
     if source.has(_MARKOV):
         source.ignore("conf_proj.")  # the engine learns by itself how far a draft can be trusted
         before, _ = table(_MARKOV)

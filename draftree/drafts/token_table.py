@@ -3,20 +3,25 @@ what the rows mean.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from draftree.kernels.quant.formats import QuantType, dequantize
 
 
-@dataclass(frozen=True, slots=True)
+_SMALL: Final = 1 << 22  # bytes of a table that is decoded once
+
+
+@dataclass(slots=True)
 class TokenTable:
     """A row for every token, or for those that are listed, as the file holds them."""
 
     raw: np.ndarray  # uint8 [num_rows, row_bytes]
     qtype: QuantType
     row_of: np.ndarray | None = None  # int32, by token; the last stands for tokens after it
+    _decoded: np.ndarray | None = field(default=None, init=False)
 
     def __call__(self, tokens: np.ndarray) -> np.ndarray:
         """float32 [*tokens.shape, width]; the last row stands for tokens after it."""
@@ -24,7 +29,12 @@ class TokenTable:
         if self.row_of is not None:
             places = self.row_of[np.minimum(places, len(self.row_of) - 1)]
         places = np.minimum(places, len(self.raw) - 1)
-        rows = dequantize(np.ascontiguousarray(self.raw[places]), self.qtype)
+        if self._decoded is None and self.raw.size <= _SMALL:
+            self._decoded = dequantize(np.ascontiguousarray(self.raw), self.qtype)
+        if self._decoded is not None:
+            rows = self._decoded[places]
+        else:
+            rows = dequantize(np.ascontiguousarray(self.raw[places]), self.qtype)
         return rows.reshape(*tokens.shape, -1)
 
 

@@ -109,15 +109,20 @@ def test_the_chain_of_dspark(kind: str, length: int) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("kind", SELECTORS)
 def test_a_selector_without_convolutions(kind: str, temperature: float) -> None:
-    """The block is that of the draft without one; candidates are its best, scored in pairs."""
+    """The block is that of the draft without one; candidates are its best, scored in pairs, where
+    as many are asked for as it scores.
+    """
     drafter, sampling = _at(kind, 30), SamplingParams(temperature=temperature, seed=3)
     plain, sampler = _at("", 30, 8), Sampler(sampling, 512)
     logits = plain.block_logits(IDS[30], 7).copy()
     if drafter.draft_vocab is not None:
         logits = np.take(logits, drafter.draft_vocab, axis=1)
     assert np.array_equal(drafter.block_logits(IDS[30]), logits)
-    found = drafter.propose(IDS[30], sampler, 3, 7)
+    few = drafter.propose(IDS[30], sampler, 5, 7)
+    assert few.edges is None and few.tokens.shape == (7, 5)
+    found = drafter.propose(IDS[30], sampler, 6, 7)
     ranked = sampler.rank(logits, 31, 6, drafter.draft_vocab)
+    assert np.array_equal(few.tokens, ranked.tokens[:, :5])
     assert np.array_equal(found.tokens[1:], ranked.tokens[1:]) and found.edges is not None
     head, hidden = drafter._head, drafter._ops.read(drafter._projected, 8)[1:]
     table = {name: getattr(head, name).raw.view(np.float16) for name in ("before", "after")}
