@@ -172,9 +172,8 @@ def _machine_part(
             f"{', '.join(older)}.",
             "",
         ]
-    old_keys = {_key(records[name]) for name in older}
-    lines += _targets(list(records.values()), old_keys, bool(place), others)
     current = [record for name, record in records.items() if name not in older]
+    lines += _targets(current, [records[name] for name in older], bool(place), others)
     for kind, title, section in SECTIONS:
         members = [record for record in current if record["kind"] == kind]
         if not members:
@@ -195,20 +194,15 @@ def _images(record: Json, plots: set[str], place: str) -> list[str]:
     return lines
 
 
-def _key(record: Json) -> tuple[str, str]:
-    return record["kind"], record["model"]["sha256"]
-
-
 def _figure(value: float) -> str:
     return f"{value:.0f}" if value >= 10_000 else f"{value:.4g}"
 
 
-def _targets(
-    records: list[Json], older: set[tuple[str, str]], is_apart: bool, others: set[str]
-) -> list[str]:
+def _targets(current: list[Json], older: list[Json], is_apart: bool, others: set[str]) -> list[str]:
     """is_apart: a folder of its own, for a GPU or for what it measured; what other folders have is
     not missing here.
     """
+    records = current + older
     measured, own = {r["kind"] for r in records}, {"gpu", "gpu-depth", *GPU_KINDS}
     is_gpu = any(kind.startswith("gpu") for kind in measured)
     is_x86 = any(record["machine"]["architecture"] == "x86_64" for record in records)
@@ -220,7 +214,7 @@ def _targets(
         kinds = measured
     else:
         kinds = {target.kind for target in targets} - ((own | others) - measured)
-    verdicts = judge_targets(records, older, targets)
+    verdicts = judge_targets(current, older, targets)
     shown = [v for v in verdicts if v.target.kind in kinds and v.is_shown]
     rows = [_target_row(verdict) for verdict in shown]
     return ["### Targets", "", *table(_TARGET_COLUMNS, rows), ""]

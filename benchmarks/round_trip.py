@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.target import EXPORT_KIND
 from draftree.bench.machine import describe_machine
 from draftree.bench.record import Json, identify_model
-from draftree.drafts.export import SYSTEMS, export_draft
+from draftree.drafts.export import SYSTEMS, export_draft, without_selector
 from draftree.errors import BenchError
 from draftree.kernels.quant.formats import dequantize
 from draftree.weights.checkpoint import Checkpoint
@@ -48,8 +48,10 @@ def count_changed(found: dict[str, np.ndarray], expected: dict[str, np.ndarray])
 
 
 def measure(target: Path, draft: Path) -> Json:
-    """Every system's form read back, and written as a GGUF again where it is none."""
-    source, model = open_checkpoint(draft), open_checkpoint(target)
+    """Every system's form read back, and written as a GGUF again where it is none. A selector stays
+    behind.
+    """
+    source, model = without_selector(open_checkpoint(draft)), open_checkpoint(target)
     weights = read_weights(source)
     changed = {}
     with TemporaryDirectory() as scratch:

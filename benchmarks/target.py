@@ -2,7 +2,7 @@
 verdict for each. A retired target is a figure without a verdict.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from benchmarks.gpu_depth import UNLIMITED
@@ -321,18 +321,24 @@ EXPORT_TARGETS: Final = (
 
 def judge_targets(
     records: Iterable[Json],
-    older: Collection[tuple[str, str]] = (),
+    older: Iterable[Json] = (),
     targets: Iterable[Target] = TARGETS,
 ) -> list[Verdict]:
-    """records of one machine. older: kind and hash of those of older kernels."""
+    """records of one machine. older: of earlier kernels, for figures that nothing newer has."""
     found = {(r["kind"], r["model"]["sha256"]): r for r in records}
+    before = {(r["kind"], r["model"]["sha256"]): r for r in older}
     verdicts = []
     for target in targets:
-        key = target.kind, target.sha256
-        if key not in found:
-            verdicts.append(Verdict(target, None))
-            continue
-        is_retired = target.is_retired(found[key]["machine"]["cpu"])
-        value = target.read(found[key]["measures"])
-        verdicts.append(Verdict(target, value, is_retired, key in older))
+        verdict = _judge(target, found, is_older=False)
+        if verdict.value is None:
+            verdict = _judge(target, before, is_older=True)
+        verdicts.append(verdict)
     return verdicts
+
+
+def _judge(target: Target, records: Mapping[tuple[str, str], Json], *, is_older: bool) -> Verdict:
+    record = records.get((target.kind, target.sha256))
+    if record is None:
+        return Verdict(target, None)
+    is_retired = target.is_retired(record["machine"]["cpu"])
+    return Verdict(target, target.read(record["measures"]), is_retired, is_older)

@@ -46,7 +46,7 @@ def export_draft(
     """system: one of SYSTEMS. out: a folder, or the path of a GGUF file; it must not exist.
     target_name: what that system loads the target by.
     """
-    draft = _without_selector(draft)
+    draft = without_selector(draft)
     kind = name_kind(draft)
     if kind != "DFlash":
         raise ModelError(f"{draft.path} is a {kind} draft; only DFlash drafts can be exported.")
@@ -74,7 +74,7 @@ def export_draft(
     _write_safetensors(out / "model.safetensors", values, qtype)
 
 
-def _without_selector(draft: Checkpoint) -> Checkpoint:
+def without_selector(draft: Checkpoint) -> Checkpoint:
     """Other systems know selectors with DFlash2's convolutions alone; without one, what is left is
     a DFlash draft of its own.
     """

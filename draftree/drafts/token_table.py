@@ -10,7 +10,6 @@ import numpy as np
 
 from draftree.kernels.quant.formats import QuantType, dequantize
 
-
 _SMALL: Final = 1 << 22  # bytes of a table that is decoded once
 
 

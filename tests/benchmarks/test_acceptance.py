@@ -66,8 +66,6 @@ def test_the_docs_show_the_results(name: str) -> None:
     table = make_table(result)
     assert table.count("\n") == 10  # two lines of heading, nine settings
     assert table in (ROOT / "docs/training.md").read_text()
-    draft = ROOT / "draftree/data" / result["draft"]["file"]
-    assert hashlib.sha256(draft.read_bytes()).hexdigest() == result["draft"]["sha256"]
 
 
 @pytest.mark.parametrize("pair", ["smollm2-135m", "qwen2.5-coder-0.5b"])
