@@ -63,7 +63,7 @@ class SpeculativeDecoder:
         """For all who propose from what the text holds."""
         self._lookup.extend(tokens)
         if self._drafter is not None:
-            self._drafter.see(tokens)
+            self._drafter.extend_text(tokens)
 
     def pause(self) -> None:
         """A step leaves nothing under way."""

@@ -65,7 +65,7 @@ class ContextDrafter:
         self._first, self._context_len, self._num_waiting = first, length, 0
         self._ops.step.set_first(first)
 
-    def see(self, tokens: Sequence[int]) -> None:
+    def extend_text(self, tokens: Sequence[int]) -> None:
         """Tokens of the text, for kinds that propose some of them alone."""
 
     def extend_context(self, features: Array) -> None:

@@ -117,7 +117,7 @@ class BlockDrafter(ContextDrafter):
         """The tokens that its logits stand for now, in no order; None: all."""
         return None if self._vocab is None else self._vocab.tokens
 
-    def see(self, tokens: Sequence[int]) -> None:
+    def extend_text(self, tokens: Sequence[int]) -> None:
         if self._vocab is not None:
             self._vocab.add(tokens)
 

@@ -85,7 +85,7 @@ class DraftPrograms(NamedTuple):
 class Proposer(Protocol):
     """All that a round needs of a draft."""
 
-    def see(self, tokens: Sequence[int]) -> None:
+    def extend_text(self, tokens: Sequence[int]) -> None:
         """What the text goes on with, at first all of it; the last token is the anchor."""
         ...
 

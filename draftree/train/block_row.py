@@ -91,7 +91,7 @@ class _Reader:
         """first: the place of the first anchor."""
         self._text, self._first = text, first
         self._drafter.reset()
-        self._drafter.see(text[:first].tolist())
+        self._drafter.extend_text(text[:first].tolist())
 
     def take(self, features: Array) -> None:
         """Of the next tokens of the text."""
@@ -103,7 +103,7 @@ class _Reader:
             drafter.extend_context(features[row : row + 1])
 
     def _fill(self, anchor: int) -> None:
-        self._drafter.see((anchor,))
+        self._drafter.extend_text((anchor,))
         logits = self._drafter.block_logits(anchor)
         found, log_probs = _best(logits, self._num_candidates)
         tokens = self._drafter.draft_vocab

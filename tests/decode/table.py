@@ -96,7 +96,7 @@ class TableDrafter:
     def reset(self) -> None:
         self.observed.clear()
 
-    def see(self, tokens: Sequence[int]) -> None:
+    def extend_text(self, tokens: Sequence[int]) -> None:
         self.seen += tokens
 
     def extend_context(self, features: np.ndarray) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from draftree.core import SamplingParams
 from draftree.decode.sampler import Sampler
+from draftree.drafts import token_table
 from draftree.drafts.dflash import BlockDrafter
 from draftree.drafts.dflash_head import BlockOutput, MarkovHead
 from draftree.drafts.dflash_model import load_draft, name_kind
@@ -21,6 +22,7 @@ from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
 from tests.drafts.pairs import RELATIVE_LAYERS, RELATIVES, SELECTORS
 from tests.golden import golden
+from tests.kernels.raw import random_raw
 from tests.made import make_draft
 from tests.tiny import new_ops, open_target, tiny_path
 
@@ -133,6 +135,16 @@ def test_a_selector_without_convolutions(kind: str, temperature: float) -> None:
     scores = ranked.log_probs[3] + corrections / (temperature or 1.0)
     expected = scores - np.log(np.exp(scores).sum()) + np.log(np.exp(ranked.log_probs[3]).sum())
     np.testing.assert_allclose(found.edges[2, 4], expected, atol=1e-4)
+
+
+def test_large_tables_are_decoded_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw, tokens = random_raw(np.random.default_rng(3), QuantType.Q8_0, 40, 64), np.array([[7, 39]])
+    table = TokenTable(raw, QuantType.Q8_0)
+    rows = table(tokens)
+    monkeypatch.setattr(token_table, "_SMALL", 0)
+    large = TokenTable(raw, QuantType.Q8_0)
+    assert np.array_equal(large(tokens), rows) and rows.shape == (1, 2, 64)
+    assert table._decoded is not None and large._decoded is None
 
 
 def test_tables_with_a_row_for_each_listed_token() -> None:

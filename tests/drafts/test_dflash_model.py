@@ -185,7 +185,7 @@ class _FirstChoice:
     def __init__(self, inner: BlockDrafter) -> None:
         self._inner = inner
         self.reset, self.extend_context = inner.reset, inner.extend_context
-        self.see = inner.see
+        self.extend_text = inner.extend_text
 
     def propose(
         self, anchor: int, sampler: Sampler, num_candidates: int, num_positions: int

@@ -156,7 +156,7 @@ def test_a_token_of_the_text_is_proposed_as_by_the_whole_vocabulary(exact: bool)
     wanted = [token for token in np.argmax(logits[1], axis=1) if token not in tokens]
     assert wanted, "the whole vocabulary's best are others"
     assert not np.isin(wanted, drafter.propose(9, sampler, 20, 15).tokens).any()
-    drafter.see((*wanted, 4))
+    drafter.extend_text((*wanted, 4))
     assert np.isin(wanted, tokens).all()
     assert np.array_equal(drafter.block_logits(9), logits[1][:, tokens])
     found, best = (one.propose(9, sampler, 1, 15).tokens[:, 0] for one in (drafter, whole))

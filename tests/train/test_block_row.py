@@ -21,17 +21,17 @@ def test_the_draft_has_seen_the_text_before_every_block(monkeypatch: pytest.Monk
     drafter, text = BlockDrafter(draft, target, ops), rng.integers(0, 512, 20).astype(np.int32)
     told: list[int] = []
     before: list[list[int]] = []
-    see, block_logits = drafter.see, drafter.block_logits
+    extend_text, block_logits = drafter.extend_text, drafter.block_logits
 
     def hear(tokens: list[int]) -> None:
         told.extend(tokens)
-        see(tokens)
+        extend_text(tokens)
 
     def fill(anchor: int) -> np.ndarray:
         before.append(list(told))
         return block_logits(anchor)
 
-    monkeypatch.setattr(drafter, "see", hear)
+    monkeypatch.setattr(drafter, "extend_text", hear)
     monkeypatch.setattr(drafter, "block_logits", fill)
     reader = _Reader(drafter, FinalNorm(np.ones(128, np.float32), 1e-6), 6)
     reader.begin(text, 5)
