@@ -77,10 +77,11 @@ class PrefixCache:
         elif not is_whole:  # spans: the draft's context may be gone where the target's is at hand
             self._restore(tokens[:at_hand], found.spans, state.checkpoints.get(at_hand, ()))
         self._limit_checkpoints()
-        ends, end = {*points[-_NUM_POINTS:]}, len(tokens) - _OPENING_LEN
-        if 0 < state.committed == shared and len(tokens) - shared <= _SHORT_READ:
+        if state.committed and len(tokens) - state.committed <= _SHORT_READ:
             self._save_start()
-        elif max(ends, default=0) <= end - _MIN_GAP:
+            return []
+        ends, end = {*points[-_NUM_POINTS:]}, len(tokens) - _OPENING_LEN
+        if max(ends, default=0) <= end - _MIN_GAP:
             ends.add(end)
         return self._plan_checkpoints(len(tokens), {max(shared, found.shared), *ends})
 
@@ -93,7 +94,7 @@ class PrefixCache:
         return max(at_hand, self.store.find(tokens).length)
 
     def _save_start(self) -> None:
-        """Instead of a checkpoint on the way, which would cut the only pass into two."""
+        """Instead of checkpoints on the way, which would cut the only pass into several."""
         last = max(self._state.checkpoints, default=0)
         if self.store.max_bytes > 0 and self._state.committed - last >= _MIN_GAP:
             self.save_checkpoint()
@@ -165,9 +166,15 @@ class PrefixCache:
         self.store.reserve(checkpoint_bytes * len(checkpoints))
 
     def _plan_checkpoints(self, length: int, points: Collection[int]) -> list[int]:
-        """The points on the way, but no two that are close together."""
+        """The points on the way, but no two that are close together; of two short passes, the last
+        that makes no third.
+        """
         if not self._state.is_recurrent or self.store.max_bytes == 0:
             return []
+        start = self._state.committed
+        if 0 < start and length - start <= 2 * _SHORT_READ:
+            halves = range(length - _SHORT_READ, start + _SHORT_READ + 1)
+            points = [max(fitting)] if (fitting := {*points} & {*halves}) else points
         planned: list[int] = []
         last = max(self._state.checkpoints, default=0)
         for point in sorted(points):

@@ -120,7 +120,7 @@ def plan_linear(form: UnitFormat, num_tokens: int, gpu: Gpu) -> LinearPlan:
     wanted = -(-num_tokens // 8)
     num_launches = -(-wanted // fitting[-1].token_tiles)
     plan = next(plan for plan in fitting if plan.token_tiles * num_launches >= wanted)
-    return _with_stages(plan, gpu)
+    return _with_stages(plan, gpu, is_single=num_tokens == 1)
 
 
 def can_own_row(padded_cols: int, gpu: Gpu) -> bool:
@@ -137,7 +137,7 @@ def plan_own_row(matrix: PackedMatrix, source: RowSource, gpu: Gpu) -> LinearPla
     row = row_macros(source.op, source.head_dim, _own_plan(cols, gpu))
     macros = (("OWN_ROW", 1), *row)
     plan = LinearPlan(matrix.format, 1, band_tiles(gpu), 2, True, cols, macros)
-    return _with_stages(plan, gpu)
+    return _with_stages(plan, gpu, is_single=True)
 
 
 def _own_plan(padded_cols: int, gpu: Gpu) -> RowPlan:
@@ -145,15 +145,15 @@ def _own_plan(padded_cols: int, gpu: Gpu) -> RowPlan:
     return RowPlan(1, num_warps, -(-padded_cols // X_COLS // num_warps))
 
 
-def _with_stages(plan: LinearPlan, gpu: Gpu) -> LinearPlan:
+def _with_stages(plan: LinearPlan, gpu: Gpu, *, is_single: bool) -> LinearPlan:
     step_bytes = plan.band_tiles * plan.format.unit_bytes
     most = min(_MOST_STAGES, (_room(gpu) - plan.fixed_bytes) // plan.stage_bytes)
     if not gpu.can_chain:
         return replace(plan, num_stages=max(2, most), early_stages=max(2, most))
     stages = max(2, min(most, -(-_RING_BYTES // step_bytes)))
     # More than one would take bandwidth from the end of the product before, for which everything
-    # waits; where blocks make their row, they have time for it.
-    early = stages if plan.own_cols or gpu.rehearsal.is_persistent else 1
+    # waits; what a single row leaves to others is less than what it gains.
+    early = stages if is_single or gpu.rehearsal.is_persistent else 1
     # Two blocks on one multiprocessor would leave another one without.
     least = 0 if gpu.rehearsal.is_persistent else gpu.shared_per_sm // 2
     return replace(plan, num_stages=stages, early_stages=early, least_shared=least)

@@ -11,9 +11,10 @@ import torch
 from draftree.kernels.cuda.compile import Gpu, KernelSource, load_kernel
 from draftree.kernels.cuda.layout import ROWS, HalfRows, PackedMatrix, UnitFormat, new_half_rows
 from draftree.kernels.cuda.prepare import plain, prepare
+from draftree.kernels.quant.formats import QuantType
 
 _SLAB_BYTES, _LONG_ROWS = 192 * 1024 * 1024, 4096  # of so many rows twice as much
-_TOKENS_A_BLOCK = 8  # whose scales a block looks at
+_THREADS = 256
 
 
 def expand_source(name: str, form: UnitFormat, band: int = 2) -> KernelSource:
@@ -70,11 +71,13 @@ def prefill_linear(
     slab_bands = max(1, slab_bytes // (2 * cols * band_rows))
     rescale = load_kernel(expand_source("rescale_kernel", matrix.format), gpu)
     is_direct = bias is None  # cuBLAS writes to out
-    blocks = (-(-len(out) // _TOKENS_A_BLOCK),)
+    # A warp looks at a token's scale; where rows may have some too, a block goes through them all.
+    width = _THREADS if matrix.format.qtype is QuantType.F16 or not is_direct else 32
+    blocks = (-(-len(out) * width // _THREADS),)
     scales = matrix.row_scale, token_scale, None, matrix.is_plain
-    whole = None, *scales, out, len(out), 0, matrix.num_rows, out.stride(0)
+    whole = None, *scales, out, len(out), width, 0, matrix.num_rows, out.stride(0)
     if is_direct and add_to:
-        rescale.launch(blocks, 256, *whole, 1)
+        rescale.launch(blocks, _THREADS, *whole, 1)
     for band in range(0, matrix.num_bands, slab_bands):
         num_bands = min(slab_bands, matrix.num_bands - band)
         row = band * band_rows
@@ -85,8 +88,8 @@ def prefill_linear(
         _multiply(halves[:, :cols], weights.T, product, add_to=is_direct and add_to)
         if not is_direct:
             parts = matrix.row_scale[row:], token_scale, None if bias is None else bias[row:]
-            sizes = len(out), num_rows, num_rows, out.stride(0), int(add_to)
-            rescale.launch(blocks, 256, product, *parts, matrix.is_plain, to, *sizes)
+            sizes = len(out), width, num_rows, num_rows, out.stride(0), int(add_to)
+            rescale.launch(blocks, _THREADS, product, *parts, matrix.is_plain, to, *sizes)
     if is_direct:
-        rescale.launch(blocks, 256, *whole, 0)
+        rescale.launch(blocks, _THREADS, *whole, 0)
     return out

@@ -66,17 +66,17 @@ KERNEL void LAUNCH_BOUNDS(256) expand_kernel(const u8* units, const float* row_s
 
 // out[token][row] (+)= product * scales (+ bias), for a slab of rows that cuBLAS has just made. Where product
 // is null, out itself is scaled, or with add_to_out divided by the scales, since a product without them is going to be
-// added; nothing is done where all scales are 1. A warp a token.
+// added; nothing is done where all scales are 1. `width` threads have a token: a warp or a block.
 KERNEL void LAUNCH_BOUNDS(256)
     rescale_kernel(const float* product, const float* row_scale, const float* token_scale, const float* bias, const int* is_plain,
-                   float* out, int num_tokens, int slab_rows, int num_rows, int out_stride, int add_to_out) {
-  const int token = (blockIdx.x * 256 + threadIdx.x) / 32;
+                   float* out, int num_tokens, int width, int slab_rows, int num_rows, int out_stride, int add_to_out) {
+  const int token = (blockIdx.x * 256 + threadIdx.x) / width;
   if (token >= num_tokens) return;
   const float scale = token_scale[token];
   if (!product && scale == 1.0f && *is_plain) return;
   float* to = out + static_cast<u64>(token) * out_stride;
   const float* from = product ? product + static_cast<u64>(token) * slab_rows : to;
-  for (int row = threadIdx.x % 32; row < num_rows; row += 32) {
+  for (int row = threadIdx.x % width; row < num_rows; row += width) {
     float y = !product && add_to_out ? from[row] / (row_scale[row] * scale) : from[row] * row_scale[row] * scale;
     if (bias) y += bias[row];
     if (product && add_to_out) y += to[row];
