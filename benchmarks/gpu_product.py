@@ -106,7 +106,7 @@ def bench_linear(
     """One record for each number of tokens; activations are prepared beforehand."""
     num_rows, num_cols = matrices[0].num_rows, matrices[0].num_cols
     place = gpu.place
-    workspace = new_workspace(num_rows, max(token_counts), gpu)
+    workspace = new_workspace(max(token_counts), gpu)
     records = []
     for num_tokens in token_counts:
         x = torch.randn((num_tokens, num_cols), device=place)
@@ -187,7 +187,7 @@ class SamplePass:
 
 
 def bench_pass(sample: SamplePass, num_tokens: int, gpu: Gpu) -> PassRecord:
-    workspace = new_workspace(248320, num_tokens, gpu)
+    workspace = new_workspace(num_tokens, gpu)
     wide, mixed, narrow = (
         layout.new_activations(_MOST_TOKENS, n, gpu) for n in (5120, 6144, 17408)
     )

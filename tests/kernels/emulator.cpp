@@ -284,24 +284,23 @@ static void run_together(u32 num_blocks, char* stacks, u64 stack_bytes, u32 shar
   std::vector<Parked> blocks(num_blocks);
   const u64 block_stacks = num_threads * stack_bytes;
   u32 num_running = num_blocks, idle = 0;
-  for (u32 x = 0; x < num_blocks; x++) {
-    blockIdx = {x, 0, 0};
-    begin_block(stacks + x * block_stacks, stack_bytes, shared_bytes);
-    park(blocks[x], shared_bytes, true);
-  }
-  while (num_running && !has_failed) {
+  for (bool is_first = true; num_running && !has_failed; is_first = false) {
     bool has_gone_on = false;
     for (u32 x = 0; x < num_blocks && !has_failed; x++) {
-      if (!blocks[x].num_live) continue;
+      if (!is_first && !blocks[x].num_live) continue;
       blockIdx = {x, 0, 0};
-      park(blocks[x], shared_bytes, false);
+      if (is_first)
+        begin_block(stacks + x * block_stacks, stack_bytes, shared_bytes);
+      else
+        park(blocks[x], shared_bytes, false);
       do {
         run_ready_threads();
         has_gone_on |= has_moved;
       } while (has_moved && num_live && !has_failed);
+      blocks[x].num_live = num_live;
       if (!num_live) num_running--, end_block(stacks + x * block_stacks, stack_bytes, shared_bytes);
       if (!has_failed && ++idle > MAX_IDLE_PASSES) report_deadlock();
-      park(blocks[x], shared_bytes, true);
+      if (num_live) park(blocks[x], shared_bytes, true);
     }
     if (has_gone_on) idle = 0;
   }

@@ -155,7 +155,9 @@ class EmulatedKernel:
         shared_bytes: int = 0,
         is_chained: bool = False,
         is_cooperative: bool = False,
+        is_joint: bool = False,
     ) -> None:
+        is_cooperative |= is_joint
         if not 0 < block <= MAX_THREADS or not 0 < len(grid) <= 3 or min(grid) < 1:
             raise EmulationError(f"{self._name}: no launch of {grid} blocks of {block} threads")
         kinds = "".join(map(_kind, args))

@@ -54,11 +54,11 @@ def make(qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu, seed: int = 0
 
 def multiply(matrix: PackedMatrix, x: torch.Tensor, gpu: Gpu, **options) -> torch.Tensor:
     out = torch.full((x.shape[0], matrix.num_rows), float("nan"), device=gpu.place)
-    workspace = new_workspace(matrix.num_rows, x.shape[0], gpu)
+    workspace = new_workspace(x.shape[0], gpu)
     halves = prepare(plain(x), new_activations(x.shape[0], matrix.num_cols, gpu), gpu)
     linear(matrix, halves, out, workspace, gpu, **options)
     wait(gpu)
-    assert not workspace.arrived.any(), "counters must be zero again for the next product"
+    assert (workspace.partial == -1).all(), "all parts must be taken before the next product"
     return out
 
 
@@ -182,7 +182,7 @@ def test_bias_and_addition(gpu: Gpu) -> None:
     before = torch.randn((5, num_rows), device=gpu.place)
     out = before.clone()
     halves = prepare(plain(x), new_activations(5, num_cols, gpu), gpu)
-    linear(matrix, halves, out, new_workspace(num_rows, 5, gpu), gpu, bias=bias, add_to=True)
+    linear(matrix, halves, out, new_workspace(5, gpu), gpu, bias=bias, add_to=True)
     assert torch.equal(out, before + (alone + bias))
 
 
@@ -221,7 +221,7 @@ def test_rows_past_the_live_ones_are_left_alone(gpu: Gpu) -> None:
     matrix, _ = make(QuantType.Q4_K, 300, 512, gpu)
     x = tokens(16, 512, gpu)
     expected = multiply(matrix, x, gpu)
-    workspace, halves = new_workspace(300, 16, gpu), new_activations(16, 512, gpu)
+    workspace, halves = new_workspace(16, gpu), new_activations(16, 512, gpu)
     for count in (5, 16, 9, 0):
         live = torch.tensor([count], dtype=torch.int32, device=gpu.place)
         out = torch.full((16, 300), -7.0, device=gpu.place)
@@ -237,7 +237,7 @@ def test_one_graph_serves_any_number_of_live_tokens(real_gpu: Gpu) -> None:
     expected = multiply(matrix, x, real_gpu)
     live = torch.tensor([32], dtype=torch.int32, device="cuda")
     out = torch.zeros((32, 700), device="cuda")
-    workspace, halves = new_workspace(700, 32, real_gpu), new_activations(32, 2560, real_gpu)
+    workspace, halves = new_workspace(32, real_gpu), new_activations(32, 2560, real_gpu)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):  # compile and load outside the capture
         linear(
@@ -272,7 +272,7 @@ def test_products_in_a_row_share_their_workspace(gpu: Gpu) -> None:
     size, num_tokens, rounds = sizes(gpu, (1024, 16, 50), (512, 8, 2))
     first, _ = make(QuantType.Q4_K, size, size, gpu, seed=1)
     second, _ = make(QuantType.Q6_K, size, size, gpu, seed=2)
-    workspace, x = new_workspace(size, num_tokens, gpu), tokens(num_tokens, size, gpu)
+    workspace, x = new_workspace(num_tokens, gpu), tokens(num_tokens, size, gpu)
     middle, out = (torch.empty((num_tokens, size), device=gpu.place) for _ in range(2))
     expected = multiply(second, multiply(first, x, gpu), gpu)
     halves = [new_activations(num_tokens, size, gpu) for _ in range(2)]
@@ -326,7 +326,7 @@ def test_rows_of_unusual_size_are_scaled_in_prefill(gpu: Gpu) -> None:
 
 def test_wrong_shapes_are_refused(gpu: Gpu) -> None:
     matrix, _ = make(QuantType.Q4_K, 128, 512, gpu)
-    halves, workspace = new_activations(8, 256, gpu), new_workspace(128, 8, gpu)
+    halves, workspace = new_activations(8, 256, gpu), new_workspace(8, gpu)
     with pytest.raises(ValueError, match="columns"):
         linear(matrix, halves, torch.empty((8, 128), device=gpu.place), workspace, gpu)
     with pytest.raises(ValueError, match="float32 rows of 128"):
@@ -342,4 +342,4 @@ def test_a_small_workspace_is_refused(any_gpu: Gpu) -> None:
     x = prepare(plain(tokens(40, 128, any_gpu)), new_activations(40, 128, any_gpu), any_gpu)
     out = torch.zeros((40, 128), device=any_gpu.place)
     with pytest.raises(ValueError, match="workspace is too small for"):
-        linear(matrix, x, out, new_workspace(128, 8, any_gpu), any_gpu)
+        linear(matrix, x, out, new_workspace(8, any_gpu), any_gpu)

@@ -55,7 +55,7 @@ def test_bits(name: str, qtype: QuantType, any_gpu: Gpu) -> None:
     (num_rows,) = sizes(gpu, (5000,), (300,))
     matrix, _ = make(qtype, num_rows, num_cols, gpu)
     source, bias = sources(num_cols, gpu)[name](), torch.randn(num_rows, device=gpu.place)
-    workspace = new_workspace(num_rows, 1, gpu)
+    workspace = new_workspace(1, gpu)
     expected, found = (torch.full((1, num_rows), 0.5, device=gpu.place) for _ in range(2))
     tiles = prepare(source, new_activations(1, num_cols, gpu), gpu)
     linear(matrix, tiles, expected, workspace, gpu, bias=bias, add_to=True)
@@ -64,7 +64,7 @@ def test_bits(name: str, qtype: QuantType, any_gpu: Gpu) -> None:
         source.copy.zero_()
     linear_row(matrix, source, found, workspace, gpu, bias=bias, add_to=True)
     wait(gpu)
-    assert torch.equal(found, expected) and not workspace.arrived.any()
+    assert torch.equal(found, expected) and (workspace.partial == -1).all()
     assert copied is None or torch.equal(source.copy, copied)
 
 
@@ -75,7 +75,7 @@ def test_a_row_that_does_not_count(qtype: QuantType, any_gpu: Gpu) -> None:
     source, live = sources(512, gpu)["norm and copy"](), torch.zeros(1, dtype=torch.int32)
     out = torch.full((1, 300), -7.0, device=gpu.place)
     live = live.to(gpu.place)
-    linear_row(matrix, source, out, new_workspace(300, 1, gpu), gpu, live=live)
+    linear_row(matrix, source, out, new_workspace(1, gpu), gpu, live=live)
     wait(gpu)
     assert (out == -7.0).all() and source.copy is not None and not source.copy.any()
 
@@ -93,4 +93,4 @@ def test_several_rows_are_refused(any_gpu: Gpu) -> None:
     out = torch.zeros((2, 128), device=any_gpu.place)
     source = plain(tokens(2, 128, any_gpu))
     with pytest.raises(ValueError, match="a single row"):
-        linear_row(matrix, source, out, new_workspace(128, 8, any_gpu), any_gpu)
+        linear_row(matrix, source, out, new_workspace(8, any_gpu), any_gpu)

@@ -61,6 +61,7 @@ class Launchable(Protocol):
         shared_bytes: int = 0,
         is_chained: bool = False,
         is_cooperative: bool = False,
+        is_joint: bool = False,
     ) -> None: ...
 
 
@@ -126,6 +127,7 @@ class _LaunchRecorder:
         shared_bytes: int = 0,
         is_chained: bool = False,
         is_cooperative: bool = False,
+        is_joint: bool = False,
     ) -> None:
         assert not is_cooperative, "one persistent kernel is not part of another"
         kept = args if self.keeps_args else ()
@@ -259,11 +261,13 @@ class Kernel:
         shared_bytes: int = 0,
         is_chained: bool = False,
         is_cooperative: bool = False,
+        is_joint: bool = False,
     ) -> None:
         """Tensors are passed as pointers, None as a null pointer, numbers as 32 bits.
 
         A chained launch may overlap with the end of the kernel before; the source must expect that.
-        is_cooperative: blocks wait for each other, so all of them must be on the chip at once.
+        is_cooperative: blocks wait for each other, so all of them must be on the chip at once, which
+        is made sure of. is_joint: the same, and the caller has no more blocks than fit.
         """
         from cuda.core import LaunchConfig, launch
 

@@ -35,7 +35,6 @@ _MOST_TILES = dict.fromkeys((QuantType.F16, QuantType.Q8_0), 8)
 _FEW_TILES = 4
 _MOST_STAGES = 6
 _RING_BYTES = 100 * 1024  # of weights on their way to a block
-_STRIP = 16  # rows
 _RESERVED_SHARED = 2048  # what a block needs beside its stages, and the driver's own
 _MOST_SLICES = (
     2  # of 8 columns in a thread; made by every block, a longer row costs more than it saves
@@ -46,8 +45,7 @@ _MOST_SLICES = (
 class Workspace:
     """Scratch for partial sums; products that share one must follow each other on one stream."""
 
-    partial: torch.Tensor  # float32
-    arrived: torch.Tensor  # int32 [strips], zero between launches
+    partial: torch.Tensor  # int32, the bits of float32; -1 between launches
 
 
 @dataclass(frozen=True)
@@ -169,14 +167,11 @@ def partial_floats(token_tiles: int, gpu: Gpu) -> int:
     return gpu.num_sms * 2 * token_tiles * 8 * 128 * band_tiles(gpu)
 
 
-def new_workspace(max_rows: int, max_tokens: int, gpu: Gpu) -> Workspace:
-    """Scratch for matrices of up to max_rows rows."""
+def new_workspace(max_tokens: int, gpu: Gpu) -> Workspace:
+    """Scratch for products of up to max_tokens."""
     tiles = next((n for n in TOKEN_TILES if n * 8 >= max_tokens), TOKEN_TILES[-1])
-    floats, place = partial_floats(tiles, gpu), gpu.place
-    band = 128 * band_tiles(gpu)
-    strips = -(-max_rows // band) * band // _STRIP
-    arrived = torch.zeros(strips, dtype=torch.int32, device=place)
-    return Workspace(torch.empty(floats, device=place), arrived)
+    shape = (partial_floats(tiles, gpu),)
+    return Workspace(torch.full(shape, -1, dtype=torch.int32, device=gpu.place))
 
 
 def linear(
@@ -212,6 +207,7 @@ def linear(
             *(x.halves, x.token_scale, x.num_tiles),
             shared_bytes=plan.shared_bytes,
             is_chained=is_chained,
+            is_joint=True,
         )
     return out
 
@@ -242,6 +238,7 @@ def linear_row(
         *(matrix.num_cols, source.x.stride(0)),
         shared_bytes=plan.shared_bytes,
         is_chained=True,
+        is_joint=True,
     )
     return out
 
@@ -258,7 +255,7 @@ def _arguments(
 ) -> tuple[Argument, ...]:
     """All but where activations come from. tokens: how many, and the first."""
     return (
-        *(matrix.units, matrix.row_scale, out, bias, workspace.partial, workspace.arrived, live),
+        *(matrix.units, matrix.row_scale, out, bias, workspace.partial, live),
         *(*tokens, matrix.num_rows, matrix.num_bands, matrix.num_chunks),
         *(out.stride(0), int(add_to)),
     )

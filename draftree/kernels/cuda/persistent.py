@@ -168,13 +168,13 @@ def _is_product(noted: RecordedLaunch) -> bool:
 def _stream(noted: RecordedLaunch) -> tuple[int, ...]:
     """The first weights of a product, from its launch (linear.py)."""
     macros, (weights, *_) = dict(noted.source.macros), noted.args
-    first_token, _, num_bands, num_chunks = map(_word, noted.args[8:12])
+    first_token, _, num_bands, num_chunks = map(_word, noted.args[7:11])
     step_bytes = macros["BAND"] * macros["HOST_UNIT_BYTES"]
     x_blocks, tiles = macros["COLS"] // 128, macros["TOKEN_TILES"]
     if macros.get("OWN_ROW"):
         tiles, x_tiles = 0, 0
     else:
-        x_tiles = _word(noted.args[16]) - first_token // 8
+        x_tiles = _word(noted.args[15]) - first_token // 8
     return (
         _word(weights),
         step_bytes,

@@ -20,7 +20,6 @@ from draftree.kernels.cuda.program import MOST_ROWS
 from draftree.kernels.ops import Weight
 from draftree.kernels.quant.formats import QuantType, dequantize
 
-_MOST_MATRIX_ROWS = 2**19  # more than any vocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +41,7 @@ class LazyMatrix(Weight):
 class WeightStore:
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
-        self.workspace: Workspace = new_workspace(_MOST_MATRIX_ROWS, MOST_ROWS, gpu)
+        self.workspace: Workspace = new_workspace(MOST_ROWS, gpu)
         self._uploader = Uploader(gpu)
         self._stacks: dict[tuple[LazyMatrix, ...], PackedMatrix] = {}
         # By address of the file's rows.

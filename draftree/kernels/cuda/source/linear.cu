@@ -4,20 +4,21 @@
 // matrix, band by band, are shared out evenly among the blocks, in order; a block streams its share through the
 // ring. The shares depend on the matrix alone. So the bits of a token's results do not depend on the other tokens.
 // How a warp multiplies its part of a step, and what activations are, say multiply_*.cu. At the end
-// of a band a warp has the sums of one strip, 16 rows. Blocks leave their parts of a strip in memory; the last warp to come adds
-// them up, in the order of columns.
+// of a band a warp has the sums of one strip, 16 rows. Blocks leave their parts of a strip in memory for one of those
+// that end with the band; it waits for them, and adds them up in the order of columns. So all blocks must be on the chip.
 //
 // OWN_ROW: there is one token, and each block makes all of its activations itself (row_op.cu), in shared memory behind the
 // ring. Else prepare_kernel has made tiles of them.
 constexpr int STAGE_BYTES = STEP_BYTES + (OWN_ROW ? 0 : TOKEN_TILES * X_BLOCKS * X_TILE_BYTES);
 constexpr int THREADS = NUM_WARPS * 32;
 constexpr int SLOT = NUM_WARPS * TOKEN_TILES * 32;  // vectors that a block leaves of a band: [strip][tile][lane]
-// Parts of the last band on their way beside the first: all that there can be, if registers suffice.
-constexpr int LAST_AHEAD = TOKEN_TILES > 4 ? 1 : TOKEN_TILES > 2 ? 4 : 7;
+constexpr int PARTS_AHEAD = TOKEN_TILES > 4 ? 1 : TOKEN_TILES > 2 ? 3 : TOKEN_TILES > 1 ? 4 : 7;  // on their way at once
+constexpr bool KEEPS_OWN = TOKEN_TILES < 3;  // a block's own part stays in registers, of which there are enough
+constexpr u32 NOT_YET = 0xFFFFFFFF;  // a part's numbers until they are left there, and again when they have been added
 
-// How warps of a block tell each other how far they are: counted around, from 0 to `last`. (The compiler would wrap the
-// addition of a constant into a dozen instructions.) How blocks do: what a warp wrote before one of its lanes counts is
-// there for the warp that sees the sum.
+// Warps of a block tell each other how far they are: counted around, from 0 to `last`. (The compiler would wrap the
+// addition of a constant into a dozen instructions.) Numbers of a part tell by themselves that they have come, so
+// nobody waits for a fence, or for a counter behind it.
 #ifndef EMULATED
 DEV u32 count_around(u32* counter, u32 last) {
   u32 before;
@@ -25,14 +26,22 @@ DEV u32 count_around(u32* counter, u32 last) {
   return before;
 }
 
-DEV u32 count_globally(u32* counter) {
-  u32 before;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-  return before;
+DEV float4 load_part(const float4* from) {
+  float4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from) : "memory");
+  return v;
+}
+
+DEV void store_part(float4* to, float4 v) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
 }
 #else
 DEV u32 count_around(u32* counter, u32 last) { return atomicAdd(counter, 1u) % (last + 1); }
-DEV u32 count_globally(u32* counter) { return atomicAdd(counter, 1u); }
+DEV float4 load_part(const float4* from) {
+  emulator::spin();
+  return *from;
+}
+DEV void store_part(float4* to, float4 v) { *to = v; }
 #endif
 
 struct Problem {
@@ -40,8 +49,7 @@ struct Problem {
   const float* row_scale;    // [rows], used where weights are 16-bit floats
   float* out;                // [tokens][out_stride]
   const float* bias;         // [rows] or null
-  float4* partial;           // [blocks][2] slots
-  u32* arrived;              // [strips], zero between launches
+  float4* partial;           // [blocks][2] slots, NOT_YET between launches
   int first_token, num_rows, num_bands, num_chunks, out_stride, add_to_out;
   const u8* x;               // [cols / 128][x_tiles] X_TILE_BYTES
   int x_tiles;
@@ -51,21 +59,17 @@ struct Problem {
 DEV u32 first_step(u32 block, u32 num_steps) { return block * num_steps / gridDim.x; }
 DEV u32 block_of(u32 step, u32 num_steps) { return ((step + 1) * gridDim.x - 1) / num_steps; }
 
-// The blocks that share a band: head to tail, in the order of the columns.
+// The blocks that share a band, from head on in the order of the columns, and how many of them have no later band: their
+// strips of it are shared out among those.
 struct Sharers {
-  u32 head, tail, head_slot;
+  int head, count, num_owners, head_slot;
 };
 
 DEV Sharers sharers_of(u32 band, u32 num_bands, u32 num_chunks) {
-  const u32 num_steps = num_bands * num_chunks, start = band * num_chunks;
-  const u32 head = block_of(start, num_steps);
+  const u32 num_steps = num_bands * num_chunks, start = band * num_chunks, end = start + num_chunks;
+  const int head = block_of(start, num_steps), tail = block_of(end - 1, num_steps), count = tail - head + 1;
   // A block's first band uses its slot 0, its last one slot 1.
-  return {head, block_of(start + num_chunks - 1, num_steps), head * 2 + (first_step(head, num_steps) < start)};
-}
-
-DEV void store_sums(const float (*acc)[4], float4* to) {
-#pragma unroll
-  for (int n = 0; n < TOKEN_TILES; n++) __stcg(to + n * 32, make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]));
+  return {head, count, count - (first_step(tail + 1, num_steps) > end), head * 2 + (first_step(head, num_steps) < start)};
 }
 
 // Where a strip of a slot lies.
@@ -73,58 +77,52 @@ DEV float4* strip_of(const Problem& p, u32 slot, u32 strip) {
   return p.partial + slot * SLOT + strip * TOKEN_TILES * 32 + (threadIdx.x & 31);
 }
 
-// Counts this block's part of a strip, which the warp has stored; whether it was the last one to come.
-DEV bool is_last_part(u32* arrived, u32 num_parts) {
-  __syncwarp();
-  u32 before = 0;
-  if (threadIdx.x % 32 == 0) before = count_globally(arrived);
-  before = __shfl_sync(~0u, before, 0);
-  __syncwarp();
-  return before + 1 == num_parts;
-}
+DEV float arrived(float v) { return __uint_as_float(min(__float_as_uint(v), NOT_YET - 1)); }
+DEV bool has_come(float v) { return __float_as_uint(v) != NOT_YET; }
+DEV bool have_come(float4 v) { return has_come(v.x) && has_come(v.y) && has_come(v.z) && has_come(v.w); }
 
-// The same for all strips of a band, where there is still work to do: only the warp that stored last has to wait.
-// Returns the strips, a bit each, that it must finish.
-DEV u32 find_last_parts(u32* arrived, u32 num_parts, u32* num_stored) {
-  const u32 lane = threadIdx.x % 32;
-  __syncwarp();
-  __threadfence_block();
-  u32 before = 0;
-  if (lane == 0) before = count_around(num_stored, NUM_WARPS - 1);
-  if (__shfl_sync(~0u, before, 0) != NUM_WARPS - 1) return 0;
-  __threadfence_block();
-  __syncwarp();
-  if (lane < NUM_WARPS) before = count_globally(arrived + lane);
-  return __ballot_sync(~0u, lane < NUM_WARPS && before + 1 == num_parts);
-}
-
-// Sums the parts of a strip in the order of the columns; AHEAD of them are on their way beside the first.
-template <int AHEAD>
-DEV void add_parts(const Problem& p, const Sharers& by, u32 strip, float4* v) {
-  const float4* from = strip_of(p, by.head_slot, strip);
+DEV void leave_part(const float (*acc)[4], float4* to) {
 #pragma unroll
-  for (int n = 0; n < TOKEN_TILES; n++) v[n] = __ldcg(from + n * 32);
-  from = strip_of(p, (by.head + 1) * 2, strip);
+  for (int n = 0; n < TOKEN_TILES; n++)
+    store_part(to + n * 32, make_float4(arrived(acc[n][0]), arrived(acc[n][1]), arrived(acc[n][2]), arrived(acc[n][3])));
+}
+
+// v = the parts of a strip, added up in the order of the columns. acc: this block's own, which has been left with the
+// others, or where it stays in registers.
+DEV void add_parts(const Problem& p, const Sharers& by, u32 strip, const float (*acc)[4], float4* v) {
+  const float missing = __uint_as_float(NOT_YET);
+  const int own = KEEPS_OWN ? blockIdx.x - by.head : -1, head_offset = (by.head_slot & 1) * SLOT;
+  float4* from = strip_of(p, by.head * 2, strip);
 #pragma unroll 1
-  for (int left = by.tail - by.head; left > 0; left -= AHEAD, from += AHEAD * 2 * SLOT) {
-    float4 part[AHEAD][TOKEN_TILES];
+  for (int first = 0; first < by.count; first += PARTS_AHEAD, from += PARTS_AHEAD * 2 * SLOT) {
+    float4 part[PARTS_AHEAD][TOKEN_TILES];
 #pragma unroll
-    for (int a = 0; a < AHEAD; a++)
-#pragma unroll
-      for (int n = 0; n < TOKEN_TILES; n++)
-        if (a < left) part[a][n] = __ldcg(from + a * 2 * SLOT + n * 32);
-#pragma unroll
-    for (int a = 0; a < AHEAD; a++)
+    for (int a = 0; a < PARTS_AHEAD; a++)
 #pragma unroll
       for (int n = 0; n < TOKEN_TILES; n++)
-        if (a < left) v[n] = add4(v[n], part[a][n]);
+        if (first + a < by.count && first + a != own) part[a][n] = load_part(from + (first + a ? 0 : head_offset) + a * 2 * SLOT + n * 32);
+#pragma unroll
+    for (int a = 0; a < PARTS_AHEAD; a++)
+#pragma unroll
+      for (int n = 0; n < TOKEN_TILES; n++) {
+        if (first + a >= by.count) continue;
+        float4 next;
+        if (first + a == own) {
+          next = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
+        } else {
+          float4* place = from + (first + a ? 0 : head_offset) + a * 2 * SLOT + n * 32;
+          while (!have_come(part[a][n])) part[a][n] = load_part(place);
+          store_part(place, make_float4(missing, missing, missing, missing));
+          next = part[a][n];
+        }
+        v[n] = first + a ? add4(v[n], next) : next;
+      }
   }
 }
 
-// Ends a strip of a band, all parts of which are there.
-template <int AHEAD>
-DEV void finish_strip(const Problem& p, u32 band, u32 strip, const Sharers& by, int live, const float* token_scale) {
-  if (by.head != by.tail && threadIdx.x % 32 == 0) p.arrived[band * NUM_WARPS + strip] = 0;
+// Ends a strip of a band, of which acc is this block's part, or all.
+template <bool MAY_BE_SHARED>
+DEV void finish_strip(const Problem& p, u32 band, u32 strip, const Sharers& by, const float (*acc)[4], int live, const float* token_scale) {
   // Of each vector, two tokens of a row, then those of the row eight further.
   const int row = (band * NUM_WARPS + strip) * 16 + threadIdx.x % 32 / 4, first_token = threadIdx.x % 4 * 2;
   float *even = p.out + static_cast<u64>(p.first_token + first_token) * p.out_stride + row, *odd = even + p.out_stride;
@@ -143,7 +141,11 @@ DEV void finish_strip(const Problem& p, u32 band, u32 strip, const Sharers& by, 
       old[n][i] = counts ? (i & 1 ? odd : even)[static_cast<u64>(n * 8) * p.out_stride + (i >> 1) * 8] : 0.0f;
     }
   float4 v[TOKEN_TILES];
-  add_parts<AHEAD>(p, by, strip, v);
+  if (MAY_BE_SHARED && by.count > 1)
+    add_parts(p, by, strip, acc, v);
+  else
+#pragma unroll
+    for (int n = 0; n < TOKEN_TILES; n++) v[n] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
 #pragma unroll
   for (int n = 0; n < TOKEN_TILES; n++) {
     const float2 scale = *reinterpret_cast<const float2*>(token_scale + n * 8 + first_token);
@@ -228,24 +230,24 @@ DEV void make_row(const RowSource& source, const int* live_count, int padded_col
 #endif
 
 KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
-    linear_kernel(const u8* weights, const float* row_scale, float* out, const float* bias, float4* partial, u32* arrived,
+    linear_kernel(const u8* weights, const float* row_scale, float* out, const float* bias, float4* partial,
                   const int* live_count, int num_tokens, int first_token, int num_rows, int num_bands, int num_chunks,
                   int out_stride, int add_to_out, INPUT) {
-  const Problem p = {weights,     row_scale, out,       bias,       partial,    arrived,   first_token,
-                     num_rows,    num_bands, num_chunks, out_stride, add_to_out, X_OF_TILES};
+  const Problem p = {weights,  row_scale, out,        bias,       partial,    first_token,
+                     num_rows, num_bands, num_chunks, out_stride, add_to_out, X_OF_TILES};
   DYNAMIC_SHARED(stages);
   RING_BARRIERS(full);
-  __shared__ u32 num_left[STAGES], num_stored;  // warps that have left a stage, or stored a part of the first band
+  __shared__ u32 num_left[STAGES];  // warps that have left a stage
   __shared__ __align__(8) float scales[TOKEN_TILES * 8];
   __shared__ int live;            // tokens that count
   __shared__ u32 shared_magic;    // MAGIC in a way that keeps the compiler from seeing a constant: it stays in a register
-  __shared__ Sharers sharers[2];  // of the first and the last band; those between belong to this block alone
+  __shared__ Sharers sharers;     // of the last band
   const u32 num_steps = num_bands * num_chunks, begin = first_step(blockIdx.x, num_steps);
   const u32 count = first_step(blockIdx.x + 1, num_steps) - begin;
   Feeder feeder = {p, stages, full, begin, count, OWN_ROW ? 0 : min(TOKEN_TILES, p.x_tiles - first_token / 8) * X_TILE_BYTES};
   let_later_grids_start();
   if (threadIdx.x == 0) {
-    shared_magic = MAGIC | num_rows >> 31, num_stored = 0;
+    shared_magic = MAGIC | num_rows >> 31;
     for (int i = 0; i < STAGES; i++) num_left[i] = 0;
     if (!is_prefetched()) init_barriers(full, STAGES);
   }
@@ -255,10 +257,7 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
   feeder.begin_stages(0, EARLY_STAGES);
   const Offsets offsets = find_offsets();
   const u32 first_band = begin / num_chunks;
-  if (threadIdx.x / 2 == 16) {  // two threads of the second warp
-    const u32 which = threadIdx.x & 1, last_band = (begin + count - 1) / num_chunks;
-    sharers[which] = sharers_of(which ? last_band : first_band, num_bands, num_chunks);
-  }
+  if (threadIdx.x == 32) sharers = sharers_of((begin + count - 1) / num_chunks, num_bands, num_chunks);
   __syncthreads();
 #if OWN_ROW
   const int padded_cols = (num_chunks * COLS + 255) / 256 * 256;
@@ -266,17 +265,22 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
   make_row({x, other, norm_weight, rows, copy, eps, num_cols, x_stride}, live_count, padded_cols, row, scales, feeder);
 #else
   wait_for_earlier_grids();
-  if (threadIdx.x < num_tokens) scales[threadIdx.x] = token_scale[first_token + threadIdx.x];
+  const float own_scale = threadIdx.x < num_tokens ? token_scale[first_token + threadIdx.x] : 0.0f;
 #endif
+  const int num_live = live_count && threadIdx.x == 0 ? *live_count : first_token + num_tokens;
   for (u32 i = 0; i < STAGES; i++) {
     if (!OWN_ROW) feeder.begin_stages(max(i, EARLY_STAGES), i + 1);
     if (starts && i < count) feeder.copy_x(i, first_band);
     end_stage_copy();
   }
-  if (threadIdx.x == 0) live = min(num_tokens, (live_count ? *live_count : first_token + num_tokens) - first_token);
+#if !OWN_ROW
+  if (threadIdx.x < num_tokens) scales[threadIdx.x] = own_scale;
+#endif
+  if (threadIdx.x == 0) live = min(num_tokens, num_live - first_token);
   __syncthreads();
   const u32 magic = shared_magic, strip = threadIdx.x / 32;
   u32 band = first_band, left = (first_band + 1) * num_chunks - begin, turn = 0, parity = 0;
+  const bool begins_inside = left < num_chunks;  // of a band
   float acc[TOKEN_TILES][4] = {};
   for (u32 i = 0; i < count; i++) {
 #if BULK
@@ -300,12 +304,10 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
     });
     if (BULK && before == NUM_WARPS - 1) feeder.refill(i, band);  // the last one
     if (--left == 0 && i + 1 < count) {
-      store_sums(acc, strip_of(p, blockIdx.x * 2 + (band != first_band), strip));
-      Sharers by = sharers[0];
-      if (band != first_band) by = {blockIdx.x, blockIdx.x, blockIdx.x * 2 + 1};
-      u32 strips = 1u << strip;
-      if (by.head != by.tail) strips = find_last_parts(arrived + band * NUM_WARPS, by.tail - by.head + 1, &num_stored);
-      for (; strips; strips &= strips - 1) finish_strip<1>(p, band, __ffs(strips) - 1, by, live, scales);
+      if (band == first_band && begins_inside)
+        leave_part(acc, strip_of(p, blockIdx.x * 2, strip));
+      else
+        finish_strip<false>(p, band, strip, sharers, acc, live, scales);
       band++, left = num_chunks;
 #pragma unroll
       for (int n = 0; n < TOKEN_TILES; n++)
@@ -319,8 +321,8 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
 #endif
     if (++turn == STAGES) turn = 0, parity ^= 1;
   }
-  store_sums(acc, strip_of(p, blockIdx.x * 2 + (band != first_band), strip));
-  const Sharers by = sharers[1];
-  if (by.head == by.tail || is_last_part(arrived + band * NUM_WARPS + strip, by.tail - by.head + 1))
-    finish_strip<LAST_AHEAD>(p, band, strip, by, live, scales);
+  const Sharers by = sharers;
+  const bool finishes = strip % by.num_owners == blockIdx.x - by.head;
+  if (by.count > 1 && !(KEEPS_OWN && finishes)) leave_part(acc, strip_of(p, blockIdx.x * 2 + (band != first_band), strip));
+  if (finishes) finish_strip<true>(p, band, strip, by, acc, live, scales);
 }
