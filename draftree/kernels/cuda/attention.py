@@ -76,8 +76,10 @@ class AttentionPlan:
 
     @property
     def _raw_keys(self) -> int:
-        """Keys or values in a stage before they are decoded for a warpgroup."""
-        return _TILE if self._raw_bytes <= _TILE * 160 else _TILE // 2
+        """Keys or values in a stage before they are decoded for a warpgroup: many at a time take
+        fewer meetings, but two stages must fit.
+        """
+        return _TILE if 2 * self._raw_bytes <= _MOST_RAW_BYTES else _TILE // 2
 
     @property
     def _raw_stage_bytes(self) -> int:

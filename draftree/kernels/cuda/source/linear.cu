@@ -12,7 +12,7 @@
 constexpr int STAGE_BYTES = STEP_BYTES + (OWN_ROW ? 0 : TOKEN_TILES * X_BLOCKS * X_TILE_BYTES);
 constexpr int THREADS = NUM_WARPS * 32;
 constexpr int SLOT = NUM_WARPS * TOKEN_TILES * 32;  // vectors that a block leaves of a band: [strip][tile][lane]
-constexpr int PARTS_AHEAD = TOKEN_TILES > 4 ? 1 : TOKEN_TILES > 2 ? 3 : TOKEN_TILES > 1 ? 4 : 7;  // on their way at once
+constexpr int PARTS_AHEAD = TOKEN_TILES > 4 ? 1 : TOKEN_TILES > 2 ? 2 : TOKEN_TILES > 1 ? 4 : 7;  // that are asked for at once
 constexpr bool KEEPS_OWN = TOKEN_TILES < 3;  // a block's own part stays in registers, of which there are enough
 constexpr u32 NOT_YET = 0xFFFFFFFF;  // a part's numbers until they are left there, and again when they have been added
 
@@ -26,22 +26,53 @@ DEV u32 count_around(u32* counter, u32 last) {
   return before;
 }
 
-DEV float4 load_part(const float4* from) {
+DEV float4 load_vector(const float4* from) {
   float4 v;
   asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from) : "memory");
   return v;
 }
+DEV float2 load_vector(const float2* from) {
+  float2 v;
+  asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(from) : "memory");
+  return v;
+}
 
-DEV void store_part(float4* to, float4 v) {
+DEV void store_vector(float4* to, float4 v) {
   asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+DEV void store_vector(float2* to, float2 v) {
+  asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(v.x), "f"(v.y) : "memory");
 }
 #else
 DEV u32 count_around(u32* counter, u32 last) { return atomicAdd(counter, 1u) % (last + 1); }
-DEV float4 load_part(const float4* from) {
+template <class T>
+DEV T load_vector(const T* from) {
   emulator::spin();
   return *from;
 }
-DEV void store_part(float4* to, float4 v) { *to = v; }
+template <class T>
+DEV void store_vector(T* to, T v) { *to = v; }
+#endif
+
+// What a lane has of a strip's sums for a tile of tokens: two rows of two of them each, or of the only one.
+#if OWN_ROW
+typedef float2 Part;
+DEV Part part_of(const float* acc) { return make_float2(acc[0], acc[2]); }
+DEV Part add(Part a, Part b) { return make_float2(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y)); }
+DEV float4 whole(Part v) { return make_float4(v.x, 0.0f, v.y, 0.0f); }
+DEV bool have_come(Part v) { return __float_as_uint(v.x) != NOT_YET && __float_as_uint(v.y) != NOT_YET; }
+DEV Part all_of(float v) { return make_float2(v, v); }
+#else
+typedef float4 Part;
+DEV Part part_of(const float* acc) { return make_float4(acc[0], acc[1], acc[2], acc[3]); }
+DEV Part add(Part a, Part b) {
+  return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
+}
+DEV float4 whole(Part v) { return v; }
+DEV bool have_come(Part v) {
+  return __float_as_uint(v.x) != NOT_YET && __float_as_uint(v.y) != NOT_YET && __float_as_uint(v.z) != NOT_YET && __float_as_uint(v.w) != NOT_YET;
+}
+DEV Part all_of(float v) { return make_float4(v, v, v, v); }
 #endif
 
 struct Problem {
@@ -49,7 +80,7 @@ struct Problem {
   const float* row_scale;    // [rows], used where weights are 16-bit floats
   float* out;                // [tokens][out_stride]
   const float* bias;         // [rows] or null
-  float4* partial;           // [blocks][2] slots, NOT_YET between launches
+  Part* partial;             // [blocks][2] slots, NOT_YET between launches
   int first_token, num_rows, num_bands, num_chunks, out_stride, add_to_out;
   const u8* x;               // [cols / 128][x_tiles] X_TILE_BYTES
   int x_tiles;
@@ -73,90 +104,113 @@ DEV Sharers sharers_of(u32 band, u32 num_bands, u32 num_chunks) {
 }
 
 // Where a strip of a slot lies.
-DEV float4* strip_of(const Problem& p, u32 slot, u32 strip) {
+DEV Part* strip_of(const Problem& p, u32 slot, u32 strip) {
   return p.partial + slot * SLOT + strip * TOKEN_TILES * 32 + (threadIdx.x & 31);
 }
 
-DEV float arrived(float v) { return __uint_as_float(min(__float_as_uint(v), NOT_YET - 1)); }
-DEV bool has_come(float v) { return __float_as_uint(v) != NOT_YET; }
-DEV bool have_come(float4 v) { return has_come(v.x) && has_come(v.y) && has_come(v.z) && has_come(v.w); }
-
-DEV void leave_part(const float (*acc)[4], float4* to) {
+DEV void leave_part(const float (*acc)[4], Part* to) {
 #pragma unroll
-  for (int n = 0; n < TOKEN_TILES; n++)
-    store_part(to + n * 32, make_float4(arrived(acc[n][0]), arrived(acc[n][1]), arrived(acc[n][2]), arrived(acc[n][3])));
+  for (int n = 0; n < TOKEN_TILES; n++) {
+    float v[4];
+    for (int i = 0; i < 4; i++) v[i] = __uint_as_float(min(__float_as_uint(acc[n][i]), NOT_YET - 1));
+    store_vector(to + n * 32, part_of(v));
+  }
 }
 
-// v = the parts of a strip, added up in the order of the columns. acc: this block's own, which has been left with the
-// others, or where it stays in registers.
-DEV void add_parts(const Problem& p, const Sharers& by, u32 strip, const float (*acc)[4], float4* v) {
-  const float missing = __uint_as_float(NOT_YET);
+// v = the parts of COUNT tiles of a strip, the first at `from`, added up in the order of the columns. acc: this block's own,
+// which has been left with the others, or where it stays in registers. AHEAD of them are on their way at once.
+template <int COUNT, int AHEAD>
+DEV void add_parts(const Sharers& by, Part* from, const float (*acc)[4], Part* v) {
   const int own = KEEPS_OWN ? blockIdx.x - by.head : -1, head_offset = (by.head_slot & 1) * SLOT;
-  float4* from = strip_of(p, by.head * 2, strip);
 #pragma unroll 1
-  for (int first = 0; first < by.count; first += PARTS_AHEAD, from += PARTS_AHEAD * 2 * SLOT) {
-    float4 part[PARTS_AHEAD][TOKEN_TILES];
+  for (int first = 0; first < by.count; first += AHEAD, from += AHEAD * 2 * SLOT) {
+    Part part[AHEAD][COUNT];
+    const auto place = [&](int a, int n) { return from + (first + a ? 0 : head_offset) + a * 2 * SLOT + n * 32; };
 #pragma unroll
-    for (int a = 0; a < PARTS_AHEAD; a++)
+    for (int a = 0; a < AHEAD; a++)
 #pragma unroll
-      for (int n = 0; n < TOKEN_TILES; n++)
-        if (first + a < by.count && first + a != own) part[a][n] = load_part(from + (first + a ? 0 : head_offset) + a * 2 * SLOT + n * 32);
+      for (int n = 0; n < COUNT; n++)
+        if (first + a < by.count && first + a != own) part[a][n] = load_vector(place(a, n));
 #pragma unroll
-    for (int a = 0; a < PARTS_AHEAD; a++)
+    for (int a = 0; a < AHEAD; a++)
 #pragma unroll
-      for (int n = 0; n < TOKEN_TILES; n++) {
+      for (int n = 0; n < COUNT; n++) {
         if (first + a >= by.count) continue;
-        float4 next;
         if (first + a == own) {
-          next = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
+          part[a][n] = part_of(acc[n]);
         } else {
-          float4* place = from + (first + a ? 0 : head_offset) + a * 2 * SLOT + n * 32;
-          while (!have_come(part[a][n])) part[a][n] = load_part(place);
-          store_part(place, make_float4(missing, missing, missing, missing));
-          next = part[a][n];
+          while (!have_come(part[a][n])) part[a][n] = load_vector(place(a, n));
+          store_vector(place(a, n), all_of(__uint_as_float(NOT_YET)));
         }
-        v[n] = first + a ? add4(v[n], next) : next;
+        v[n] = first + a ? add(v[n], part[a][n]) : part[a][n];
       }
   }
 }
 
-// Ends a strip of a band, of which acc is this block's part, or all.
-template <bool MAY_BE_SHARED>
-DEV void finish_strip(const Problem& p, u32 band, u32 strip, const Sharers& by, const float (*acc)[4], int live, const float* token_scale) {
-  // Of each vector, two tokens of a row, then those of the row eight further.
+// Where a lane's results of a strip go: of each vector, two tokens of a row, then those of the row eight further.
+struct Target {
+  float* even;
+  bool has_row[2];
+  float bias[2], factor[2];
+  int first_token;
+};
+
+DEV Target target_of(const Problem& p, u32 band, u32 strip) {
   const int row = (band * NUM_WARPS + strip) * 16 + threadIdx.x % 32 / 4, first_token = threadIdx.x % 4 * 2;
-  float *even = p.out + static_cast<u64>(p.first_token + first_token) * p.out_stride + row, *odd = even + p.out_stride;
-  const bool has_row[2] = {row < p.num_rows, row + 8 < p.num_rows};
-  float old[TOKEN_TILES][4], bias[2], factor[2];
+  Target to = {p.out + static_cast<u64>(p.first_token + first_token) * p.out_stride + row, {row < p.num_rows, row + 8 < p.num_rows}};
+  to.first_token = first_token;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    bias[i] = p.bias && has_row[i] ? __ldg(p.bias + row + i * 8) : 0.0f;
-    factor[i] = BITS == 16 && has_row[i] ? __ldg(p.row_scale + row + i * 8) : OPERAND_UNIT;
+    to.bias[i] = p.bias && to.has_row[i] ? __ldg(p.bias + row + i * 8) : 0.0f;
+    to.factor[i] = BITS == 16 && to.has_row[i] ? __ldg(p.row_scale + row + i * 8) : OPERAND_UNIT;
   }
+  return to;
+}
+
+// Ends COUNT tiles of a strip, from the first on, whose parts are acc or have been left.
+template <int COUNT, int AHEAD>
+DEV void finish_tiles(const Problem& p, const Target& to, const Sharers& by, int first, Part* from, const float (*acc)[4],
+                      int live, const float* token_scale) {
+  float *even = to.even + static_cast<u64>(first * 8) * p.out_stride, *odd = even + p.out_stride;
+  const int first_token = first * 8 + to.first_token;
+  float old[COUNT][4];
 #pragma unroll
-  for (int n = 0; n < TOKEN_TILES; n++)
+  for (int n = 0; n < COUNT; n++)
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const bool counts = p.add_to_out && has_row[i >> 1] && n * 8 + first_token + (i & 1) < live;
+      const bool counts = p.add_to_out && to.has_row[i >> 1] && n * 8 + first_token + (i & 1) < live;
       old[n][i] = counts ? (i & 1 ? odd : even)[static_cast<u64>(n * 8) * p.out_stride + (i >> 1) * 8] : 0.0f;
     }
-  float4 v[TOKEN_TILES];
-  if (MAY_BE_SHARED && by.count > 1)
-    add_parts(p, by, strip, acc, v);
+  Part v[COUNT];
+  if (!KEEPS_OWN || by.count > 1)
+    add_parts<COUNT, AHEAD>(by, from + first * 32, acc, v);
   else
 #pragma unroll
-    for (int n = 0; n < TOKEN_TILES; n++) v[n] = make_float4(acc[n][0], acc[n][1], acc[n][2], acc[n][3]);
+    for (int n = 0; n < COUNT; n++) v[n] = part_of(acc[n]);
 #pragma unroll
-  for (int n = 0; n < TOKEN_TILES; n++) {
+  for (int n = 0; n < COUNT; n++) {
     const float2 scale = *reinterpret_cast<const float2*>(token_scale + n * 8 + first_token);
-    const float y[4] = {v[n].x, v[n].y, v[n].z, v[n].w};
+    const float4 sums = whole(v[n]);
+    const float y[4] = {sums.x, sums.y, sums.z, sums.w};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      const float sum = __fadd_rn(__fmul_rn(__fmul_rn(y[i], factor[i >> 1]), i & 1 ? scale.y : scale.x), bias[i >> 1]);
-      if (has_row[i >> 1] && n * 8 + first_token + (i & 1) < live)
+      const float sum = __fadd_rn(__fmul_rn(__fmul_rn(y[i], to.factor[i >> 1]), i & 1 ? scale.y : scale.x), to.bias[i >> 1]);
+      if (to.has_row[i >> 1] && n * 8 + first_token + (i & 1) < live)
         (i & 1 ? odd : even)[static_cast<u64>(n * 8) * p.out_stride + (i >> 1) * 8] = __fadd_rn(old[n][i], sum);
     }
   }
+}
+
+// Ends a strip of a band, all tiles at once, or where there is still work to do tile by tile, which takes few registers.
+template <bool IS_LAST>
+DEV void finish_strip(const Problem& p, u32 band, u32 strip, const Sharers& by, const float (*acc)[4], int live, const float* token_scale) {
+  const Target to = target_of(p, band, strip);
+  Part* from = strip_of(p, by.head * 2, strip);
+  if (IS_LAST || KEEPS_OWN)
+    finish_tiles<TOKEN_TILES, PARTS_AHEAD>(p, to, by, 0, from, acc, live, token_scale);
+  else
+#pragma unroll 1
+    for (int n = 0; n < TOKEN_TILES; n++) finish_tiles<1, 1>(p, to, by, n, from, acc, live, token_scale);
 }
 
 // Fills the stages in turn: stage i % STAGES with step i of the share and the activations for it.
@@ -229,8 +283,15 @@ DEV void make_row(const RowSource& source, const int* live_count, int padded_col
 #define X_OF_TILES x, x_tiles
 #endif
 
-KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
-    linear_kernel(const u8* weights, const float* row_scale, float* out, const float* bias, float4* partial,
+// With more registers, kernels that make inputs could not begin beside 24 tokens' products.
+#if TOKEN_TILES == 3 && !defined(PERSISTENT)
+#define BOUNDS __maxnreg__(96)
+#else
+#define BOUNDS LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
+#endif
+
+KERNEL void BOUNDS
+    linear_kernel(const u8* weights, const float* row_scale, float* out, const float* bias, Part* partial,
                   const int* live_count, int num_tokens, int first_token, int num_rows, int num_bands, int num_chunks,
                   int out_stride, int add_to_out, INPUT) {
   const Problem p = {weights,  row_scale, out,        bias,       partial,    first_token,
@@ -304,10 +365,10 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
     });
     if (BULK && before == NUM_WARPS - 1) feeder.refill(i, band);  // the last one
     if (--left == 0 && i + 1 < count) {
-      if (band == first_band && begins_inside)
-        leave_part(acc, strip_of(p, blockIdx.x * 2, strip));
-      else
-        finish_strip<false>(p, band, strip, sharers, acc, live, scales);
+      const bool is_whole = band != first_band || !begins_inside;
+      const Sharers alone = {static_cast<int>(blockIdx.x), 1, 1, static_cast<int>(blockIdx.x) * 2 + 1};
+      if (!KEEPS_OWN || !is_whole) leave_part(acc, strip_of(p, blockIdx.x * 2 + is_whole, strip));
+      if (is_whole) finish_strip<false>(p, band, strip, alone, acc, live, scales);
       band++, left = num_chunks;
 #pragma unroll
       for (int n = 0; n < TOKEN_TILES; n++)
@@ -323,6 +384,6 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
   }
   const Sharers by = sharers;
   const bool finishes = strip % by.num_owners == blockIdx.x - by.head;
-  if (by.count > 1 && !(KEEPS_OWN && finishes)) leave_part(acc, strip_of(p, blockIdx.x * 2 + (band != first_band), strip));
+  if (!KEEPS_OWN || !finishes) leave_part(acc, strip_of(p, blockIdx.x * 2 + (band != first_band), strip));
   if (finishes) finish_strip<true>(p, band, strip, by, acc, live, scales);
 }

@@ -10,10 +10,6 @@ constexpr int X_TILE_BYTES = 2048 + 128;  // 128 columns of 8 tokens, and sums o
 constexpr int STEP_BYTES = BAND * UNIT_BYTES;
 static_assert(!OWN_ROW || TOKEN_TILES == 1, "a row is one token");
 
-DEV float4 add4(float4 a, float4 b) {
-  return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
-}
-
 // The compiler keeps v in a register, since it cannot know what comes out of a shuffle.
 DEV int keep(int v) { return __shfl_sync(~0u, v, threadIdx.x & 31); }
 
