@@ -78,9 +78,9 @@ def gpu_depth(record: Json) -> list[str]:
     )
     head = ["keys and values", "longest context", "depth", "prefill, s", "plain, tok/s"]
     return [
-        f"On one {measures['gpu']}, under a limit of {record['settings']['memory']:g} GiB but for "
-        f"the last, with a random {measures['draft']} draft. A context is the longest that the "
-        f"plan admits. Peak memory of that planned, GiB: {limits}.",
+        f"On one {measures['gpu']}, under a limit of {record['settings']['memory']:g} GiB except "
+        f"where it says unlimited, with a random {measures['draft']} draft. A context is the "
+        f"longest that the plan admits. Peak memory of that planned, GiB: {limits}.",
         "",
         *table([*head, "round of budget 22, ms (over the shallowest)"], rows),
     ]

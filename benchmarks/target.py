@@ -10,6 +10,7 @@ from benchmarks.target_gpu import GPU_TARGETS
 from benchmarks.target_serve import SERVE_TARGETS
 from benchmarks.verdict import (
     CODER,
+    CODER_LARGE,
     NEOVERSE_N1,
     SERVER,
     SMALL_BF16,
@@ -240,6 +241,7 @@ TARGETS: Final = (
     *GPU_TARGETS,
     *_kv_targets(SMOLLM2),
     *_kv_targets(CODER),
+    *_kv_targets(CODER_LARGE),
 )
 
 

@@ -26,7 +26,6 @@
 #define __constant__ static
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __maxnreg__(...)
 #define SHARED_MEMORY(name) unsigned char* const name = reinterpret_cast<unsigned char*>(emulator::dynamic_shared)
 #define __align__(n) __attribute__((aligned(n)))
 #ifdef __ELF__

@@ -283,14 +283,7 @@ DEV void make_row(const RowSource& source, const int* live_count, int padded_col
 #define X_OF_TILES x, x_tiles
 #endif
 
-// With more registers, kernels that make inputs could not begin beside 24 tokens' products.
-#if TOKEN_TILES == 3 && !defined(PERSISTENT)
-#define BOUNDS __maxnreg__(96)
-#else
-#define BOUNDS LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
-#endif
-
-KERNEL void BOUNDS
+KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
     linear_kernel(const u8* weights, const float* row_scale, float* out, const float* bias, Part* partial,
                   const int* live_count, int num_tokens, int first_token, int num_rows, int num_bands, int num_chunks,
                   int out_stride, int add_to_out, INPUT) {
