@@ -8,6 +8,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from draftree.core import DraftTree, SamplingParams, TokenScores, TokenSource
+from draftree.decode.sampler import LATER_WEIGHTS
 from draftree.drafts.drafter import Drafter
 from draftree.kernels.cpu.sampling import SamplingArgs
 from draftree.kernels.cuda.accept import RoundRecord
@@ -96,9 +97,10 @@ class DraftParts:
         logits = self.logits[:num_positions]
         if is_processed:
             process(logits, own, params, gpu, use_counts=True, has_nodes=False)
-        rank(logits, step, own, params, *candidates, workspace, gpu)
+        later = LATER_WEIGHTS
+        rank(logits, step, own, params, *candidates, workspace, gpu, later_weights=later)
         if self.pairs is not None and edges is not None:
-            score_edges(*candidates, self.pairs, edges, params, own, gpu)
+            score_edges(*candidates, self.pairs, edges, params, own, gpu, later.logits)
 
 
 class HostExchange:

@@ -95,7 +95,8 @@ class MarkovHead:
         ranked = Proposal(ids, np.concatenate([row.log_probs for row in rows]))
         own = self.before(np.array(used[:-1]))
         others = self.before(_parents(block.anchor, ids)) - own[:, None]
-        return ranking.rank_edges(ranked, others @ self.after[np.minimum(ids, last)].swapaxes(1, 2))
+        corrections = others @ self.after[np.minimum(ids, last)].swapaxes(1, 2)
+        return ranking.rank_edges(ranked, corrections, is_chain=True)
 
     def pair_scores(self, hidden: Array | None) -> PairScores | None:
         return None

@@ -46,13 +46,18 @@ class Ranking(Protocol):
         num_candidates: int,
         tokens: np.ndarray | None = None,
     ) -> Proposal:
-        """logits: float32 [num_positions, vocab_size], or a column for each of the tokens."""
+        """logits: float32 [num_positions, vocab_size], or a column for each of the tokens. Rows
+        after the first of a call do not know the token before them.
+        """
         ...
 
-    def rank_edges(self, ranked: Proposal, corrections: np.ndarray) -> Proposal:
+    def rank_edges(
+        self, ranked: Proposal, corrections: np.ndarray, *, is_chain: bool = False
+    ) -> Proposal:
         """With edges. corrections: float32 [num_positions, parents, num_candidates], what is added
         to a candidate's logit after each candidate before it; at the first position the anchor is
-        the only parent, and the first row counts.
+        the only parent, and the first row counts. is_chain: each row was ranked in a call of its
+        own.
         """
         ...
 

@@ -5,7 +5,8 @@ import pytest
 
 from draftree.core import Request, SamplingParams
 from draftree.decode import sampler
-from draftree.decode.sampler import Sampler
+from draftree.decode.sampler import FIRST_WEIGHTS, LATER_WEIGHTS, Sampler
+from draftree.drafts.drafter import Proposal
 from draftree.kernels.cpu.noise import gumbel
 from draftree.kernels.cpu.sampling import SamplingArgs, SamplingScratch, choose
 from tests.decode.rule import RuleGrammar
@@ -158,22 +159,25 @@ def test_a_draft_may_know_few_tokens(
     np.testing.assert_allclose(block.log_probs, expected.log_probs, atol=1e-5)
 
 
-def test_a_long_list_of_tokens_is_ranked_by_each_ones_noise() -> None:
+def test_a_long_list_of_tokens_is_ranked_by_each_ones_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Several blocks of tokens, the last one short."""
+    monkeypatch.setattr(sampler, "_NOISE_REACH", np.inf)
     rng = np.random.default_rng(3)
     tokens = np.sort(rng.choice(5000, 150, replace=False))
     logits = rng.normal(size=(20, 150)).astype(np.float32)
-    sampler = Sampler(SamplingParams(temperature=0.8, seed=7), 5000)
-    block = sampler.rank(logits, 11, 6, tokens)
+    block = Sampler(SamplingParams(temperature=0.8, seed=7), 5000).rank(logits, 11, 6, tokens)
     for row, values in enumerate(logits):
-        noise = [gumbel(7, 11 + row, int(token)) for token in tokens]
-        order = np.argsort(-(values / np.float32(0.8) + np.array(noise)))[:6]
+        weights = FIRST_WEIGHTS if row == 0 else LATER_WEIGHTS
+        noise = 0.8 * np.array([gumbel(7, 11 + row, int(token)) for token in tokens])
+        order = np.argsort(-(weights.logits * values + weights.noise * noise))[:6]
         assert block.tokens[row].tolist() == tokens[order].tolist()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("tokens", [None, np.arange(1, 3 * VOCAB, 3)])
-def test_a_block_is_ranked_as_its_rows_are_one_by_one(
+def test_how_a_row_is_ranked_depends_on_it_and_on_whether_it_is_the_first(
     temperature: float, tokens: np.ndarray | None
 ) -> None:
     logits = np.round(2 * rows(7)) / 2  # many ties
@@ -181,9 +185,13 @@ def test_a_block_is_ranked_as_its_rows_are_one_by_one(
     sampler = Sampler(SamplingParams(temperature=temperature, seed=3), 3 * VOCAB)
     block = sampler.rank(logits, 11, 9, tokens)
     for row in range(len(logits)):
-        alone = sampler.rank(logits[row : row + 1], 11 + row, 9, tokens)
-        assert np.array_equal(block.tokens[row], alone.tokens[0])
-        assert np.array_equal(block.log_probs[row], alone.log_probs[0])
+        first = max(row - 1, 0)
+        part = sampler.rank(logits[first : row + 1], 11 + first, 9, tokens)
+        assert np.array_equal(block.tokens[row], part.tokens[-1])
+        assert np.array_equal(block.log_probs[row], part.log_probs[-1])
+    alone = sampler.rank(logits[2:3], 13, 9, tokens)
+    is_same = np.array_equal(block.log_probs[2], alone.log_probs[0])
+    assert is_same == (temperature == 0.0)
 
 
 @pytest.mark.filterwarnings("error")
@@ -207,25 +215,36 @@ def test_ranks_are_filled_where_few_tokens_are_near(monkeypatch: pytest.MonkeyPa
     assert all(len(set(tokens)) == 8 for tokens in block.tokens.tolist())
 
 
+@pytest.mark.parametrize("is_chain", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_edges_rank_as_the_request_chooses(temperature: float) -> None:
-    """After each parent, the first candidate is what would be chosen of the corrected logits."""
+def test_edges_rank_as_the_request_chooses(temperature: float, is_chain: bool) -> None:
+    """After each parent, the first candidate is what would be chosen of the corrected logits; in
+    a block, where rows do not know the token before them, with less noise.
+    """
     rng, count = np.random.default_rng(2), 24
     logits = 2 * rng.standard_normal((4, count)).astype(np.float32)
     bias = 3 * rng.standard_normal((4, count, count)).astype(np.float32)  # by parent token
     sampler = Sampler(SamplingParams(temperature=temperature, seed=5), count, (1, 2, 3))
     ranked = sampler.rank(logits, 10, count)  # all tokens are candidates
+    if is_chain:
+        alone = [sampler.rank(row[None], 10 + i, count) for i, row in enumerate(logits)]
+        tokens = np.concatenate([row.tokens for row in alone])
+        ranked = Proposal(tokens, np.concatenate([row.log_probs for row in alone]))
     anchor = 7
     parents = [np.full(count, anchor), *ranked.tokens[:-1]]
     corrections = np.stack([bias[i][parents[i]][:, ranked.tokens[i]] for i in range(4)])
-    found = sampler.rank_edges(ranked, corrections)
+    found = sampler.rank_edges(ranked, corrections, is_chain=is_chain)
     assert found.edges is not None
     assert (np.diff(found.log_probs[0]) <= 0).all()
     assert found.tokens[0, 0] == sampler.choose(logits[0] + bias[0, anchor], 10)
     for i in range(1, 4):
         for rank, parent in enumerate(found.tokens[i - 1]):
             first = found.tokens[i, found.edges[i - 1, rank].argmax()]
-            assert first == sampler.choose(logits[i] + bias[i, parent], 10 + i)
+            corrected = logits[i] + bias[i, parent]
+            noise = temperature * np.array([gumbel(5, 10 + i, token) for token in range(count)])
+            weights = FIRST_WEIGHTS if is_chain else LATER_WEIGHTS
+            assert first == np.argmax(weights.logits * corrected + weights.noise * noise)
+            assert not is_chain or first == sampler.choose(corrected, 10 + i)
     np.testing.assert_allclose(np.exp(found.edges).sum(axis=-1), 1.0, atol=1e-5)
 
 

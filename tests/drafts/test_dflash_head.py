@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from draftree.core import SamplingParams
-from draftree.decode.sampler import Sampler
+from draftree.decode.sampler import FIRST_WEIGHTS, LATER_WEIGHTS, Sampler
 from draftree.drafts import token_table
 from draftree.drafts.dflash import BlockDrafter
 from draftree.drafts.dflash_head import BlockOutput, MarkovHead
@@ -132,7 +132,8 @@ def test_a_selector_without_convolutions(kind: str, temperature: float) -> None:
     if kind == "listed selector":  # tokens of the text share the last row
         row = np.where(row % 2, 256, row // 2)
     corrections = table["before"][row[2, 4]] * hidden[3] @ table["after"][row[3]].T
-    scores = ranked.log_probs[3] + corrections / (temperature or 1.0)
+    weights = LATER_WEIGHTS if temperature else FIRST_WEIGHTS
+    scores = ranked.log_probs[3] + weights.logits * corrections
     expected = scores - np.log(np.exp(scores).sum()) + np.log(np.exp(ranked.log_probs[3]).sum())
     np.testing.assert_allclose(found.edges[2, 4], expected, atol=1e-4)
 

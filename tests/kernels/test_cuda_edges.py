@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.core import SamplingParams, TokenSource
-from draftree.decode.sampler import Sampler
+from draftree.decode.sampler import LATER_WEIGHTS, Sampler
 from draftree.decode.tree import build_tree as build_on_host
 from draftree.drafts.dflash_head import BlockOutput, Selector
 from draftree.drafts.drafter import Proposal
@@ -64,7 +64,7 @@ def scored_on(
     wide[:num_positions, :RANK] = torch.from_numpy(hidden)
     raw = [(table.raw, table.qtype) for table in tables]
     pairs = WeightStore(gpu).pair_tables(*raw, tables[0].row_of, wide[:, :RANK])
-    score_edges(ids, log_probs, pairs, edges, params, draft_step, gpu)
+    score_edges(ids, log_probs, pairs, edges, params, draft_step, gpu, LATER_WEIGHTS.logits)
     return Edges(edges.log_probs.cpu(), edges.picks.cpu())
 
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from draftree.core import SamplingParams  # noqa: E402
 from draftree.decode import sampler  # noqa: E402
-from draftree.decode.sampler import Sampler  # noqa: E402
+from draftree.decode.sampler import LATER_WEIGHTS, Sampler  # noqa: E402
 from draftree.kernels.cpu.sampling import SamplingArgs, gumbel  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.pass_args import CudaPassArgs  # noqa: E402
@@ -264,7 +264,8 @@ def ranked_on(
     workspace = new_sampling_workspace(num_rows + 1, vocab, gpu)
     padded = on(gpu, np.concatenate([logits, logits[:1]]))  # the last row is not live
     device_params = device_params_for(gpu, params)
-    rank(padded, tree_step(gpu, 1), draft_step, device_params, ids, log_probs, workspace, gpu)
+    args = padded, tree_step(gpu, 1), draft_step, device_params, ids, log_probs, workspace, gpu
+    rank(*args, later_weights=LATER_WEIGHTS)
     assert (ids[num_rows] == -1).all() and not workspace.arrived.any()
     return ids[:num_rows].cpu().numpy(), log_probs[:num_rows].cpu().numpy()
 
@@ -281,7 +282,7 @@ def test_ranks_are_those_of_the_sampler(
     ids, log_probs = ranked_on(any_gpu, logits, params, num_candidates)
     block = Sampler(params, VOCAB).rank(logits, COMMITTED + 1, num_candidates)
     assert np.array_equal(ids, block.tokens)
-    assert np.abs(log_probs - block.log_probs).max() < 1e-5
+    np.testing.assert_allclose(log_probs, block.log_probs, rtol=1e-6, atol=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -61,8 +61,9 @@ def score_edges(
     params: RequestParams,
     draft_step: CudaPassArgs,
     gpu: Gpu,
+    later_logits: float,
 ) -> None:
-    """Fills edges, for the live rows of the draft."""
+    """Fills edges, for the live rows of the draft. later_logits: as `rank` has it."""
     num_positions, count = ids.shape
     width, row_of = tables.hidden.shape[1], tables.row_of
     row_bytes = width // tables.qtype.block_len * tables.qtype.block_bytes
@@ -78,7 +79,7 @@ def score_edges(
         *(ids, log_probs, params.device, draft_step.control, tables.hidden),
         *(tables.before, tables.after, row_of, edges.log_probs, edges.picks),
         *(0 if row_of is None else len(row_of), len(tables.before), len(tables.after)),
-        *(width, tables.hidden.stride(0), count),
+        *(width, tables.hidden.stride(0), count, later_logits),
         shared_bytes=4 * width,
         is_chained=True,
     )

@@ -147,9 +147,12 @@ def rank(
     workspace: SamplingWorkspace,
     gpu: Gpu,
     *,
+    later_weights: tuple[float, float] = (1.0, 1.0),
     by_node: bool = False,
 ) -> None:
     """The best candidates of each live row of the draft, as `Sampler.rank` has them.
+
+    later_weights: of logits and of noise, in all rows but the first, where there is noise.
 
     Positions of the noise are the target's, from `step`; how many rows are live says the draft's.
     by_node: rows are those of step's nodes, as `choose` has them.
@@ -168,7 +171,7 @@ def rank(
         *((step.rows, step.positions) if by_node else (None, None)),
         params.device,
         *(workspace.slices, workspace.weights, workspace.arrived, ids, log_probs),
-        *(logits.stride(0), vocab_size, count),
+        *(logits.stride(0), vocab_size, count, *later_weights),
         shared_bytes=WORKSPACE_BYTES,
         is_chained=True,
     )

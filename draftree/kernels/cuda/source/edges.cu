@@ -22,7 +22,7 @@ DEV float log_sum(const float* values, int count) {
 KERNEL void LAUNCH_BOUNDS(THREADS)
     edges_kernel(const int* ids, const float* log_probs, const int* words, const int* control, const float* hidden,
                  const u8* before, const u8* after, const int* row_of, float* edges, u8* picks, int num_tokens,
-                 int num_before, int num_after, int width, int hidden_stride, int count) {
+                 int num_before, int num_after, int width, int hidden_stride, int count, float later_logits) {
   DYNAMIC_SHARED(memory);
   float* const context = reinterpret_cast<float*>(memory);
   __shared__ float own[MAX_CANDIDATES], scores[MAX_CANDIDATES];
@@ -36,13 +36,13 @@ KERNEL void LAUNCH_BOUNDS(THREADS)
     context[i] = __fmul_rn(value_at(parent_row, i), hidden[static_cast<u64>(position) * hidden_stride + i]);
   if (thread < count) own[thread] = log_probs[position * count + thread];
   __syncthreads();
-  const float temperature = temperature_of(words);
+  const float weight = position && temperature_of(words) > 0.0f ? later_logits : 1.0f;  // of logits, as in rank.cu
   for (int child = thread / 32; child < count; child += WARPS) {
     const u8* const row = find_row(after, ids[position * count + child], row_of, num_tokens, num_after, width);
     float sum = 0.0f;
     for (int i = thread % 32; i < width; i += 32) sum = __fmaf_rn(context[i], value_at(row, i), sum);
     for (int d = 16; d; d >>= 1) sum = __fadd_rn(sum, __shfl_xor_sync(~0u, sum, d));
-    if (thread % 32 == 0) scores[child] = __fadd_rn(own[child], temperature > 0.0f ? __fdiv_rn(sum, temperature) : sum);
+    if (thread % 32 == 0) scores[child] = __fmaf_rn(weight, sum, own[child]);
   }
   __syncthreads();
   if (thread >= count) return;
