@@ -22,7 +22,7 @@ from draftree.chat import Engine
 from draftree.compress import AUTO_OWN_SHARE, AUTO_SHARE, Compressor
 from draftree.compress import CompressOptions as RequestOptions
 from draftree.engine.scoring import CHUNK_LEN
-from draftree.text.compress import LongText, choose_chunks, chunk_places, cut_text
+from draftree.text.compress import LongText, choose_chunks, cut_text, token_places
 from draftree.text.tokenizer import Tokenizer
 
 SHARES: Final = (0.05, 0.1, 0.2, 0.3)
@@ -103,7 +103,8 @@ class _Bench:
             start = time.perf_counter()
             scorer, tokenizer = compressor.open()
             ids = _encode(tokenizer, case.text)
-            places = chunk_places(tokenizer, case.text, ids, CHUNK_LEN)
+            starts = token_places(tokenizer, case.text, ids)[:-1:CHUNK_LEN].tolist()
+            places = [*starts, len(case.text)]
             scores = scorer.score(ids, _encode(tokenizer, f"\n\n{case.question}")).tolist()
             score_ms = (time.perf_counter() - start) * 1000
             self.score_ms.setdefault(name, []).append(round(score_ms, 1))

@@ -129,10 +129,10 @@ class Sampler:
                 every[:, tokens] = logits
                 logits, tokens = every, None
             logits = self._processor.process_draft(logits, position == self._next_position)
-        parts = [self._score(logits[:1], position, num_candidates, tokens, FIRST_WEIGHTS)]
+        asked = min(num_candidates, logits.shape[1]), _ALL_TOKENS if tokens is None else tokens
+        parts = [self._score(logits[:1], position, FIRST_WEIGHTS, *asked)]
         if len(logits) > 1:
-            later = logits[1:], position + 1, num_candidates, tokens
-            parts.append(self._score(*later, self._later_weights))
+            parts.append(self._score(logits[1:], position + 1, self._later_weights, *asked))
         ids, scores = (np.concatenate(part) for part in zip(*parts, strict=True))
         is_impossible = None
         if self._processor is not None:  # a grammar may allow nothing that the draft knows
@@ -146,21 +146,13 @@ class Sampler:
         return Proposal(ids, scores)
 
     def _score(
-        self,
-        logits: np.ndarray,
-        position: int,
-        num_candidates: int,
-        tokens: np.ndarray | None,
-        weights: RankWeights,
+        self, logits: np.ndarray, position: int, by: RankWeights, count: int, tokens: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """The best tokens of each row, and their scores."""
-        count = min(num_candidates, logits.shape[1])
-        noise_size = np.float32(self._filters.temperature) * np.float32(weights.noise)
-        scores, ids, log_probs = rank_rows(
-            *(logits, _ALL_TOKENS if tokens is None else tokens),
-            *(float(noise_size / np.float32(weights.logits)), self._seed, position),
-            *(_NOISE_REACH, count),
-        )
+        noise_size = np.float32(self._filters.temperature) * np.float32(by.noise)
+        temperature = float(noise_size / np.float32(by.logits))
+        noise = temperature, self._seed, position, _NOISE_REACH
+        scores, ids, log_probs = rank_rows(logits, tokens, *noise, count)
         if noise_size > 0.0:
             return ids, scores * noise_size
         return ids, np.where(scores[:, :1] > -np.inf, log_probs, scores)

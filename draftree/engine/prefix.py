@@ -172,7 +172,7 @@ class PrefixCache:
         if not self._state.is_recurrent or self.store.max_bytes == 0:
             return []
         start = self._state.committed
-        if 0 < start and length - start <= 2 * _SHORT_READ:
+        if start > 0 and length - start <= 2 * _SHORT_READ:
             halves = range(length - _SHORT_READ, start + _SHORT_READ + 1)
             points = [max(fitting)] if (fitting := {*points} & {*halves}) else points
         planned: list[int] = []

@@ -109,11 +109,6 @@ def token_places(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> np.ndar
     return places
 
 
-def chunk_places(tokenizer: Tokenizer, text: str, ids: Sequence[int], chunk_len: int) -> list[int]:
-    """The character that each chunk of tokens begins at, and the end."""
-    return [*token_places(tokenizer, text, ids)[:-1:chunk_len].tolist(), len(text)]
-
-
 def choose_chunks(
     scores: Sequence[float], share: float, places: Sequence[int], text: str, asked: LongText
 ) -> list[bool]:

@@ -251,6 +251,7 @@ FORMATS = [("q8_0", "q8_0"), ("q4", "q4"), ("tq3_0", "tq3_0"), ("f16", "q4"), ("
     ("formats", "dim"),
     [
         *((formats, 64) for formats in FORMATS),
+        *((formats, 128) for formats in FORMATS[1:3]),
         *mark_long(((formats, 256) for formats in FORMATS), but=((FORMATS[2], 256),)),
     ],
 )

@@ -9,7 +9,7 @@ from benchmarks.random_raw import random_raw  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.layout import ROWS, stacked_format, unit_format  # noqa: E402
 from draftree.kernels.cuda.linear import plan_linear  # noqa: E402
-from draftree.kernels.cuda.pack import Uploader, pack_stack  # noqa: E402
+from draftree.kernels.cuda.pack import Uploader  # noqa: E402
 from draftree.kernels.cuda.prefill import expand  # noqa: E402
 from draftree.kernels.quant.formats import QuantType, dequantize  # noqa: E402
 from tests.kernels.emulator import emulated_gpu  # noqa: E402
@@ -29,7 +29,7 @@ def test_units_decode_to_the_weights(qtype: QuantType) -> None:
     gpu = emulated_gpu()
     num_rows, num_cols = 150, 768 if qtype.block_len == 256 else 576
     raw = make_raw(qtype, num_rows, num_cols)
-    matrix = pack_stack([(raw, qtype)], gpu)
+    matrix = Uploader(gpu).pack([(raw, qtype)])
     out = expand(matrix, 0, matrix.num_bands, gpu).numpy()
     weights = dequantize(raw, qtype).astype(np.float64)
     assert not out[num_rows:].any() and not out[:, num_cols:].any()
@@ -46,7 +46,7 @@ def test_parts_of_a_stack_follow_each_other() -> None:
     gpu = emulated_gpu()
     kinds = ((QuantType.Q5_K, 130), (QuantType.Q4_K, 70), (QuantType.Q4_K, 3))
     parts = [(make_raw(qtype, rows, 512, rows), qtype) for qtype, rows in kinds]
-    matrix = pack_stack(parts, gpu)
+    matrix = Uploader(gpu).pack(parts)
     assert matrix.format == unit_format(QuantType.Q5_K)
     out = (
         expand(matrix, 0, matrix.num_bands, gpu).numpy()[:203]
@@ -59,7 +59,7 @@ def test_parts_of_a_stack_follow_each_other() -> None:
 def test_slabs_of_any_size_give_the_same_units() -> None:
     gpu = emulated_gpu()
     parts = [(make_raw(QuantType.Q6_K, 300, 512), QuantType.Q6_K)]
-    whole, pieces = pack_stack(parts, gpu), Uploader(gpu, slab_bytes=50_000).pack(parts)
+    whole, pieces = Uploader(gpu).pack(parts), Uploader(gpu, slab_bytes=50_000).pack(parts)
     assert torch.equal(whole.units[0], pieces.units[0])  # the last band has rows that nobody reads
     first, second = (expand(matrix, 1, 1, gpu)[:44] for matrix in (whole, pieces))
     assert torch.equal(first, second)
@@ -72,9 +72,9 @@ def test_only_rows_that_fit_together_are_stacked() -> None:
     assert stacked_format([QuantType.BF16, QuantType.F32]) == unit_format(QuantType.F16)
     assert stacked_format([q4, q6]) is None
     with pytest.raises(ValueError, match="stacked"):
-        pack_stack([(make_raw(q4, 4, 256), q4), (make_raw(q6, 4, 256), q6)], emulated_gpu())
+        Uploader(emulated_gpu()).pack([(make_raw(q4, 4, 256), q4), (make_raw(q6, 4, 256), q6)])
     with pytest.raises(ValueError, match="stacked"):
-        pack_stack([(make_raw(q4, 4, 256), q4), (make_raw(q4, 4, 512), q4)], emulated_gpu())
+        Uploader(emulated_gpu()).pack([(make_raw(q4, 4, 256), q4), (make_raw(q4, 4, 512), q4)])
 
 
 def test_layouts_stay_within_their_bits() -> None:

@@ -48,10 +48,19 @@ def test_a_token_of_a_large_model_takes_what_the_documents_say() -> None:
 @pytest.mark.parametrize("name", ["q4", "tq3_0"])
 def test_heads_of_64_have_keys_of_five_bits_in_the_bytes_of_four(name: str) -> None:
     form = KEY_FORMATS[name]
-    assert form.of(64).code is KvCode.FIVE and form.of(128) is form and form.of(64).is_rotated
+    assert form.of(64).code is KvCode.FIVE and form.of(256) is form and form.of(64).is_rotated
     assert form.row_bytes(64) == KvFormat(KvCode.LEVELS_4, 64).row_bytes(64) == 48
     assert VALUE_FORMATS["q4"].row_bytes(64) == 48 and VALUE_FORMATS["tq3_0"].row_bytes(64) == 32
     assert VALUE_FORMATS["tq3_0"].group_of(64) == 16 and VALUE_FORMATS["tq3_0"].group_of(256) == 128
+
+
+def test_keys_of_128_have_a_bit_more_than_the_name_says() -> None:
+    q4, tq3 = KEY_FORMATS["q4"], KEY_FORMATS["tq3_0"]
+    assert q4.of(128) == q4.of(64) and tq3.of(128).code is KvCode.LEVELS_4
+    assert (q4.row_bytes(128), VALUE_FORMATS["q4"].row_bytes(128)) == (96, 80)
+    assert (tq3.row_bytes(128), VALUE_FORMATS["tq3_0"].row_bytes(128)) == (80, 64)
+    assert q4.is_centred(64, has_bias=False) and not q4.is_centred(128, has_bias=False)
+    assert not KEY_FORMATS["q8_0"].is_centred(64, has_bias=False)
 
 
 @pytest.mark.parametrize("code", [c for c in KvCode if c is not KvCode.HALF])
@@ -84,8 +93,8 @@ def test_nothing_stays_nothing_and_large_numbers_stay_finite(form: KvFormat) -> 
     "form", [f for f in FORMATS if f.code in (KvCode.LEVELS_3, KvCode.LEVELS_4)]
 )
 def test_levels_keep_the_norm(form: KvFormat) -> None:
-    rows = normal(50, 128)
-    got = decode(encode(rows, form), 128, form)
+    rows = normal(50, 256)
+    got = decode(encode(rows, form), 256, form)
     assert np.allclose(np.linalg.norm(got, axis=-1), np.linalg.norm(rows, axis=-1), rtol=2e-3)
 
 

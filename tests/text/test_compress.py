@@ -9,7 +9,6 @@ import pytest
 from draftree.text.compress import (
     LongText,
     choose_chunks,
-    chunk_places,
     cut_text,
     find_long_texts,
     replace_content,
@@ -193,7 +192,7 @@ def test_places_are_characters_also_where_they_have_several_bytes() -> None:
     tokenizer = Tokenizer.from_metadata(byte_metadata())
     text = "naïve €uro: 日本語 " * 20
     ids = tokenizer.encode(text, add_special=False, parse_special=False)
-    places = chunk_places(tokenizer, text, ids, 32)
+    places = [*token_places(tokenizer, text, ids)[:-1:32].tolist(), len(text)]
     assert len(places) == -(-len(ids) // 32) + 1 and places[0] == 0 and places[-1] == len(text)
     for chunk, (start, end) in enumerate(pairwise(places)):
         piece = tokenizer.decode(ids[32 * chunk : 32 * chunk + 32]).strip("\ufffd")

@@ -266,8 +266,8 @@ class Kernel:
         """Tensors are passed as pointers, None as a null pointer, numbers as 32 bits.
 
         A chained launch may overlap with the end of the kernel before; the source must expect that.
-        is_cooperative: blocks wait for each other, so all of them must be on the chip at once, which
-        is made sure of. is_joint: the same, and the caller has no more blocks than fit.
+        is_cooperative: blocks wait for each other, so all must be on the chip at once, which is
+        made sure of. is_joint: the same, and the caller has no more blocks than fit.
         """
         from cuda.core import LaunchConfig, launch
 

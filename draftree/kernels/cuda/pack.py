@@ -141,12 +141,3 @@ class Uploader:
             torch.empty(num_bytes, dtype=torch.uint8, device=self._gpu.place),
             torch.cuda.Event() if is_real else None,
         )
-
-
-def pack_stack(parts: Sequence[tuple[np.ndarray, QuantType]], gpu: Gpu) -> PackedMatrix:
-    """`Uploader.pack` for one matrix; ready when this returns."""
-    size = max(raw.shape[1] * len(raw) for raw, _ in parts)
-    uploader = Uploader(gpu, min(SLAB_BYTES, size))
-    matrix = uploader.pack(parts)
-    uploader.finish()
-    return matrix

@@ -21,7 +21,6 @@ from draftree.kernels.ops import Weight
 from draftree.kernels.quant.formats import QuantType, dequantize
 
 
-
 @dataclass(frozen=True, eq=False)
 class LazyMatrix(Weight):
     """Rows as the file holds them; they go to the GPU when it is known which others lie beside."""

@@ -1,12 +1,13 @@
 """Formats of cached keys and values: names and sizes. A row of a head is its numbers, in groups
-that share a 16-bit scale, padded to 16 bytes.
+that share a 16-bit scale, padded to 16 bytes. What a name stands for depends on the head: small
+heads spread what is rounded over fewer numbers, and their keys take more bits.
 
 Keys that are rounded are rotated first: signs, then a Walsh-Hadamard transform of 128 dimensions at
 a time. It spreads the few large dimensions of a key over all; queries are rotated alike, so that
 products stay what they were. `tq3_0` rotates values too, and results are rotated back.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -33,7 +34,6 @@ class KvCode(IntEnum):
 
 
 BITS = dict(zip(KvCode, (16, 8, 4, 4, 3, 5), strict=True))
-NARROW_DIM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +43,19 @@ class KvFormat:
     code: KvCode
     group_len: int = 0  # numbers that share a scale, at most a head
     is_rotated: bool = False
-    narrow: "KvFormat | None" = None  # what heads of 64 dimensions take instead
+    for_64: "KvFormat | None" = None  # what heads of so many dimensions take instead
+    for_128: "KvFormat | None" = None
 
     def of(self, head_dim: int) -> "KvFormat":
         """For heads of this size."""
-        return self.narrow if self.narrow and head_dim == NARROW_DIM else self
+        return {64: self.for_64, 128: self.for_128}.get(head_dim) or self
 
     def is_centred(self, head_dim: int, *, has_bias: bool) -> bool:
         """Whether a GPU takes from keys what they have in common before it rounds them: it costs a
         second product for every score, and memory on the chip that heads of 256 do not leave.
         """
         form = self.of(head_dim)
-        is_needed = has_bias or form.code is KvCode.FIVE
+        is_needed = has_bias or (form.code is KvCode.FIVE and head_dim == 64)
         return is_needed and form.code is not KvCode.HALF and head_dim in (64, 128)
 
     def suits_bias(self, head_dim: int) -> bool:
@@ -82,20 +83,21 @@ class KvFormat:
 
 _F16 = KvFormat(KvCode.HALF)
 # A row of 64 numbers of 4 bits is padded to 48 bytes: so many have 5 bits and a scale for each 16.
-_NARROW_KEYS = KvFormat(KvCode.FIVE, 16, is_rotated=True)
-_NARROW_VALUES = KvFormat(KvCode.FIVE, 16)
-_NARROW_THREES = KvFormat(KvCode.LEVELS_3, 16, is_rotated=True)
+_FIVES = KvFormat(KvCode.FIVE, 16)
+_ROTATED_FIVES = KvFormat(KvCode.FIVE, 16, is_rotated=True)
+_SHORT_THREES = KvFormat(KvCode.LEVELS_3, 16, is_rotated=True)
+_FOURS = KvFormat(KvCode.LEVELS_4, 64, is_rotated=True)
 KEY_FORMATS = {
     "f16": _F16,
     "q8_0": KvFormat(KvCode.BYTE, 32, is_rotated=True),
-    "q4": KvFormat(KvCode.LEVELS_4, 64, is_rotated=True, narrow=_NARROW_KEYS),
-    "tq3_0": KvFormat(KvCode.LEVELS_3, 128, is_rotated=True, narrow=_NARROW_KEYS),
+    "q4": replace(_FOURS, for_64=_ROTATED_FIVES, for_128=_ROTATED_FIVES),
+    "tq3_0": KvFormat(KvCode.LEVELS_3, 128, True, for_64=_ROTATED_FIVES, for_128=_FOURS),
 }
 VALUE_FORMATS = {
     "f16": _F16,
     "q8_0": KvFormat(KvCode.BYTE, 32),
-    "q4": KvFormat(KvCode.NIBBLE, 32, narrow=_NARROW_VALUES),
-    "tq3_0": KvFormat(KvCode.LEVELS_3, 128, is_rotated=True, narrow=_NARROW_THREES),
+    "q4": KvFormat(KvCode.NIBBLE, 32, for_64=_FIVES),
+    "tq3_0": KvFormat(KvCode.LEVELS_3, 128, is_rotated=True, for_64=_SHORT_THREES),
 }
 KV_ALIASES = {"q8": "q8_0"}
 AUTO_NAMES = ("f16", "q8_0", "q4")  # best first; fewer bits only where they are asked for
