@@ -11,7 +11,7 @@ from benchmarks.random_raw import random_raw  # noqa: E402
 from draftree.kernels.cuda.compile import Gpu  # noqa: E402
 from draftree.kernels.cuda.layout import PackedMatrix, new_activations  # noqa: E402
 from draftree.kernels.cuda.linear import linear, new_workspace, plan_linear  # noqa: E402
-from draftree.kernels.cuda.pack import pack_stack  # noqa: E402
+from draftree.kernels.cuda.pack import Uploader  # noqa: E402
 from draftree.kernels.cuda.prefill import prefill_linear, prepare_rows  # noqa: E402
 from draftree.kernels.cuda.prepare import plain, prepare  # noqa: E402
 from draftree.kernels.quant.formats import QuantType, dequantize  # noqa: E402
@@ -49,7 +49,10 @@ def make(qtype: QuantType, num_rows: int, num_cols: int, gpu: Gpu, seed: int = 0
     """A packed matrix and its decoded weights in float64 on the device."""
     raw = random_raw(qtype, num_rows, num_cols, torch.Generator().manual_seed(seed)).numpy()
     weights = torch.from_numpy(dequantize(raw, qtype)).to(gpu.place).double()
-    return pack_stack([(raw, qtype)], gpu), weights
+    uploader = Uploader(gpu)
+    matrix = uploader.pack([(raw, qtype)])
+    uploader.finish()
+    return matrix, weights
 
 
 def multiply(matrix: PackedMatrix, x: torch.Tensor, gpu: Gpu, **options) -> torch.Tensor:
@@ -334,7 +337,7 @@ def test_wrong_shapes_are_refused(gpu: Gpu) -> None:
     with pytest.raises(ValueError, match="float32 rows of 256"):
         prepare(plain(torch.empty((8, 512), device=gpu.place)), halves, gpu)
     with pytest.raises(ValueError, match="multiple of 32"):
-        pack_stack([(np.zeros((4, 80), np.uint8), QuantType.F16)], gpu)
+        Uploader(gpu).pack([(np.zeros((4, 80), np.uint8), QuantType.F16)])
 
 
 def test_a_small_workspace_is_refused(any_gpu: Gpu) -> None:
