@@ -88,7 +88,7 @@ def test_other_keys_with_a_bias_may_have_few_bits() -> None:
     """Their bias is taken out before they are rounded, which costs a table of angles."""
     plain = replace(LARGE, head_dim=128, num_kv_heads=2 * LARGE.num_kv_heads)
     biased = replace(plain, has_key_bias=True)
-    plan = resolve(EngineConfig(max_ctx=200_000), biased, gpu=GPU, draft=DRAFT)
+    plan = resolve(EngineConfig(max_ctx=180_000), biased, gpu=GPU, draft=DRAFT)
     assert plan.kv == "q4"
     for name, is_more in (("f16", False), ("q8_0", True), ("q4", True)):
         sizes = [plan_gpu_memory(m, None, 65536, 256, 24, name, name) for m in (plain, biased)]

@@ -174,6 +174,7 @@ def test_an_engine_that_is_beyond_help_is_unhealthy(replica, engine):
     engine.pieces = [fake.Broken("no memory")]
     replica.check_health()
     for _ in range(3):
+        wait_for(lambda: replica._service.state == "ready")  # while it recovers, it refuses
         asyncio.run(read(replica, relayed()))
     wait_for(lambda: replica._service.thread.failure is not None)
     wait_for(lambda: replica._service.state == "failed")
