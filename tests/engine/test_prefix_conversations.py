@@ -59,10 +59,13 @@ def test_conversations(kind: str, prefix_bytes: int, span_len: int, num_steps: i
 def test_conversations_longer_than_the_context_of_a_draft(
     kind: str, prefix_bytes: int, span_len: int
 ) -> None:
-    num_lost = _walk(
-        _ring_setting(kind, prefix_bytes=prefix_bytes, span_len=span_len), 3, share(240)
-    )
-    assert num_lost == 0 or prefix_bytes < LARGE
+    """With room for all, context is lost only where a text was read further than the ring holds
+    before it was kept, and a later one branches off in between.
+    """
+    num_steps = share(240)
+    setting = _ring_setting(kind, prefix_bytes=prefix_bytes, span_len=span_len)
+    num_lost = _walk(setting, 3, num_steps)
+    assert num_lost <= num_steps // 50 or prefix_bytes < LARGE
 
 
 def _ring_setting(kind: str, **options: object) -> Setting:
