@@ -20,6 +20,7 @@ from draftree.kernels.quant.kv_format import (
 )
 from draftree.memory import (
     MemoryPlan,
+    count_in_share,
     draft_kv_bytes,
     machine_memory,
     plan_gpu_memory,
@@ -28,7 +29,8 @@ from draftree.memory import (
 )
 
 KV_NAMES = ("f32", *KEY_FORMATS)  # of keys and of values, largest first
-COMPRESS_NAMES = ("off", "auto", "always")
+_ASKED_KV = ("auto", *KV_NAMES, *KV_ALIASES)
+COMPRESS_NAMES = BATCHING_NAMES = ("off", "auto", "always")
 _DEFAULT_CTX = 8192
 _CHUNK = 128  # more rows are no faster on a CPU, and take more memory
 _MAX_BUDGET = 64
@@ -39,7 +41,6 @@ _GIB = 2**30
 _PREFIX_BYTES = 4 * _GIB
 _LEAST_WINDOW = 128
 _PARALLEL, _MAX_PARALLEL = 8, 256
-_SWAPPED_SHARE = 4  # of free main memory, for requests that take turns
 _COPY_SIZE, _NUM_STATES = 1.25, 5  # copies have edges; a recurrent state is there several times
 
 
@@ -55,10 +56,6 @@ class GpuInfo:
 def _is_count(value: object, least: int = 0, most: float = inf) -> bool:
     """A whole number in the range; True is not one."""
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _is_kv_name(name: object) -> bool:
-    return name in ("auto", *KV_NAMES, *KV_ALIASES)
 
 
 def is_share(value: object) -> bool:
@@ -87,6 +84,7 @@ class EngineConfig:
     prefix_bytes: int | str = "auto"  # main memory for earlier conversations; 0: none
     prefix_dir: str = ""  # a folder in which they outlive the engine; "": none
     parallel: int = 0  # unfinished requests that may take turns; 1: one after the other
+    batching: str = "auto"  # rows of several requests in one pass: "off", "auto" or "always"
     window: int = 0  # positions that attention looks back, besides the beginning; 0: all
     warm_up: bool = False  # make at opening what would else be made by the first requests
     persistent: bool = False  # on a GPU: short passes and rounds are one kernel each (slower)
@@ -100,9 +98,10 @@ class EngineConfig:
             (self.device in ("auto", "cpu", "cuda"), "device must be auto, cpu or cuda"),
             (self.math in ("auto", "exact"), "math must be auto or exact"),
             (0.0 <= self.gpu_memory < inf, "gpu memory must be positive, or 0 for all of it"),
-            (_is_kv_name(self.kv_k), f"kv k must be auto or one of {', '.join(KV_NAMES)}"),
-            (_is_kv_name(self.kv_v), f"kv v must be auto or one of {', '.join(KV_NAMES)}"),
+            (self.kv_k in _ASKED_KV, f"kv k must be auto or one of {', '.join(KV_NAMES)}"),
+            (self.kv_v in _ASKED_KV, f"kv v must be auto or one of {', '.join(KV_NAMES)}"),
             (self.ngram in ("auto", "on", "off"), "ngram must be auto, on or off"),
+            (self.batching in BATCHING_NAMES, "batching must be off, auto or always"),
             (self.compress in COMPRESS_NAMES, "compress must be off, auto or always"),
             (is_share(self.compress_keep), "compress keep must be auto or a number in (0, 1]"),
             (bool(self.compress_with), "compress with must be self or name a model"),
@@ -159,6 +158,7 @@ class Plan:
     parallel: int  # unfinished requests at most, which take turns
     swapped_bytes: int  # main memory at most that they are copied to
     memory: MemoryPlan
+    batch: int = 0  # of them, those that may write in one pass, each in a sequence of its own
     gpu: GpuInfo | None = None  # None: the CPU
     memory_limit: int = 0  # bytes of the GPU that may be used
     copy_bytes: int = 0  # of these, for copies of conversations
@@ -198,9 +198,7 @@ def plan_parallel(
     draft_bytes = 0 if draft is None else draft_kv_bytes(draft, max_ctx)
     request_bytes = int(_COPY_SIZE * (kv_bytes + draft_bytes))
     request_bytes += _NUM_STATES * model.recurrent_bytes
-    count = config.parallel or max(
-        min(_PARALLEL, free_bytes // _SWAPPED_SHARE // max(request_bytes, 1)), 1
-    )
+    count = config.parallel or max(count_in_share(_PARALLEL, request_bytes, free_bytes), 1)
     if count == 1:
         return 1, 0
     if count * request_bytes > free_bytes:
@@ -244,6 +242,7 @@ def resolve(
         )
     free = limit - memory.total
     parallel, swapped_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
+    batch = count_in_share(parallel, memory.kv + model.recurrent_bytes, free - swapped_bytes)
     return Plan(
         threads=config.threads or usable_cores(),
         max_ctx=max_ctx,
@@ -256,6 +255,7 @@ def resolve(
         parallel=parallel,
         swapped_bytes=swapped_bytes,
         memory=memory,
+        batch=batch if config.batching != "off" and batch > 1 else 0,
         window=config.window,
         width=config.width,
     )

@@ -233,6 +233,7 @@ class RoundStats:
     """What speculation did in one request; filled by the decoder, read by everyone."""
 
     num_rounds: int = 0
+    num_batched: int = 0  # of those, rows of passes that other requests shared
     num_drafted: int = 0  # nodes besides roots that were verified
     num_accepted: int = 0  # of those, on accepted paths
     verified_by_depth: list[int] = field(default_factory=list)  # trees that reached depth d + 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from draftree.core import DraftSize, ModelConfig
 from draftree.kernels.quant.kv_format import BYTE_NAME, KEY_FORMATS, MOST_RANGE, PAGE, VALUE_FORMATS
 
+_SHARE = 4  # of free main memory, for what turns and batches need
 _SPARE_LEN = 1024  # positions of a reply that a draft can go back behind
 _GPU_RESERVE = 1400 * 2**20  # graphs, loaded kernels, what the allocator cannot use
 # Weights of one slab in 16 bits and sums of products: of passes that are graphs, and of others.
@@ -48,6 +49,11 @@ def count_ring(context_len: int, num_rows: int) -> int:
 def draft_kv_bytes(draft: DraftSize, max_ctx: int) -> int:
     """What a draft keeps of a request on a CPU, or in a copy of it."""
     return 4 * draft.kv_width * min(max_ctx, count_ring(draft.context_len, max_ctx))
+
+
+def count_in_share(most: int, each_bytes: int, free_bytes: int) -> int:
+    """How many things of a size may take their share of main memory, at most so many."""
+    return min(most, max(free_bytes, 0) // _SHARE // max(each_bytes, 1))
 
 
 def plan_memory(

@@ -73,7 +73,7 @@ def cluster(
 
     here = {"CPU": float(os.cpu_count() or 1), "GPU": float(_NVIDIA.exists())}
     scale = choose_scale(replicas, settings.threads, gpus, here)
-    engine = _engine_fields(settings, server.parallel)
+    engine = {**_engine_fields(settings), **server.engine_fields()}
     if print_config:
         options = _options(name, engine, shared, scale)
         return _print_yaml(deploy.describe(options, scale, host, port))
@@ -115,14 +115,13 @@ def _start(
     print(describe_server(url, server["model_id"], bool(server["api_keys"])), file=sys.stderr)
 
 
-def _engine_fields(settings: Settings, parallel: int) -> dict[str, Any]:
+def _engine_fields(settings: Settings) -> dict[str, Any]:
     """Those that were given, as an EngineConfig names them."""
     from draftree.config import EngineConfig
 
     config, plain = settings.read_config(), EngineConfig()
     given = {f.name: getattr(config, f.name) for f in fields(EngineConfig)}
-    changed = {name: value for name, value in given.items() if value != getattr(plain, name)}
-    return {**changed, **({"parallel": parallel} if parallel else {})}
+    return {name: value for name, value in given.items() if value != getattr(plain, name)}
 
 
 def _print_yaml(config: dict[str, Any]) -> None:

@@ -206,11 +206,11 @@ class Settings:
             raise typer.BadParameter(f"keys and values cannot be in {' and in '.join(given)}.")
         return given[0] if given else None
 
-    def open_engine(self, model: str, parallel: int = 0, *, warm_up: bool = False) -> "Engine":
-        """parallel: requests that may take turns; 0 leaves it to the engine. warm_up: the first one
-        is not to wait for what later ones find made.
+    def open_engine(self, model: str, *, warm_up: bool = False, **fields: Any) -> "Engine":
+        """fields: more of EngineConfig's. warm_up: the first request is not to wait for what later
+        ones find made.
         """
-        config = replace(self.read_config(), parallel=parallel, warm_up=warm_up)
+        config = replace(self.read_config(), warm_up=warm_up, **fields)
         from draftree.chat import Engine
 
         engine = Engine.open(model, config, report=_show_progress)

@@ -68,7 +68,7 @@ def serve(
     )
     listener = bind(server.host, port)
     open_engine = functools.partial(
-        settings.open_engine, name, parallel=server.parallel, warm_up=True
+        settings.open_engine, name, warm_up=True, **server.engine_fields()
     )
     if daemon:
         _serve_in_background(open_engine, options, listener)

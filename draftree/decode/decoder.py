@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
 
 from draftree.core import DraftTree, RoundStats, TokenScores, TokenSource
 
@@ -38,14 +40,14 @@ class DeviceRecord:
 
 class Decoder(Protocol):
     """start once with the last token as the anchor, and what of the reply is written already, the
-    anchor included; then each step commits one or more tokens.
+    anchor included; then each step commits tokens.
     """
 
     stats: RoundStats
 
     def start(self, anchor: int, written: Sequence[int] = ()) -> None: ...
     def step(self, max_tokens: int) -> list[Emitted]:
-        """At least one token, at most max_tokens."""
+        """At most max_tokens; none where another request has to have its turn first."""
         ...
 
     def pause(self) -> None:
@@ -54,4 +56,18 @@ class Decoder(Protocol):
 
     def finish(self) -> None:
         """No more steps: the state is left as the tokens that were read say."""
+        ...
+
+
+@runtime_checkable
+class BatchableDecoder(Decoder, Protocol):
+    """One whose plain steps may be rows of passes that others share."""
+
+    @property
+    def anchor(self) -> int: ...
+
+    def follow(self, logits: np.ndarray, position: int) -> Emitted:
+        """The token at this position, after a pass over the anchor that was run and committed
+        elsewhere. The draft's context is left to whoever ran it.
+        """
         ...

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from draftree.core import DraftTree, RoundStats, TokenSource
 from draftree.decode.accept import Accepted, accept
 from draftree.decode.controller import SpeculationController
 from draftree.decode.decoder import Emitted, Round
-from draftree.decode.plain import take_plain_step
+from draftree.decode.plain import choose_plainly, take_plain_step
 from draftree.decode.sampler import Sampler
 from draftree.decode.tree import RankedTree, build_tree
 from draftree.drafts.drafter import Proposal, Proposer
@@ -51,6 +53,10 @@ class SpeculativeDecoder:
         self._controller = controller
         self._lookup = LookupIndex()
         self._anchor = -1
+
+    @property
+    def anchor(self) -> int:
+        return self._anchor
 
     def start(self, anchor: int, written: Sequence[int] = ()) -> None:
         """The text before the anchor is committed, and the drafter has seen its features."""
@@ -113,16 +119,26 @@ class SpeculativeDecoder:
         if self._drafter is not None and verified.features is not None:
             self._drafter.extend_context(verified.features[:1])
         self.stats.verify_ms += pass_ms
-        self.stats.num_rounds += 1
-        if self._watch:
-            root = build_tree(self._anchor, None, 0).tree
-            self._watch(Round(root, (0,), emitted.token))
-        self._extend_text((emitted.token,))
-        self._anchor = emitted.token
+        self._end_plainly(emitted.token)
         step_ms = (time.perf_counter() - start) * 1000
         self.stats.accept_ms += step_ms - pass_ms
         self._controller.observe_plain(step_ms, pass_ms, self._target.state.committed)
         return [emitted]
+
+    def follow(self, logits: np.ndarray, position: int) -> Emitted:
+        emitted = choose_plainly(self._sampler, logits, position)
+        self.stats.num_batched += 1
+        self._end_plainly(emitted.token)
+        return emitted
+
+    def _end_plainly(self, token: int) -> None:
+        """A round wrote one token, and nothing was drafted."""
+        self.stats.num_rounds += 1
+        if self._watch:
+            root = build_tree(self._anchor, None, 0).tree
+            self._watch(Round(root, (0,), token))
+        self._extend_text((token,))
+        self._anchor = token
 
     def _draft(self, max_tokens: int) -> tuple[RankedTree | None, float]:
         """Candidates in a tree as large as the options allow, none if there is to be no draft, and

@@ -4,6 +4,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from draftree.core import DraftTree, RoundStats, TokenSource
 from draftree.decode.decoder import Emitted
 from draftree.decode.sampler import Sampler
@@ -24,10 +26,15 @@ def take_plain_step(target: Target, sampler: Sampler, anchor: int) -> PlainStep:
     verified = target.forward(rows=(0,))
     pass_ms = (time.perf_counter() - start) * 1000
     state.commit((0,))
-    token = sampler.choose(verified.logits[0], state.committed)
-    sampler.accept(token)
-    emitted = Emitted(token, TokenSource.PLAIN, sampler.scores, sampler.is_complete)
+    emitted = choose_plainly(sampler, verified.logits[0], state.committed)
     return PlainStep(emitted, verified, pass_ms)
+
+
+def choose_plainly(sampler: Sampler, logits: np.ndarray, position: int) -> Emitted:
+    """The token at this position, which is part of the text from now on."""
+    token = sampler.choose(logits, position)
+    sampler.accept(token)
+    return Emitted(token, TokenSource.PLAIN, sampler.scores, sampler.is_complete)
 
 
 class PlainDecoder:
@@ -36,6 +43,10 @@ class PlainDecoder:
         self._target = target
         self._sampler = sampler
         self._anchor = -1
+
+    @property
+    def anchor(self) -> int:
+        return self._anchor
 
     def start(self, anchor: int, written: Sequence[int] = ()) -> None:
         self._anchor = anchor
@@ -54,3 +65,10 @@ class PlainDecoder:
         self._anchor = emitted.token
         self.stats.num_rounds += 1
         return [emitted]
+
+    def follow(self, logits: np.ndarray, position: int) -> Emitted:
+        emitted = choose_plainly(self._sampler, logits, position)
+        self._anchor = emitted.token
+        self.stats.num_rounds += 1
+        self.stats.num_batched += 1
+        return emitted

@@ -1,15 +1,15 @@
 """The device that a plan names, as a source of operations: CPU threads or one GPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from draftree.config import Plan
 from draftree.drafts.drafter import Drafter
 from draftree.errors import DeviceError
-from draftree.kernels.ops import Ops
+from draftree.kernels.ops import BatchOps, Ops, narrow
 from draftree.kernels.quant.kv_format import BYTE_NAME, KEY_FORMATS, VALUE_FORMATS, KvFormat
 from draftree.memory import GPU_DRAFT_CHUNK, count_ring
 from draftree.models.target import Target
@@ -32,6 +32,14 @@ class Device(Protocol):
     def new_scoring_ops(self, max_ctx: int, chunk: int) -> Ops:
         """For a sequence beside the engine's own, of prompts alone."""
         ...
+
+    def new_member_ops(self) -> Ops:
+        """For one more sequence, whose rows join passes of `new_batch_ops`."""
+        raise AssertionError("no plan has a batch on this device")
+
+    def new_batch_ops(self, members: Sequence[Ops]) -> BatchOps:
+        """For passes over a row of each; only where plans have a batch."""
+        raise AssertionError("no plan has a batch on this device")
 
     def new_rounds(
         self,
@@ -91,46 +99,50 @@ class CpuDevice(Device):
         self._plan, self._pool, self._workspace = plan, ThreadPool(plan.threads), Workspace()
 
     def new_ops(self) -> Ops:
-        plan = self._plan
-        formats = {}
-        if plan.kv not in _CPU_KV:
-            formats = {
-                "key_format": KEY_FORMATS[plan.kv_k],
-                "value_format": VALUE_FORMATS[plan.kv_v],
-            }
-        return self._new_ops(plan.chunk, plan.max_nodes, 0, **formats)
+        return self._new_ops(self._plan.chunk, self._plan.max_nodes, **self._formats)
 
     def new_draft_ops(self, block_len: int, context_len: int) -> Ops:
         max_tokens = max(_DRAFT_CHUNK, block_len)
         ring_len = _ring_len(self._plan, context_len, max_tokens)
-        return self._new_ops(max_tokens, block_len, ring_len)
+        return self._new_ops(max_tokens, block_len, ring_len=ring_len)
 
     def new_scoring_ops(self, max_ctx: int, chunk: int) -> Ops:
-        return self._new_ops(chunk, 1, 0, max_ctx)
+        return self._new_ops(chunk, 1, max_ctx=max_ctx)
 
-    def _new_ops(
-        self,
-        max_tokens: int,
-        max_nodes: int,
-        ring_len: int,
-        max_ctx: int = 0,
-        /,
-        **formats: KvFormat,
-    ) -> Ops:
+    def new_member_ops(self) -> Ops:
+        return self._new_ops(1, 1, **self._formats)
+
+    def new_batch_ops(self, members: Sequence[Ops]) -> BatchOps:
+        from draftree.kernels.cpu.batch import CpuBatchOps
         from draftree.kernels.cpu.ops import CpuOps
 
+        own = [narrow(member, CpuOps) for member in members]
+        return CpuBatchOps(own, self._pool, **self._options, **self._formats)
+
+    @property
+    def _formats(self) -> dict[str, KvFormat]:
+        """What the target's keys and values are rounded to."""
         plan = self._plan
-        return CpuOps(
-            self._pool,
-            max_tokens=max_tokens,
-            max_nodes=max_nodes,
-            max_ctx=max_ctx or plan.max_ctx,
-            ring_len=ring_len,
-            exact=plan.is_exact,
-            kv_dtype=_CPU_KV.get(plan.kv, np.float16),
-            workspace=self._workspace,
-            **formats,
-        )
+        if plan.kv in _CPU_KV:
+            return {}
+        return {"key_format": KEY_FORMATS[plan.kv_k], "value_format": VALUE_FORMATS[plan.kv_v]}
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """Of all operations."""
+        plan = self._plan
+        return {
+            "max_ctx": plan.max_ctx,
+            "exact": plan.is_exact,
+            "kv_dtype": _CPU_KV.get(plan.kv, np.float16),
+            "workspace": self._workspace,
+        }
+
+    def _new_ops(self, max_tokens: int, max_nodes: int, **options: Any) -> Ops:
+        from draftree.kernels.cpu.ops import CpuOps
+
+        every = {**self._options, **options}
+        return CpuOps(self._pool, max_tokens=max_tokens, max_nodes=max_nodes, **every)
 
     def finish_loading(self) -> None:
         from draftree.kernels.cpu.release import release_memory

@@ -15,6 +15,7 @@ import numpy as np
 from draftree.config import EngineConfig
 from draftree.core import Request, Usage
 from draftree.decode.decoder import Round
+from draftree.engine.batch import Batch
 from draftree.engine.centre import centre_keys
 from draftree.engine.decoders import Decoders
 from draftree.engine.embedding import MAX_LEN, Embedder
@@ -59,7 +60,9 @@ class TokenEngine:
         self._prefix = PrefixCache(self.target.state, self.drafter, prefix_bytes, folder)
         self._slots = Slots(self._prefix, self.target.state, self.plan.parallel)
         decoders = Decoders(self._parts, config)
-        self._use = EngineUse(self._parts, decoders, self._prefix, self._slots, self._lock)
+        shared = self._parts, decoders, self._prefix, self._slots, self._lock
+        batch = Batch(self._parts, self._slots, config.batching) if self.plan.batch else None
+        self._use = EngineUse(*shared, batch)
         self.target.state.commit_program()
         checkpoint.release()
         self._parts.device.finish_loading()

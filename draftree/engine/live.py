@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from draftree.core import FinishReason, Request, TokenEvent, TokenSource
 from draftree.decode.beginning import find_beginning
-from draftree.decode.decoder import Decoder, Round
+from draftree.decode.decoder import BatchableDecoder, Decoder, Round
+from draftree.engine.batch import Batch, BatchedDecoder
 from draftree.engine.decoders import Decoders
 from draftree.engine.lock import EngineLock, Turn
 from draftree.engine.parts import EngineParts
@@ -33,6 +34,7 @@ class EngineUse:
     prefix: PrefixCache
     slots: Slots
     lock: EngineLock
+    batch: Batch | None = None  # where requests may write side by side
 
 
 class LiveRequest:
@@ -80,7 +82,7 @@ class LiveRequest:
             stream.finish_reason = FinishReason.CANCELLED
             return
         yield from self._say(begun, source)
-        decoder = self._use.decoders.new(request, stream.watch or self._find_watch())
+        decoder = self._new_decoder(slot)
         usage.rounds = decoder.stats
         usage.rounds.num_rounds += _count_rounds(begun, source)
         decoder.start((*request.prompt_ids[-1:], *begun)[-1], begun)
@@ -89,6 +91,14 @@ class LiveRequest:
             yield from self._decode(slot, decoder)
         finally:
             decoder.finish()
+
+    def _new_decoder(self, slot: Slot) -> Decoder:
+        use, stream = self._use, self._stream
+        decoder = use.decoders.new(self._request, stream.watch or self._find_watch())
+        if use.batch is None or stream.should_pause is None:  # it has no company
+            return decoder
+        assert isinstance(decoder, BatchableDecoder)
+        return BatchedDecoder(use.batch, slot, decoder, self._request, stream, self._turn)
 
     def _find_begun(self) -> tuple[tuple[int, ...], TokenSource]:
         """What of the reply is known before the model is asked: from another engine, or by its
@@ -159,7 +169,10 @@ class LiveRequest:
         position += usage.completion_tokens
         while position < end and not stream.is_cancelled:
             self._use.lock.enter()
-            for emitted in decoder.step(end - position):
+            step = decoder.step(end - position)
+            if isinstance(decoder, BatchedDecoder):
+                self._paused_s -= decoder.take_elsewhere_s()
+            for emitted in step:
                 usage.decode_ms = (self._now() - start) * 1000
                 self._note_first()
                 usage.completion_tokens += 1
@@ -182,14 +195,19 @@ class LiveRequest:
 
     def _pause_if_asked(self, slot: Slot, decoder: Decoder | None = None) -> Iterator[TokenEvent]:
         should_pause = self._stream.should_pause
-        if should_pause is None or not should_pause():
+        batched = decoder if isinstance(decoder, BatchedDecoder) else None
+        is_asked = batched is not None and batched.do_others_wait
+        if not is_asked and (should_pause is None or not should_pause()):
             return
         if decoder is not None:
             decoder.pause()
         yield from self._pause()
         if not self._stream.is_cancelled:
             with self._switching():
-                self._use.slots.enter(slot)
+                if batched is None:
+                    self._use.slots.enter(slot)
+                else:
+                    batched.take_place()
 
     @contextmanager
     def _switching(self) -> Iterator[None]:

@@ -9,6 +9,8 @@ alone: where that is gone, it goes on with less. Knows token ids, no text.
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+import numpy as np
+
 from draftree.drafts.drafter import Drafter
 from draftree.state.prefix import Match, PrefixStore
 from draftree.state.prefix_file import PrefixFolder
@@ -148,6 +150,19 @@ class PrefixCache:
         self._restore(swapped.tokens, swapped.spans, swapped.recurrent)
         self._state.checkpoints = checkpoints
         self._limit_checkpoints()
+
+    def catch_up(self, written: Snapshot, features: Sequence[np.ndarray], num_written: int) -> None:
+        """Go on with what was written elsewhere to the sequence at hand: so many tokens. features:
+        of the last of them; a draft whose context would have a gap begins anew behind it.
+        """
+        self._state.restore(written)
+        drafter = self._drafter
+        if drafter is None:
+            return
+        if len(features) < num_written:
+            drafter.restore((), 0, len(written.tokens) - len(features))
+        if features:
+            drafter.extend_context(np.stack(features))
 
     @property
     def _is_in_step(self) -> bool:

@@ -6,6 +6,8 @@ last one. Copies are held until their request goes on or ends, however full the 
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from draftree.engine.prefix import PrefixCache
 from draftree.errors import EngineError
 from draftree.state.prefix import Match
@@ -26,6 +28,7 @@ class Slot:
         self.swapped: Snapshot | None = None
         self.checkpoints: dict[int, Parts] = {}
         self.is_lost = False
+        self.is_lent = False  # another sequence goes on with it, see `lend`
 
     @property
     def swapped_bytes(self) -> int:
@@ -38,6 +41,10 @@ class Slots:
         self._prefix, self._state, self._max_live = prefix, state, max_live
         self._active: Slot | None = None  # whose sequence is at hand
         self._live: set[Slot] = set()
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
 
     @property
     def num_bytes(self) -> int:
@@ -72,13 +79,31 @@ class Slots:
 
     def enter(self, slot: Slot) -> None:
         """Give the device to a request that has begun."""
-        if slot.is_lost:
-            raise EngineError(
-                "The reply could not be kept while others had their turns; ask again."
-            )
+        _check_kept(slot)
+        if self._active is not slot:
+            self._swap_in(slot)
+
+    def lend(self, slot: Slot) -> Snapshot:
+        """A copy of what the request has so far, with which another sequence is to go on."""
+        _check_kept(slot)
         if self._active is slot:
-            return
-        if not self.swap_out():
+            self.swap_out()
+        assert slot.swapped is not None, "whoever lost the device was swapped out"
+        slot.is_lent = True
+        return slot.swapped
+
+    def take_back(
+        self, slot: Slot, written: Snapshot, features: Sequence[np.ndarray], num_written: int
+    ) -> None:
+        """Give the device to a request that was lent, and has written so many tokens since then.
+        features: of the last of them, for a draft.
+        """
+        slot.is_lent = False
+        self._swap_in(slot)
+        self._prefix.catch_up(written, features, num_written)
+
+    def _swap_in(self, slot: Slot) -> None:
+        if self._active is not slot and not self.swap_out():
             self._prefix.save()
         assert slot.swapped is not None, "whoever lost the device was swapped out"
         self._active = None  # until all of it is there
@@ -116,6 +141,8 @@ class Slots:
         slot = self._active
         if slot is None or slot not in self._live:
             return False
+        if slot.is_lent:  # copied, when it was
+            return True
         try:
             slot.swapped = self._prefix.swap_out(slot.swapped)
             slot.checkpoints = dict(self._state.checkpoints)
@@ -139,3 +166,8 @@ class Slots:
             if length > best.length:
                 best = Match(length, slot.swapped.spans, recurrent, shared)
         return best
+
+
+def _check_kept(slot: Slot) -> None:
+    if slot.is_lost:
+        raise EngineError("The reply could not be kept while others had their turns; ask again.")

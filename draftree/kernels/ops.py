@@ -255,3 +255,17 @@ class Ops(Protocol):
         further. No parts: the empty sequence.
         """
         ...
+
+
+class BatchOps(Ops, Protocol):
+    """Passes over one row of each of several sequences, which have operations and stores of their
+    own: a row has the bits that it has alone.
+    """
+
+    def join(self, stores: Sequence[LayerStore]) -> LayerStore:
+        """One layer's, for the first sequences, in the order of rows."""
+        ...
+
+    def set_batch(self, tokens: Integers, positions: Integers) -> None:
+        """A row for each of the first sequences, all of whose logits are wanted."""
+        ...

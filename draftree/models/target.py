@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from draftree.kernels.ops import Array, KvState, Ops, PassArgs, Runnable
+from draftree.kernels.ops import Array, KvState, LayerStore, Ops, PassArgs, Runnable
 from draftree.layers.delta_net import RecurrentState
 from draftree.models.model import Model
 from draftree.state.sequence import SequenceState
@@ -30,6 +30,21 @@ class TargetPrograms(NamedTuple):
     features: Array | None
 
 
+def new_sequence(
+    model: Model, ops: Ops, max_ctx: int
+) -> tuple[tuple[LayerStore, ...], SequenceState]:
+    """Empty: what each layer remembers, and all of it together."""
+    layers = model.new_state(ops)
+    kv = tuple(layer for layer in layers if isinstance(layer, KvState))
+    recurrent = tuple(
+        store
+        for layer in layers
+        if isinstance(layer, RecurrentState)
+        for store in (layer.conv, layer.delta)
+    )
+    return layers, SequenceState(ops, kv, max_ctx, recurrent)
+
+
 class Target:
     """Runs the pass that its state has begun."""
 
@@ -38,16 +53,10 @@ class Target:
     ) -> None:
         self.model = model
         self._ops = ops
-        layers = model.new_state(ops)
-        kv = tuple(layer for layer in layers if isinstance(layer, KvState))
-        recurrent = tuple(
-            store
-            for layer in layers
-            if isinstance(layer, RecurrentState)
-            for store in (layer.conv, layer.delta)
-        )
-        self.state = SequenceState(ops, kv, max_ctx, recurrent)
-        self._centred = [cache for cache in kv if cache.centre is not None]
+        layers, self.state = new_sequence(model, ops, max_ctx)
+        self.kv = tuple(layer for layer in layers if isinstance(layer, KvState))
+        self.feature_layers = feature_layers
+        self._centred = [cache for cache in self.kv if cache.centre is not None]
         self.num_forwards = 0
         width = len(feature_layers) * model.hidden_size
         self._features = ops.new_rows(width) if feature_layers else None

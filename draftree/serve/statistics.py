@@ -26,6 +26,7 @@ def statistics(jobs: Sequence[Job]) -> dict[str, Any]:
     first = jobs[0]
     return {
         "rounds": num_rounds,
+        "batched_rounds": sum(usage.rounds.num_batched for usage in usages),
         "acceptance_length": _round(num_tokens / num_rounds if num_rounds else 0.0),
         "drafted": sum(usage.rounds.num_drafted for usage in usages),
         "accepted": sum(usage.rounds.num_accepted for usage in usages),

@@ -28,7 +28,7 @@ def open_engine(kind: str = "hybrid, drafted", **options: Any) -> TokenEngine:
     model, layers = KINDS[kind]
     draft = make_draft(feature_layers=layers) if layers else None
     settings = {"budget": 7, "ngram": "off", "max_ctx": 200, "threads": 1, "math": "exact"}
-    settings |= {"chunk": 8, "prefix_bytes": 0, "parallel": 4}
+    settings |= {"chunk": 8, "prefix_bytes": 0, "parallel": 4, "batching": "off"}
     return TokenEngine.open(tiny_path(model), EngineConfig(**{**settings, **options}), draft)
 
 

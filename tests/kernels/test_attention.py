@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.kernels.cpu.attention import (
+    AttentionRows,
     KvCache,
     attention_scratch_len,
     record_attention,
@@ -70,8 +71,8 @@ class Layer:
         scratch = poison(attention_scratch_len(self.step, self.cache, heads, threads))
         self.program, self.commit = Program(pool(threads)), Program(pool(threads))
         record_kv_write(self.program, self.step, k, v, self.cache)
-        where = (self.program, self.step, q, self.cache, heads, dim**-0.5, self.out, scratch)
-        record_attention(*where, **options)
+        rows = AttentionRows(self.step, q, self.cache, self.out, scratch)
+        record_attention(self.program, [rows], heads, dim**-0.5, **options)
         record_kv_commit(self.commit, self.step, self.cache)
 
     def random_inputs(self, rng, count):

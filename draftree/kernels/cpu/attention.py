@@ -7,6 +7,9 @@ however the work is split over threads.
 """
 
 # ruff: noqa: ANN001, ANN202  (numba inspects the kernels' signatures)
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from draftree.kernels.cpu import attention_chunk as chunk
@@ -29,10 +32,11 @@ from draftree.kernels.cpu.jit import njit
 from draftree.kernels.cpu.kernel import kernel
 from draftree.kernels.cpu.kv_cache import KvCache, record_kv_commit, record_kv_write
 from draftree.kernels.cpu.pass_args import COMMITTED, FIRST, NUM_TOKENS, PassArgs
-from draftree.kernels.cpu.program import Program
+from draftree.kernels.cpu.program import Argument, Program
 from draftree.kernels.cpu.simd import load, load_i64, splat, store
 
 __all__ = [
+    "AttentionRows",
     "KvCache",
     "attention_scratch_len",
     "record_attention",
@@ -164,20 +168,26 @@ def _attention_merge_kernel(args, ticket, thread, num_threads):
         finish_query(args, state, item // num_heads, item % num_heads)
 
 
+class AttentionRows(NamedTuple):
+    """Rows of one sequence: their queries, what they see, where the result goes."""
+
+    step: PassArgs
+    q: np.ndarray
+    cache: KvCache
+    out: np.ndarray  # [max_tokens, num_heads * head_dim]
+    scratch: np.ndarray
+
+
 def record_attention(
     program: Program,
-    step: PassArgs,
-    q: np.ndarray,
-    cache: KvCache,
+    sequences: Sequence[AttentionRows],
     num_heads: int,
     scale: float,
-    out: np.ndarray,
-    scratch: np.ndarray,
     *,
     window: int = 0,
     bidirectional: bool = False,
 ) -> None:
-    """out [max_tokens, num_heads * head_dim] = softmax(q k scale) v over what each row sees.
+    """out = softmax(q k scale) v over what each row sees, for each of the sequences.
 
     Causal rows see the committed keys and their ancestors (in a chain: all earlier rows) and
     themselves; bidirectional ones see the committed keys and all rows. With a window, keys from
@@ -185,6 +195,20 @@ def record_attention(
     position. A ring must hold all that a window and a pass's rows reach. Where there are sinks, a
     window must be longer than a tree is deep.
     """
+    shape = num_heads, scale, window, bidirectional
+    recorded = [(rows, _attention_arguments(rows, *shape)) for rows in sequences]
+    for rows, args in recorded:
+        reads = (rows.q, rows.cache.keys, rows.cache.values)
+        program.add(_attention_kernel, *args, reads=reads, writes=(rows.out, rows.scratch))
+    for rows, args in recorded:
+        writes = (rows.out, rows.scratch)
+        program.add(_attention_merge_kernel, *args, reads=(rows.scratch,), writes=writes)
+
+
+def _attention_arguments(
+    rows: AttentionRows, num_heads: int, scale: float, window: int, bidirectional: bool
+) -> tuple[Argument, ...]:
+    step, q, cache, out, scratch = rows
     head_dim, kv_heads = cache.head_dim, cache.kv_heads
     is_ring = cache.ring_len < cache.capacity
     assert not is_ring or cache.ring_len % CHUNK == 0, "the slots of a chunk must lie side by side"
@@ -197,7 +221,7 @@ def record_attention(
     assert num_threads >= 1, "the scratch is too small, see attention_scratch_len"
     assert scratch.dtype == np.float32 and scratch.flags.c_contiguous
     flat = scratch.reshape(-1)
-    args = (
+    return (
         *(step.control, step.depths, step.ancestors, step.max_nodes, window, int(bidirectional)),
         *(q, *head_strides(q, num_heads, head_dim), out, *head_strides(out, num_heads, head_dim)),
         *(cache.keys, cache.values, cache.type_word, cache.capacity, head_dim, cache.value_dim),
@@ -206,6 +230,3 @@ def record_attention(
         *(4 * chunk.part_len(cache.value_dim), 4 * chunk.tree_cols(step.max_nodes)),
         cache.ring_len,
     )
-    reads = (q, cache.keys, cache.values)
-    program.add(_attention_kernel, *args, reads=reads, writes=(out, flat))
-    program.add(_attention_merge_kernel, *args, reads=(flat,), writes=(out, flat))

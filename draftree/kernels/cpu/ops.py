@@ -193,12 +193,21 @@ class CpuOps:
     def rope_and_store_kv(
         self, q: Heads | None, k: Heads, v: np.ndarray, cache: ops.KvState, rope: Rope
     ) -> None:
+        own = narrow(cache, KvCache)
+        self._turn_heads(q, k, v, own, rope)
+        attend.record_kv_write(self._recording, self.step, k.x, v, own)
+
+    def _turn_heads(
+        self, q: Heads | None, k: Heads, v: np.ndarray, own: KvCache, rope: Rope
+    ) -> None:
+        """Norms, rotation, and keys and values rounded as a cache's format has them."""
+
         def turn(x: np.ndarray, num_heads: int) -> None:
             dims = rope.head_dim, 2 * rope.table.shape[2]
             recorded = self._recording, self.step, x, num_heads
             record_rope(*recorded, *dims, rope.table, rope.interleaved)
 
-        own, recorded = narrow(cache, KvCache), (self._recording, self.step)
+        recorded = self._recording, self.step
         own.rope = rope
         for heads in (k,) if q is None else (q, k):
             args = self._recording, self.step, heads.x, heads.x.shape[1] // rope.head_dim
@@ -217,7 +226,6 @@ class CpuOps:
             record_kv_round(*recorded, x, own.kv_heads, form)
             if centre is not None:
                 record_shift(*recorded, x, centre, 1)
-        attend.record_kv_write(*recorded, k.x, v, own)
 
     def new_heads(self) -> CpuHeads:
         return CpuHeads(self.max_ctx)
@@ -235,9 +243,9 @@ class CpuOps:
         heads = q.shape[1] // cache.head_dim
         out = self._take(q.shape[1])
         length = attend.attention_scratch_len(self.step, cache, heads, self.pool.num_threads)
-        scale, scratch = cache.head_dim**-0.5, self._take(length, 1)[0]
+        rows = attend.AttentionRows(self.step, q, cache, out, self._take(length, 1)[0])
         attend.record_attention(
-            *(self._recording, self.step, q, cache, heads, scale, out, scratch),
+            *(self._recording, [rows], heads, cache.head_dim**-0.5),
             window=window,
             bidirectional=bidirectional,
         )
@@ -280,9 +288,12 @@ class CpuOps:
         elementwise.record_gather_rows(self._recording, self.step, x, gathered)
         args = gathered, norm_weight, eps, gathered, NUM_ROWS
         norm.record_rms_norm(self._recording, self.step, *args)
-        logits = new_floats(rows * matrix.rows).reshape(rows, matrix.rows)
+        logits = self._new_logits(rows, matrix.rows)
         self._multiply(self.matmul_input(gathered), matrix, logits, rows_word=NUM_ROWS)
         return logits
+
+    def _new_logits(self, num_rows: int, vocab_size: int) -> np.ndarray:
+        return new_floats(num_rows * vocab_size).reshape(num_rows, vocab_size)
 
     def copy_columns(self, x: np.ndarray, into: Columns) -> None:
         elementwise.record_copy_columns(self._recording, self.step, x, into.array, into.first)

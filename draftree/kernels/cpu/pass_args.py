@@ -49,6 +49,15 @@ class PassArgs:
         self._tokens[:count] = _integers(tokens)
         self._positions[:count] = range(committed, committed + count)
 
+    def set_batch(self, tokens: Integers, positions: Integers) -> None:
+        """Rows of several sequences, each at a position of its own, all of whose logits count."""
+        count = len(tokens)
+        assert 1 <= count <= self.max_nodes
+        self._control[NUM_TOKENS] = count
+        self._tokens[:count] = _integers(tokens)
+        self._positions[:count] = _integers(positions)
+        self.set_rows(range(count))
+
     def set_tree(
         self, tokens: Integers, parents: Integers, depths: Integers, committed: int
     ) -> None:
