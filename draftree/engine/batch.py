@@ -100,8 +100,12 @@ class Batch:
         return any(each.is_full for each in self._joined if each is not decoder)
 
     def do_others_wait(self, decoder: "BatchedDecoder") -> bool:
-        """Whether others have tokens that they have not said, or are to end."""
-        return any(each.ready or each.is_full for each in self._joined if each is not decoder)
+        """Whether others are to join or to end, or have tokens that they have not said."""
+        others = [each for each in self._writing if each is not decoder]
+        return any(
+            each.ready or each.is_full if self.has_joined(each) else self.is_wanted(each)
+            for each in others
+        )
 
     def enter(self, decoder: "BatchedDecoder") -> None:
         """Give the device's own sequence to the request."""
@@ -138,7 +142,7 @@ class Batch:
     def run(self, runner: "BatchedDecoder") -> None:
         """Passes for all, until others should say what they wrote, or one has ended."""
         start = time.perf_counter()
-        limit_s = _FRAME_S if self._slots.num_live == len(self._joined) else _SLICE_S
+        limit_s = _FRAME_S if self._slots.num_live <= len(self._writing) else _SLICE_S
         while True:
             self._step(runner)
             is_over = time.perf_counter() - start >= limit_s

@@ -59,6 +59,7 @@ class Metrics:
         self._totals["cached_tokens"] += usage.cached_tokens
         self._totals["completion_tokens"] += usage.completion_tokens
         self._totals["rounds"] += usage.rounds.num_rounds
+        self._totals["batched_rounds"] += usage.rounds.num_batched
         self._totals["drafted"] += usage.rounds.num_drafted
         self._totals["accepted"] += usage.rounds.num_accepted
 
@@ -86,6 +87,7 @@ class Metrics:
             ("cached_tokens", "Tokens of prompts that were taken from a cache."),
             ("completion_tokens", "Tokens generated."),
             ("rounds", "Rounds: target passes that committed tokens."),
+            ("batched_rounds", "Rounds of a token in a pass that others shared."),
             ("drafted", "Nodes besides roots that were verified."),
             ("accepted", "Nodes on accepted paths."),
             ("cancelled", "Replies that ended because the client left."),

@@ -150,10 +150,11 @@ class EngineThread:
 
     def _should_pause(self, usage: Usage, switched_ms: float) -> bool:
         """Whether the running job's slice is over, and others want theirs."""
-        switch_s = (usage.switch_ms - switched_ms) / 1000
-        if not self.turns.is_over(switch_s):
+        turns, switch_s = self.turns, (usage.switch_ms - switched_ms) / 1000
+        if not turns.is_over(switch_s, is_awaited=True):
             return False
-        return self.turns.has_others or self._queue.has_ready(self._may_begin)
+        is_awaited = turns.has_fresh or self._queue.has_ready(self._may_begin)
+        return is_awaited or turns.has_others and turns.is_over(switch_s)
 
     def _keep(self) -> None:
         """Use the moment, until something comes; an engine that cannot keep the conversation will

@@ -1,8 +1,8 @@
 """Which of the live jobs has the engine, and for how long. In: jobs. Out: the next one to run.
 
-Everyone gets a slice of time in turn. Newcomers come first, but only a few of them in a row while
-others wait. A slice is longer where changing jobs took long, so that changes are a small share of
-it. Knows neither engines nor what a job does.
+Everyone gets a slice of time in turn. Newcomers come first and soon, but only a few of them in a
+row while others wait. A slice is longer where changing jobs took long, so that changes are a small
+share of it. Knows neither engines nor what a job does.
 """
 
 import time
@@ -13,6 +13,7 @@ from typing import Final
 from draftree.serve.queue import Job
 
 SLICE_S: Final = 0.25
+_AWAITED_S: Final = 0.03  # a slice while somebody waits for a first token
 _MOST_FRESH: Final = 3  # newcomers in a row
 _SWITCH_SHARE: Final = 0.05  # of a slice that may go into changing jobs
 
@@ -43,6 +44,10 @@ class Turns:
     def has_others(self) -> bool:
         return bool(self._fresh or self._preempted)
 
+    @property
+    def has_fresh(self) -> bool:
+        return bool(self._fresh)
+
     def add(self, job: Job) -> None:
         self._fresh.append(job)
 
@@ -59,9 +64,12 @@ class Turns:
         self._start_s = self._clock()
         return self.running
 
-    def is_over(self, switch_s: float) -> bool:
-        """Whether the running job has had its slice; switch_s: what it took to change to it."""
-        return self._clock() - self._start_s >= max(self._slice_s, switch_s / _SWITCH_SHARE)
+    def is_over(self, switch_s: float, *, is_awaited: bool = False) -> bool:
+        """Whether the running job has had its slice. switch_s: what it took to change to it.
+        is_awaited: a newcomer is next.
+        """
+        slice_s = min(self._slice_s, _AWAITED_S) if is_awaited else self._slice_s
+        return self._clock() - self._start_s >= max(slice_s, switch_s / _SWITCH_SHARE)
 
     def end(self, *, is_finished: bool) -> float:
         """The running job's turn is over; seconds that it took."""

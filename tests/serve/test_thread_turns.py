@@ -21,14 +21,17 @@ from tests.tiny import tiny_path
 
 SCHEMA = {"type": "array", "items": {"enum": ["red", "green"]}, "minItems": 2, "maxItems": 4}
 USAGE = {"include_usage": True}
+BATCHED = "\ndraftree_batched_rounds_total "
 FORMAT = {"type": "json_schema", "json_schema": {"name": "colours", "schema": SCHEMA}}
 
 
-@pytest.fixture(params=["qwen3", "qwen35"])
+@pytest.fixture(params=["qwen3", "qwen35", "qwen3 batched", "qwen35 batched"])
 def running(request):
     """A real engine, whose requests change after every chunk and every round."""
-    path = str(tiny_path(request.param))
+    family, _, batched = request.param.partition(" ")
+    path, batching = str(tiny_path(family)), "always" if batched else "off"
     options = {"max_ctx": 256, "draft": "none", "chunk": 8, "budget": 7, "parallel": 4}
+    options["batching"] = batching
     running = Running(lambda: Engine.open(path, **options))
     running.service.thread.turns = Turns(slice_s=0.0)
     yield running.start()
@@ -84,6 +87,8 @@ def test_interleaved_replies_are_those_of_requests_alone(running):
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda body: ask(running, body), bodies()))
     assert found == expected
+    num_batched = int(httpx2.get(f"{running.url}/metrics").text.split(BATCHED)[1].split()[0])
+    assert bool(num_batched) == bool(engine.plan.batch)
     assert most_live == 3 and 0 < most_swapped <= engine.plan.swapped_bytes
     wait_for(lambda: turns.jobs == [])
     assert engine.swapped_bytes == 0

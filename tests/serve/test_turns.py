@@ -67,6 +67,18 @@ def test_a_slice_ends_with_its_time_and_grows_with_what_a_change_takes():
     assert turns.end(is_finished=False) == 2.0
 
 
+def test_a_newcomer_waits_for_a_short_slice():
+    clock = Clock()
+    turns = Turns(clock=clock)
+    turns.add(job("a"))
+    turns.begin()
+    assert not turns.has_fresh and not turns.is_over(0.0, is_awaited=True)
+    turns.add(job("b"))
+    clock.now_s = SLICE_S / 5
+    assert turns.has_fresh and turns.is_over(0.0, is_awaited=True) and not turns.is_over(0.0)
+    assert not turns.is_over(0.01, is_awaited=True), "changing would take too large a share"
+
+
 def test_what_was_cancelled_goes_first():
     turns = Turns()
     jobs = [job(name) for name in "abc"]
