@@ -378,6 +378,9 @@ def _resolve_gpu(
     note = "" if word == first else f"keys and values in {word}: {first} would need {needed}"
     free = machine_memory()
     parallel, swapped_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
+    sequence_bytes, left = memory.kv + model.recurrent_bytes, limit - memory.total
+    batch = count_in_share(parallel, sequence_bytes, left)
+    batch = batch if config.batching != "off" and batch > 1 and not config.persistent else 0
     return Plan(
         threads=config.threads or usable_cores(),
         max_ctx=max_ctx,
@@ -392,7 +395,8 @@ def _resolve_gpu(
         memory=memory,
         gpu=gpu,
         memory_limit=limit,
-        copy_bytes=min((limit - memory.total) // 2, prefix_bytes + swapped_bytes),
+        batch=batch,
+        copy_bytes=min((left - batch * sequence_bytes) // 2, prefix_bytes + swapped_bytes),
         is_persistent=config.persistent,
         window=config.window,
         width=config.width,

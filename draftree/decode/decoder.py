@@ -66,6 +66,15 @@ class BatchableDecoder(Decoder, Protocol):
     @property
     def anchor(self) -> int: ...
 
+    @property
+    def can_follow(self) -> bool:
+        """Whether what `follow` gives is what a step would have given."""
+        ...
+
+    def settle(self) -> list[Emitted]:
+        """Tokens of rounds that were under way; none is now."""
+        ...
+
     def follow(self, logits: np.ndarray, position: int) -> Emitted:
         """The token at this position, after a pass over the anchor that was run and committed
         elsewhere. The draft's context is left to whoever ran it.

@@ -10,9 +10,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from draftree.core import Request, RoundStats, TokenSource
 from draftree.decode.controller import SpeculationController
 from draftree.decode.decoder import Emitted, Round
+from draftree.decode.plain import choose_plainly
+from draftree.decode.sampler import Sampler
 from draftree.drafts.drafter import Drafter
 from draftree.models.target import Target
 
@@ -46,12 +50,18 @@ class DeviceDecoder:
             self._controller.begin_request()
         self._under_way: deque[int] = deque()  # rows of each round
         self._anchor = -1
+        self._said: list[int] = []  # of the reply
+        self._sampler: Sampler | None = None  # where the host chooses
         self._is_begun = self._is_done = False
         self._unread: deque[list[Emitted]] = deque()  # of rounds that a pause has waited for
         self.round_ms: list[float] = []
 
+    @property
+    def anchor(self) -> int:
+        return self._anchor
+
     def start(self, anchor: int, written: Sequence[int] = ()) -> None:
-        self._anchor = anchor
+        self._anchor, self._said = anchor, list(written)
 
     def rehearse(self) -> None:
         """Have all that rounds are made of prepared; none is launched."""
@@ -78,6 +88,34 @@ class DeviceDecoder:
                 self._unread.append(emitted)
         self._is_begun = False
 
+    @property
+    def can_follow(self) -> bool:
+        """Log-probabilities have other last bits on the host."""
+        return self._request.logprobs is None
+
+    def settle(self) -> list[Emitted]:
+        self.pause()
+        emitted: list[Emitted] = []
+        while self._unread:
+            emitted += self.step(0)
+        return emitted
+
+    def follow(self, logits: np.ndarray, position: int) -> Emitted:
+        """With the host's sampler, which chooses as the device does."""
+        if self._sampler is None:
+            self._sampler = Sampler.for_request(self._request, len(logits))
+            for token in self._said:
+                self._sampler.accept(token)
+        emitted = choose_plainly(self._sampler, logits, position)
+        self.stats.num_rounds += 1
+        self.stats.num_batched += 1
+        self._say(emitted.token)
+        return emitted
+
+    def _say(self, *tokens: int) -> None:
+        self._said += tokens
+        self._anchor = tokens[-1]
+
     def finish(self) -> None:
         """Let the rounds under way end, and note what they committed."""
         while self._under_way:
@@ -93,7 +131,7 @@ class DeviceDecoder:
             so_far = *self._target.state.tokens, self._anchor
             written = so_far[len(self._request.prompt_ids) :]
         self._rounds.begin(self._request, self._anchor, drafted, text, written)
-        self._is_begun = True
+        self._is_begun, self._sampler = True, None
 
     def _begin_free(self, max_tokens: int, end_ids: Collection[int] = ()) -> None:
         self._rounds.begin_segment(max_tokens, self._target.state.committed, end_ids=end_ids)
@@ -134,7 +172,7 @@ class DeviceDecoder:
         self._target.state.record([tree.tokens[node] for node in path])
         if self._drafter is not None:
             self._drafter.record_context(len(path))
-        self._anchor = bonus
+        self._say(*(tree.tokens[node] for node in path[1:]), bonus)
         self._observe(size, path, record.ms, tree.sources.count(TokenSource.NGRAM))
         self.stats.count(tree.num_nodes, max(tree.depths), len(path) - 1)
         self.stats.verify_ms += record.ms

@@ -66,7 +66,7 @@ class DeviceTreeDecoder(DeviceDecoder):
         self._has_proposal: bool | None = None  # of the next round; None: nobody has said yet
 
     def start(self, anchor: int, written: Sequence[int] = ()) -> None:
-        super().start(anchor)
+        super().start(anchor, written)
         if self._matcher is not None:
             for token in written:
                 self._matcher.advance(token)
@@ -79,14 +79,22 @@ class DeviceTreeDecoder(DeviceDecoder):
 
     def step(self, max_tokens: int) -> list[Emitted]:
         emitted = self._unread.popleft() if self._unread else self._next(max_tokens)
+        self._note_text(emitted)
+        if self._matcher is not None and self._matcher.is_complete:
+            emitted[-1] = emitted[-1]._replace(is_last=True)
+        return emitted
+
+    def follow(self, logits: "np.ndarray", position: int) -> Emitted:
+        emitted = super().follow(logits, position)
+        self._note_text([emitted])
+        return emitted
+
+    def _note_text(self, emitted: Sequence[Emitted]) -> None:
         if self._lookup is not None:
             self._lookup.extend([one.token for one in emitted])
         if self._matcher is not None:
             for one in emitted:
                 self._matcher.advance(one.token)
-            if self._matcher.is_complete:
-                emitted[-1] = emitted[-1]._replace(is_last=True)
-        return emitted
 
     def pause(self) -> None:
         """What was proposed for the next round is proposed again."""

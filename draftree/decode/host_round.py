@@ -125,6 +125,13 @@ class SpeculativeDecoder:
         self._controller.observe_plain(step_ms, pass_ms, self._target.state.committed)
         return [emitted]
 
+    @property
+    def can_follow(self) -> bool:
+        return True
+
+    def settle(self) -> list[Emitted]:
+        return []
+
     def follow(self, logits: np.ndarray, position: int) -> Emitted:
         emitted = choose_plainly(self._sampler, logits, position)
         self.stats.num_batched += 1

@@ -66,6 +66,13 @@ class PlainDecoder:
         self.stats.num_rounds += 1
         return [emitted]
 
+    @property
+    def can_follow(self) -> bool:
+        return True
+
+    def settle(self) -> list[Emitted]:
+        return []
+
     def follow(self, logits: np.ndarray, position: int) -> Emitted:
         emitted = choose_plainly(self._sampler, logits, position)
         self._anchor = emitted.token

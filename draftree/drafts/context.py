@@ -7,6 +7,8 @@ together. What is proposed from them is up to each kind.
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from draftree.kernels.ops import Array, LayerStore, Ops, Runnable
 from draftree.state.span import KvLayers, Parts, Span
 
@@ -77,6 +79,10 @@ class ContextDrafter:
             self.extend_context(features[room:])
         elif len(features) > 0:
             self._put(features)
+
+    def extend_context_from_host(self, features: np.ndarray) -> None:
+        """The same, of features in main memory."""
+        self.extend_context(self._ops.constant(features))
 
     def _put(self, features: Array) -> None:
         end = self._num_waiting + len(features)

@@ -98,6 +98,10 @@ class Proposer(Protocol):
         """Features of tokens that were just committed, in order: float32 [count, width]."""
         ...
 
+    def extend_context_from_host(self, features: np.ndarray) -> None:
+        """The same, of features in main memory."""
+        ...
+
     def propose(
         self, anchor: int, ranking: Ranking, num_candidates: int, num_positions: int
     ) -> Proposal:

@@ -26,7 +26,7 @@ from draftree.state.span import Span
 _FRAME_S = 0.03  # of passes, before others say what they wrote in them
 _SLICE_S = 0.25  # the same where requests wait that write nothing yet: they have turns as long
 _MOST_READY = 128  # tokens that a request may be behind
-_MOST_FEATURES = 1024  # tokens whose features a draft will read; of more, the last ones
+_FEATURE_BYTES = 2**25  # of those that a draft will read; of more, the last ones
 _NUM_COLD = 2  # passes of a new size that do not count
 _WEIGHT = 0.05  # of the running means
 _JOIN_GAIN, _STAY_GAIN = 1.1, 1.0  # over rounds of each by itself
@@ -67,6 +67,7 @@ class Batch:
         self._target = BatchTarget(parts.target, members, device.new_batch_ops)
         self._slots, self._is_forced, self._size = slots, mode == "always", len(members)
         self._num_kv_layers = len(parts.target.kv)
+        self.most_features = _FEATURE_BYTES // max(self._target.feature_bytes, 1)
         self._gain = BatchGain()
         self._writing: set[BatchedDecoder] = set()  # those that could join
         self._joined: list[BatchedDecoder] = []  # row by row
@@ -202,7 +203,7 @@ class BatchedDecoder:
     ) -> None:
         self.slot, self.stats = slot, decoder.stats
         self.ready: list[Emitted] = []  # written in the batch, and not said yet
-        self.features: deque[np.ndarray] = deque(maxlen=_MOST_FEATURES)  # since it joined
+        self.features: deque[np.ndarray] = deque(maxlen=batch.most_features)  # since it joined
         self.elsewhere_s = 0.0  # of passes in others' turns, since it was last asked
         self._batch, self._decoder, self._turn = batch, decoder, turn
         self._stop_ids, self._stream = request.stop_ids, stream
@@ -258,6 +259,7 @@ class BatchedDecoder:
         batch = self._batch
         is_joined, is_wanted = batch.has_joined(self), batch.is_wanted(self)
         if is_wanted and not is_joined:
+            self.ready += self._decoder.settle()
             batch.join(self)
         elif is_joined and not is_wanted:
             batch.leave(self)

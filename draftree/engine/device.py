@@ -35,11 +35,11 @@ class Device(Protocol):
 
     def new_member_ops(self) -> Ops:
         """For one more sequence, whose rows join passes of `new_batch_ops`."""
-        raise AssertionError("no plan has a batch on this device")
+        ...
 
     def new_batch_ops(self, members: Sequence[Ops]) -> BatchOps:
-        """For passes over a row of each; only where plans have a batch."""
-        raise AssertionError("no plan has a batch on this device")
+        """For passes over a row of each."""
+        ...
 
     def new_rounds(
         self,
@@ -168,9 +168,7 @@ class CudaDevice(Device):
         self._copies = DeviceCopies(plan.copy_bytes, self._gpu)
 
     def new_ops(self) -> Ops:
-        key, value = KEY_FORMATS[self._plan.kv_k], VALUE_FORMATS[self._plan.kv_v]
-        plan = self._plan
-        return self._new_ops(plan.chunk, plan.max_nodes, 0, key_format=key, value_format=value)
+        return self._new_ops(self._plan.chunk, self._plan.max_nodes, 0, **self._formats)
 
     def new_draft_ops(self, block_len: int, context_len: int) -> Ops:
         max_tokens = max(min(self._plan.chunk, GPU_DRAFT_CHUNK), block_len)
@@ -182,6 +180,21 @@ class CudaDevice(Device):
         from draftree.kernels.cuda.ops import CudaOps
 
         return CudaOps(self._store, max_tokens=chunk, max_nodes=1, max_ctx=max_ctx)
+
+    def new_member_ops(self) -> Ops:
+        return self._new_ops(1, 1, 0, **self._formats)
+
+    def new_batch_ops(self, members: Sequence[Ops]) -> BatchOps:
+        from draftree.kernels.cuda.batch import CudaBatchOps
+        from draftree.kernels.cuda.ops import CudaOps
+
+        own = [narrow(member, CudaOps) for member in members]
+        return CudaBatchOps(own, self._store, max_ctx=self._plan.max_ctx, **self._formats)
+
+    @property
+    def _formats(self) -> dict[str, KvFormat]:
+        plan = self._plan
+        return {"key_format": KEY_FORMATS[plan.kv_k], "value_format": VALUE_FORMATS[plan.kv_v]}
 
     def _new_ops(self, max_tokens: int, max_nodes: int, ring_len: int, **formats: KvFormat) -> Ops:
         from draftree.kernels.cuda.ops import CudaOps

@@ -97,7 +97,8 @@ class LiveRequest:
         decoder = use.decoders.new(self._request, stream.watch or self._find_watch())
         if use.batch is None or stream.should_pause is None:  # it has no company
             return decoder
-        assert isinstance(decoder, BatchableDecoder)
+        if not isinstance(decoder, BatchableDecoder) or not decoder.can_follow:
+            return decoder
         return BatchedDecoder(use.batch, slot, decoder, self._request, stream, self._turn)
 
     def _find_begun(self) -> tuple[tuple[int, ...], TokenSource]:

@@ -162,7 +162,7 @@ class PrefixCache:
         if len(features) < num_written:
             drafter.restore((), 0, len(written.tokens) - len(features))
         if features:
-            drafter.extend_context(np.stack(features))
+            drafter.extend_context_from_host(np.stack(features))
 
     @property
     def _is_in_step(self) -> bool:

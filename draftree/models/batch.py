@@ -37,8 +37,15 @@ class BatchTarget:
         if num_rows not in self._programs:
             self._programs[num_rows] = self._record(num_rows)
 
+    @property
+    def feature_bytes(self) -> int:
+        """Of a row; 0: there are none."""
+        return 4 * self._features.shape[1] if self._features is not None else 0
+
     def forward(self, anchors: Sequence[int]) -> ForwardOutput:
-        """Run and commit the next token of each of the first sequences."""
+        """Run and commit the next token of each of the first sequences. Features are in main
+        memory.
+        """
         num_rows = len(anchors)
         self.prepare(num_rows)
         states = self.states[:num_rows]
@@ -50,7 +57,8 @@ class BatchTarget:
         program.run()
         for state in states:
             state.commit((0,))
-        return ForwardOutput(self._ops.read(logits, num_rows), self._features)
+        features = None if self._features is None else self._ops.read(self._features, num_rows)
+        return ForwardOutput(self._ops.read(logits, num_rows), features)
 
     def _add_sequence(self) -> None:
         target, ops = self._target, self._members[len(self.states)]

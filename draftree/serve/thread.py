@@ -154,7 +154,7 @@ class EngineThread:
         if not turns.is_over(switch_s, is_awaited=True):
             return False
         is_awaited = turns.has_fresh or self._queue.has_ready(self._may_begin)
-        return is_awaited or turns.has_others and turns.is_over(switch_s)
+        return is_awaited or (turns.has_others and turns.is_over(switch_s))
 
     def _keep(self) -> None:
         """Use the moment, until something comes; an engine that cannot keep the conversation will

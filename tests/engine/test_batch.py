@@ -75,12 +75,12 @@ def test_passes_are_shared() -> None:
 
 @pytest.mark.parametrize("most_features", [1024, 4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_is_left_goes_on_alone(
-    kind: str, most_features: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_left_goes_on_alone(kind: str, most_features: int) -> None:
     """Its draft has read what was written in the batch, or as much of its end as was kept."""
-    monkeypatch.setattr("draftree.engine.batch._MOST_FEATURES", most_features)
     engine = open_engine(kind, batching="always")
+    batch = engine._use.batch
+    assert batch is not None
+    batch.most_features = most_features
     short, long = Request(make_prompt(20, 1), 12), Request(make_prompt(30, 2), 60, HOT)
     expected = [_said(alone(engine, request)) for request in (short, long)]
     engine.reset()
