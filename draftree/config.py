@@ -17,6 +17,7 @@ from draftree.kernels.quant.kv_format import (
     KEY_FORMATS,
     KV_ALIASES,
     VALUE_FORMATS,
+    kv_word,
 )
 from draftree.memory import (
     MemoryPlan,
@@ -171,10 +172,6 @@ class Plan:
     def kv(self) -> str:
         """Both formats in a word."""
         return kv_word(self.kv_k, self.kv_v)
-
-
-def kv_word(kv_k: str, kv_v: str) -> str:
-    return kv_k if kv_k == kv_v else f"{kv_k}/{kv_v}"
 
 
 def plan_prefix_bytes(config: EngineConfig, free_bytes: int) -> int:

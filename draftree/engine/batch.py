@@ -15,6 +15,7 @@ import numpy as np
 
 from draftree.core import Request
 from draftree.decode.decoder import BatchableDecoder, Emitted
+from draftree.engine.batch_gain import BatchGain
 from draftree.engine.lock import Turn
 from draftree.engine.parts import EngineParts
 from draftree.engine.slot import Slot, Slots
@@ -27,35 +28,7 @@ _FRAME_S = 0.03  # of passes, before others say what they wrote in them
 _SLICE_S = 0.25  # the same where requests wait that write nothing yet: they have turns as long
 _MOST_READY = 128  # tokens that a request may be behind
 _FEATURE_BYTES = 2**25  # of those that a draft will read; of more, the last ones
-_NUM_COLD = 2  # passes of a new size that do not count
-_WEIGHT = 0.05  # of the running means
 _JOIN_GAIN, _STAY_GAIN = 1.1, 1.0  # over rounds of each by itself
-
-
-class BatchGain:
-    """What passes of several sequences are worth, in tokens a second, beside rounds of one."""
-
-    def __init__(self) -> None:
-        self._alone_tokens = self._alone_s = 0.0
-        self._pass_s: dict[int, float] = {}
-        self._num_passes: dict[int, int] = {}
-
-    def note_alone(self, num_tokens: int, seconds: float) -> None:
-        self._alone_tokens += _WEIGHT * (num_tokens - self._alone_tokens)
-        self._alone_s += _WEIGHT * (seconds - self._alone_s)
-
-    def note_pass(self, num_rows: int, seconds: float) -> None:
-        count = self._num_passes[num_rows] = self._num_passes.get(num_rows, 0) + 1
-        if count > _NUM_COLD:
-            known = self._pass_s.get(num_rows, seconds)
-            self._pass_s[num_rows] = known + _WEIGHT * (seconds - known)
-
-    def is_worth(self, num_rows: int, least_gain: float) -> bool:
-        """Sizes that are not known yet are tried."""
-        known = self._pass_s.get(num_rows)
-        if known is None or self._alone_s == 0.0:
-            return True
-        return num_rows / known > least_gain * self._alone_tokens / self._alone_s
 
 
 class Batch:
@@ -68,7 +41,7 @@ class Batch:
         self._slots, self._is_forced, self._size = slots, mode == "always", len(members)
         self._num_kv_layers = len(parts.target.kv)
         self.most_features = _FEATURE_BYTES // max(self._target.feature_bytes, 1)
-        self._gain = BatchGain()
+        self.gain = BatchGain()
         self._writing: set[BatchedDecoder] = set()  # those that could join
         self._joined: list[BatchedDecoder] = []  # row by row
 
@@ -79,9 +52,6 @@ class Batch:
         """No row of it is wanted any more. Other threads may call, while somebody runs passes."""
         self._writing.discard(decoder)
 
-    def note_alone(self, num_tokens: int, seconds: float) -> None:
-        self._gain.note_alone(num_tokens, seconds)
-
     def is_wanted(self, decoder: "BatchedDecoder") -> bool:
         """Whether the request is to write in the batch."""
         self._drop_ended()
@@ -91,7 +61,7 @@ class Batch:
         if decoder.has_yielded and self.is_blocked(decoder):
             return False
         least = _STAY_GAIN if is_joined else _JOIN_GAIN
-        return self._is_forced or self._gain.is_worth(count, least)
+        return self._is_forced or self.gain.is_worth(count, least)
 
     def has_joined(self, decoder: "BatchedDecoder") -> bool:
         return decoder in self._joined
@@ -142,13 +112,17 @@ class Batch:
 
     def run(self, runner: "BatchedDecoder") -> None:
         """Passes for all, until others should say what they wrote, or one has ended."""
-        start = time.perf_counter()
-        limit_s = _FRAME_S if self._slots.num_live <= len(self._writing) else _SLICE_S
-        while True:
+        start, is_any_reading = time.perf_counter(), self._slots.num_live > len(self._writing)
+        limit_s, num_passes = _SLICE_S if is_any_reading else _FRAME_S, 0
+        self.gain.begin(tuple(self._joined), len(self._joined))
+        while num_passes == 0 or not (
+            time.perf_counter() - start >= limit_s or any(each.is_full for each in self._joined)
+        ):
             self._step(runner)
-            is_over = time.perf_counter() - start >= limit_s
-            if is_over or any(each.is_full for each in self._joined):
-                return
+            num_passes += 1
+        self.gain.end(num_passes)
+        if is_any_reading:  # in turns of its own
+            self.gain.forget()
 
     def _step(self, runner: "BatchedDecoder") -> None:
         joined = list(self._joined)
@@ -166,7 +140,6 @@ class Batch:
             self._joined.clear()
             raise
         seconds = time.perf_counter() - start
-        self._gain.note_pass(len(joined), seconds)
         for each in joined:
             each.elsewhere_s += 0.0 if each is runner else seconds
 
@@ -239,9 +212,9 @@ class BatchedDecoder:
         if not self.ready:
             self.take_place()
             if not self._batch.has_joined(self):
-                start = time.perf_counter()
+                self._batch.gain.begin(self)
                 emitted = self._decoder.step(max_tokens)
-                self._batch.note_alone(len(emitted), time.perf_counter() - start)
+                self._batch.gain.end(len(emitted))
                 return emitted
             if self._batch.is_blocked(self):
                 self.has_yielded = True  # next time it goes on alone
@@ -274,6 +247,8 @@ class BatchedDecoder:
         return taken
 
     def pause(self) -> None:
+        if not self._batch.has_joined(self):
+            self._batch.gain.forget()
         self._decoder.pause()
 
     def finish(self) -> None:

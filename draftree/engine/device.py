@@ -189,7 +189,9 @@ class CudaDevice(Device):
         from draftree.kernels.cuda.ops import CudaOps
 
         own = [narrow(member, CudaOps) for member in members]
-        return CudaBatchOps(own, self._store, max_ctx=self._plan.max_ctx, **self._formats)
+        return CudaBatchOps(
+            own, self._store, self._gpu, max_ctx=self._plan.max_ctx, **self._formats
+        )
 
     @property
     def _formats(self) -> dict[str, KvFormat]:

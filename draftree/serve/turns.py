@@ -13,9 +13,9 @@ from typing import Final
 from draftree.serve.queue import Job
 
 SLICE_S: Final = 0.25
-_AWAITED_S: Final = 0.03  # a slice while somebody waits for a first token
 _MOST_FRESH: Final = 3  # newcomers in a row
 _SWITCH_SHARE: Final = 0.05  # of a slice that may go into changing jobs
+_AWAITED_S, _AWAITED_SHARE = 0.03, 0.25  # the same while somebody waits for a first token
 
 
 class Turns:
@@ -68,8 +68,10 @@ class Turns:
         """Whether the running job has had its slice. switch_s: what it took to change to it.
         is_awaited: a newcomer is next.
         """
-        slice_s = min(self._slice_s, _AWAITED_S) if is_awaited else self._slice_s
-        return self._clock() - self._start_s >= max(slice_s, switch_s / _SWITCH_SHARE)
+        least_s, share = self._slice_s, _SWITCH_SHARE
+        if is_awaited:
+            least_s, share = min(least_s, _AWAITED_S), _AWAITED_SHARE
+        return self._clock() - self._start_s >= max(least_s, switch_s / share)
 
     def end(self, *, is_finished: bool) -> float:
         """The running job's turn is over; seconds that it took."""

@@ -7,7 +7,7 @@ import pytest
 
 from draftree.config import EngineConfig
 from draftree.core import FinishReason, Request
-from draftree.engine.batch import BatchGain
+from draftree.engine.batch_gain import BatchGain
 from draftree.engine.engine import TokenEngine
 from draftree.errors import EngineError
 from tests.engine.turns import (
@@ -256,18 +256,52 @@ def test_time_of_passes_is_counted_for_each() -> None:
     engine.close()
 
 
-def test_gain() -> None:
-    gain = BatchGain()
-    assert gain.is_worth(2, 1.1), "nothing is known"
+class _Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def _spend(gain: BatchGain, clock: _Clock, num_rows: int, count: int, seconds: float) -> None:
+    """A hundred steps or passes that follow each other."""
     for _ in range(100):
-        gain.note_alone(3, 0.03)
-        gain.note_pass(2, 0.04)
-        gain.note_pass(8, 0.05)
+        gain.begin("somebody", num_rows)
+        gain.end(count)
+        clock.now_s += seconds
+    gain.forget()
+
+
+def test_gain() -> None:
+    clock = _Clock()
+    gain = BatchGain(clock)
+    assert gain.is_worth(2, 1.1), "nothing is known"
+    _spend(gain, clock, 0, 3, 0.03)  # 100 tokens a second
+    _spend(gain, clock, 2, 1, 0.04)
+    _spend(gain, clock, 8, 2, 0.1)
     assert not gain.is_worth(2, 1.0) and gain.is_worth(8, 1.1)
     assert gain.is_worth(5, 1.0), "not tried yet"
-    for _ in range(100):
-        gain.note_alone(2, 0.05)
-    assert gain.is_worth(2, 1.1)
+    _spend(gain, clock, 0, 2, 0.05)
+    assert gain.is_worth(2, 1.1), "rounds alone became worse"
+    _spend(gain, clock, 0, 3, 0.03)
+    assert not gain.is_worth(2, 1.1)
+    clock.now_s += 100.0
+    assert gain.is_worth(2, 1.1), "what is known is old"
+
+
+def test_what_comes_between_is_not_counted() -> None:
+    clock = _Clock()
+    gain = BatchGain(clock)
+    _spend(gain, clock, 0, 1, 0.01)
+    _spend(gain, clock, 4, 1, 0.02)
+    for _ in range(20):
+        gain.begin("somebody", 4)
+        gain.end(1)
+        clock.now_s += 0.02
+        gain.begin("another")  # whose round it is until the next pass
+        clock.now_s += 5.0
+    assert gain.is_worth(4, 1.9)
 
 
 class _opened:

@@ -76,7 +76,7 @@ def test_a_newcomer_waits_for_a_short_slice():
     turns.add(job("b"))
     clock.now_s = SLICE_S / 5
     assert turns.has_fresh and turns.is_over(0.0, is_awaited=True) and not turns.is_over(0.0)
-    assert not turns.is_over(0.01, is_awaited=True), "changing would take too large a share"
+    assert not turns.is_over(0.02, is_awaited=True), "changing would take too large a share"
 
 
 def test_what_was_cancelled_goes_first():

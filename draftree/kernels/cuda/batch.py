@@ -14,10 +14,13 @@ import numpy as np
 import torch
 
 from draftree.kernels import ops
+from draftree.kernels.cuda import attention as attend
+from draftree.kernels.cuda.compile import Gpu
 from draftree.kernels.cuda.conv import Convolution, CudaConv
 from draftree.kernels.cuda.gated_delta import CudaDelta, gated_delta
 from draftree.kernels.cuda.kv_cache import CudaKv
 from draftree.kernels.cuda.ops import CudaOps
+from draftree.kernels.cuda.pass_args import NUM_ROWS, CudaPassArgs
 from draftree.kernels.cuda.program import Program
 from draftree.kernels.cuda.store import WeightStore
 from draftree.kernels.ops import Heads, KvState, LayerStore, Rope, narrow
@@ -37,20 +40,33 @@ class BatchedStores(LayerStore):
     stores: tuple[LayerStore, ...]
 
 
-class CudaBatchOps(CudaOps):
-    """members: operations of each sequence alone, of one row; theirs are recorded with the others.
-    They share scratch, since they follow each other.
-    """
+class BatchPassArgs(CudaPassArgs):
+    """Of rows that belong to several sequences."""
 
-    def __init__(self, members: Sequence[CudaOps], store: WeightStore, **options: Any) -> None:
+    def set_batch(self, tokens: ops.Integers, positions: ops.Integers) -> None:
+        """Each at a position of its own; all of their logits count."""
+        count = len(tokens)
+        assert 1 <= count <= self.max_nodes
+        self._control[NUM_ROWS], self._rows[:count] = count, range(count)
+        self._begin(tokens, np.asarray(positions), 0, is_tree=False)
+
+
+class CudaBatchOps(CudaOps):
+    """members: operations of each sequence alone, for passes of one row."""
+
+    def __init__(
+        self, members: Sequence[CudaOps], store: WeightStore, gpu: Gpu, **options: Any
+    ) -> None:
+        """options: those of the members, but for numbers of rows."""
         num_rows = len(members)
         super().__init__(store, max_tokens=num_rows, max_nodes=num_rows, **options)
+        self.step = self._batch_step = BatchPassArgs(num_rows, num_rows, gpu)
         self._members = members
-        self._logits: torch.Tensor | None = None
         self._host: dict[int, torch.Tensor] = {}  # by columns
 
     @contextmanager
     def capture(self) -> Iterator[Program]:
+        """What the members record becomes part of it."""
         with super().capture() as program:
             for member in self._members:
                 member._program = program
@@ -66,7 +82,7 @@ class CudaBatchOps(CudaOps):
         return BatchedStores(tuple(stores))
 
     def set_batch(self, tokens: ops.Integers, positions: ops.Integers) -> None:
-        self.step.set_batch(tokens, positions)
+        self._batch_step.set_batch(tokens, positions)
 
     def read(self, x: torch.Tensor, num_rows: int) -> np.ndarray:
         """Into pinned memory, which is several times faster, and the same for rows as long."""
@@ -88,12 +104,20 @@ class CudaBatchOps(CudaOps):
         self, q: torch.Tensor, cache: KvState, *, window: int = 0, bidirectional: bool = False
     ) -> torch.Tensor:
         caches, out = narrow(cache, BatchedKv).caches, self._scratch.rows(q.shape[1])
-        first = self._members[0]
-        workspace = first._attention_workspace(q.shape[1] // caches[0].head_dim, caches[0])
-        for row, own in enumerate(caches):
-            member, rows = self._members[row], slice(row, row + 1)
-            member._attention = workspace
-            member._attend(q[rows], own, out[rows], window=window, bidirectional=bidirectional)
+        if self._attention is None:  # one for all, since they follow each other
+            heads, shape = q.shape[1] // caches[0].head_dim, caches[0].shape
+            self._attention = attend.new_attention_workspace(
+                1, heads, shape, self.max_ctx, self.gpu
+            )
+        workspace = self._attention
+
+        def launch(num_rows: int) -> None:
+            for row, (member, own) in enumerate(zip(self._members, caches, strict=False)):
+                rows = slice(row, row + 1)
+                args = q[rows], own, member.step, out[rows], workspace, self.gpu
+                attend.attention(*args, window=window, bidirectional=bidirectional)
+
+        self._recording.add(launch)
         return out
 
     def conv_gated_delta(
@@ -111,7 +135,7 @@ class CudaBatchOps(CudaOps):
         states = [narrow(one, CudaDelta) for one in narrow(delta_state, BatchedStores).stores]
         out = self._scratch.rows(states[0].value_heads * states[0].head_dim)
 
-        def launch(n: int) -> None:
+        def launch(num_rows: int) -> None:
             for row, (window, state) in enumerate(zip(windows, states, strict=True)):
                 rows, step = slice(row, row + 1), self._members[row].step
                 raw = Convolution(qkv[rows], conv_weight, window)
@@ -120,12 +144,6 @@ class CudaBatchOps(CudaOps):
 
         self._recording.add(launch)
         return out
-
-    def _new_logits(self, width: int) -> torch.Tensor:
-        """One array for passes of any number of rows."""
-        if self._logits is None:
-            self._logits = super()._new_logits(width)
-        return self._logits
 
 
 def _one_row(heads: Heads, row: int) -> Heads:

@@ -215,14 +215,14 @@ class CudaOps:
     def attention(
         self, q: torch.Tensor, cache: ops.KvState, *, window: int = 0, bidirectional: bool = False
     ) -> torch.Tensor:
+        own = narrow(cache, CudaKv)
         out = self._scratch.rows(q.shape[1])
-        self._attend(q, narrow(cache, CudaKv), out, window=window, bidirectional=bidirectional)
-        return out
-
-    def _attend(
-        self, q: torch.Tensor, own: CudaKv, out: torch.Tensor, *, window: int, bidirectional: bool
-    ) -> None:
-        workspace = self._attention_workspace(q.shape[1] // own.head_dim, own)
+        heads = q.shape[1] // own.head_dim
+        if self._attention is None:
+            rows = min(self.step.max_tokens, MOST_ROWS)
+            sizes = rows, heads, own.shape, min(self.max_ctx, self.ring_len or self.max_ctx)
+            self._attention = attend.new_attention_workspace(*sizes, self.gpu, self.ring_len > 0)
+        workspace = self._attention
 
         def launch(n: int) -> None:
             if n <= MOST_ROWS:
@@ -232,14 +232,7 @@ class CudaOps:
                 prefill_attention(q[:n], own, self.step, out[:n], self.gpu, window=window)
 
         self._recording.add(launch, is_host_sized=True)
-
-    def _attention_workspace(self, num_heads: int, own: CudaKv) -> attend.AttentionWorkspace:
-        """One for all layers."""
-        if self._attention is None:
-            rows = min(self.step.max_tokens, MOST_ROWS)
-            sizes = rows, num_heads, own.shape, min(self.max_ctx, self.ring_len or self.max_ctx)
-            self._attention = attend.new_attention_workspace(*sizes, self.gpu, self.ring_len > 0)
-        return self._attention
+        return out
 
     def conv_gated_delta(
         self,
@@ -292,7 +285,8 @@ class CudaOps:
         live, rows = self.step.word(NUM_ROWS), self.step.rows
         matrix = self.weights.matrix(narrow(weight, LazyMatrix))
         width = -(-matrix.num_rows // 4) * 4  # rows start at multiples of 16 bytes
-        logits = self._new_logits(width)[:, : matrix.num_rows]
+        logits = torch.zeros((self.step.max_nodes, width), device=self.gpu.place)
+        logits = logits[:, : matrix.num_rows]
         source = self._scratch.matmul_input(
             x.shape[1], lambda n: prepare.norm(x, norm, eps, rows=rows[:n])
         )
@@ -305,9 +299,6 @@ class CudaOps:
         self._recording.by_rows = True
         self._recording.add(launch)
         return logits
-
-    def _new_logits(self, width: int) -> torch.Tensor:
-        return torch.zeros((self.step.max_nodes, width), device=self.gpu.place)
 
     def copy_columns(self, x: torch.Tensor, into: Columns) -> None:
         self._recording.add(

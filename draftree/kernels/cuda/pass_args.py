@@ -63,13 +63,6 @@ class CudaPassArgs:
         assert 1 <= count <= self.max_tokens
         self._begin(tokens, np.arange(committed, committed + count), committed, is_tree=False)
 
-    def set_batch(self, tokens: Integers, positions: Integers) -> None:
-        """Rows of several sequences, each at a position of its own, all of whose logits count."""
-        count = len(tokens)
-        assert 1 <= count <= self.max_nodes
-        self._control[NUM_ROWS], self._rows[:count] = count, range(count)
-        self._begin(tokens, np.asarray(positions), 0, is_tree=False)
-
     def set_tree(
         self, tokens: Integers, parents: Integers, depths: Integers, committed: int
     ) -> None:

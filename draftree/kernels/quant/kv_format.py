@@ -104,6 +104,11 @@ AUTO_NAMES = ("f16", "q8_0", "q4")  # best first; fewer bits only where they are
 BYTE_NAME = "q8_0"  # a CPU has a cache of bytes as well
 
 
+def kv_word(kv_k: str, kv_v: str) -> str:
+    """The formats of keys and of values in a word."""
+    return kv_k if kv_k == kv_v else f"{kv_k}/{kv_v}"
+
+
 def rotation_signs(head_dim: int) -> np.ndarray:
     """float32 [head_dim] of 1 and -1."""
     bits = [_SIGNS >> i & 1 for i in range(ROTATED_LEN)]
