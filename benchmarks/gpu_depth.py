@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.parts import MACHINE, Deadline
+from benchmarks.parts import Deadline
 from draftree.bench.gpu import BUDGET, Subject
 from draftree.bench.median import Report, Samples, summarize
 from draftree.bench.record import Json
@@ -26,6 +26,7 @@ from draftree.models.model_config import read_model_config
 from draftree.weights.file import open_checkpoint
 
 UNLIMITED: Final = "f16 unlimited"
+_MACHINE: Final = ("cpu", "num_cores", "gpu_kernels")  # what must be the same
 FORMATS: Final = ("f16", "q8_0", "q4", "tq3_0", UNLIMITED)
 DEPTHS: Final = (512, 65536, 131072, 262144)
 _ROOM: Final = 512  # tokens that are written at each depth, at most
@@ -73,7 +74,7 @@ def find_kept(path: Path, machine: Json, settings: Json) -> dict[str, DepthRun]:
     """The runs of an earlier result of the same kernels and settings; none where it is damaged."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        if any(record["machine"][key] != machine[key] for key in MACHINE):
+        if any(record["machine"][key] != machine[key] for key in _MACHINE):
             return {}
         runs = record["measures"]["runs"] if record["settings"] == settings else {}
         return {name: _read_run(run) for name, run in runs.items()}

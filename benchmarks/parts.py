@@ -10,8 +10,9 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from benchmarks.result import is_of_one_kind
 from draftree.bench.disturbance import foreign_share, look
 from draftree.bench.median import Report
 from draftree.bench.record import Json, ModelId, make_record, write_record
@@ -19,8 +20,6 @@ from draftree.errors import BenchError
 from draftree.memory import usable_cores
 
 Parts = dict[str, Json]
-# What must be the same for figures to stand in one file.
-MACHINE: Final = ("cpu", "num_cores", "kernels", "gpu_kernels")
 
 
 class Deadline:
@@ -64,8 +63,7 @@ class PartResult:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
             fresh = self._record(empty, None)
-            same = all(found["machine"].get(key) == fresh["machine"][key] for key in MACHINE)
-            same &= found["settings"] == fresh["settings"]
+            same = is_of_one_kind(found, fresh) and found["settings"] == fresh["settings"]
             parts, took_s = found["measures"]["parts"], found["measures"]["took_s"]
         except (OSError, ValueError, KeyError, TypeError):
             return empty

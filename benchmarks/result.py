@@ -124,6 +124,13 @@ def _kernels_of(record: Json) -> tuple[bool, Any]:
     return on_gpu, record["machine"].get("gpu_kernels" if on_gpu else "kernels")
 
 
+def is_of_one_kind(record: Json, other: Json) -> bool:
+    """Whether their figures may stand in one file: of one machine, and of the same kernels."""
+    one, two = record["machine"], other["machine"]
+    is_alike = all(one.get(key) == two.get(key) for key in ("cpu", "num_cores"))
+    return is_alike and _kernels_of(record) == _kernels_of(other)
+
+
 def _words(identity: list[Any]) -> str:
     cpu, num_cores, architecture, memory_gib = identity
     return f"{cpu}, {num_cores} cores, {architecture}, {memory_gib} GiB"

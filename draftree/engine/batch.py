@@ -114,13 +114,12 @@ class Batch:
         """Passes for all, until others should say what they wrote, or one has ended."""
         start, is_any_reading = time.perf_counter(), self._slots.num_live > len(self._writing)
         limit_s, num_passes = _SLICE_S if is_any_reading else _FRAME_S, 0
-        self.gain.begin(tuple(self._joined), len(self._joined))
+        self.gain.begin(tuple(self._joined))
         while num_passes == 0 or not (
             time.perf_counter() - start >= limit_s or any(each.is_full for each in self._joined)
         ):
             self._step(runner)
             num_passes += 1
-        self.gain.end(num_passes)
         if is_any_reading:  # in turns of its own
             self.gain.forget()
 
@@ -140,6 +139,7 @@ class Batch:
             self._joined.clear()
             raise
         seconds = time.perf_counter() - start
+        self.gain.note_pass(len(joined), seconds)
         for each in joined:
             each.elsewhere_s += 0.0 if each is runner else seconds
 
@@ -214,7 +214,7 @@ class BatchedDecoder:
             if not self._batch.has_joined(self):
                 self._batch.gain.begin(self)
                 emitted = self._decoder.step(max_tokens)
-                self._batch.gain.end(len(emitted))
+                self._batch.gain.note_step(len(emitted))
                 return emitted
             if self._batch.is_blocked(self):
                 self.has_yielded = True  # next time it goes on alone

@@ -228,7 +228,11 @@ class CudaDevice(Device):
         return GpuRounds(*parts, budget, is_auto=is_auto, width=self._plan.width)
 
     def finish_loading(self) -> None:
-        """Nothing is left over."""
+        """Rows of shared passes are chosen from by the host."""
+        from draftree.kernels.cpu.sampling import load_choices
+
+        if self._plan.batch:
+            load_choices(is_sampled=True)
 
     def first_sizes(self) -> tuple[int, ...]:
         from draftree.kernels.cuda.program import BUCKETS, LONG_SIZES

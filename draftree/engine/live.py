@@ -143,7 +143,8 @@ class LiveRequest:
                 slot.is_reading = end < len(body)
                 if start < len(body):
                     stream.on_chunk()
-                yield from self._pause_if_asked(slot)
+                if end < len(text):  # else the first token is near
+                    yield from self._pause_if_asked(slot)
 
     def _say(self, begun: tuple[int, ...], source: TokenSource) -> Iterator[TokenEvent]:
         """The tokens that a reply begins with."""

@@ -265,11 +265,15 @@ class _Clock:
 
 
 def _spend(gain: BatchGain, clock: _Clock, num_rows: int, count: int, seconds: float) -> None:
-    """A hundred steps or passes that follow each other."""
+    """A hundred steps of so many tokens, or passes of so many rows, which follow each other."""
     for _ in range(100):
-        gain.begin("somebody", num_rows)
-        gain.end(count)
+        gain.begin((num_rows,))
         clock.now_s += seconds
+        if num_rows:
+            gain.note_pass(num_rows, seconds)
+            clock.now_s += 0.005  # to say what was written
+        else:
+            gain.note_step(count)
     gain.forget()
 
 
@@ -278,11 +282,12 @@ def test_gain() -> None:
     gain = BatchGain(clock)
     assert gain.is_worth(2, 1.1), "nothing is known"
     _spend(gain, clock, 0, 3, 0.03)  # 100 tokens a second
-    _spend(gain, clock, 2, 1, 0.04)
-    _spend(gain, clock, 8, 2, 0.1)
-    assert not gain.is_worth(2, 1.0) and gain.is_worth(8, 1.1)
+    _spend(gain, clock, 2, 1, 0.035)  # 50
+    _spend(gain, clock, 8, 1, 0.045)  # 160
+    assert not gain.is_worth(2, 1.0) and gain.is_worth(8, 1.1) and not gain.is_worth(8, 1.7)
+    assert not gain.is_worth(3, 1.0), "no shorter than of two rows"
     assert gain.is_worth(5, 1.0), "not tried yet"
-    _spend(gain, clock, 0, 2, 0.05)
+    _spend(gain, clock, 0, 2, 0.05)  # 40
     assert gain.is_worth(2, 1.1), "rounds alone became worse"
     _spend(gain, clock, 0, 3, 0.03)
     assert not gain.is_worth(2, 1.1)
@@ -296,12 +301,12 @@ def test_what_comes_between_is_not_counted() -> None:
     _spend(gain, clock, 0, 1, 0.01)
     _spend(gain, clock, 4, 1, 0.02)
     for _ in range(20):
-        gain.begin("somebody", 4)
-        gain.end(1)
+        gain.begin((4,))
         clock.now_s += 0.02
+        gain.note_pass(4, 0.02)
         gain.begin("another")  # whose round it is until the next pass
         clock.now_s += 5.0
-    assert gain.is_worth(4, 1.9)
+    assert gain.is_worth(4, 1.5) and not gain.is_worth(4, 1.7)
 
 
 class _opened:

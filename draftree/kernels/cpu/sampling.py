@@ -74,8 +74,10 @@ def choose(
     )
 
 
-def load_choices() -> None:
-    """Have the code of greedy decoding in memory before the first token needs it."""
+def load_choices(*, is_sampled: bool = False) -> None:
+    """Have the code of greedy decoding in memory before the first token needs it; and the rest."""
     logits = np.zeros(1, np.float32)
+    if is_sampled:
+        choose(logits, SamplingArgs(), 0, 0, SamplingScratch(1))
     choose_greedy(logits)
     rank_rows(logits[None], _NO_TOKENS, 0.0, 0, 0, 0.0, 1)
