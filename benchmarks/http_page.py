@@ -78,9 +78,11 @@ from one that is not there; the same holds when an engine that failed is opened 
   "message"}}`, below `/api` as Ollama does: `{"error": "…"}`.
 - **Id**: every reply has one, in the headers `x-request-id` and `request-id`, where the SDKs of
   OpenAI and Anthropic find it; the lines of the log that belong to the request have it, too.
-- **Turns**: the engine computes one reply at a time, but up to `--parallel` replies take turns of a
-  quarter of a second, or longer where changing takes long; a new one comes next. So a short request
-  waits neither for a long reply nor for a long prompt. No text depends on it.
+- **Turns**: up to `--parallel` replies take turns of a quarter of a second, or longer where changing
+  takes long; a new one comes next, and soon. So a short request waits neither for a long reply nor
+  for a long prompt. Where it pays, replies also share passes: each pass writes a token of every
+  reply that has joined (`--batching auto`; `off` and `always` are the others). No text depends on
+  either.
   One client has at most one fewer (but two), so that another finds room.
 - **Queue**: others wait. Clients, told apart by key and address, are served in turn. A client that
   has `--queue-per-client` requests here gets 429; when there are `--queue` in all, everyone gets
@@ -118,6 +120,7 @@ member `draftree`:
 | member | meaning |
 |---|---|
 | `rounds`, `acceptance_length` | passes of the target that committed tokens; tokens a round |
+| `batched_rounds` | rounds of one token each, in passes that others shared |
 | `drafted`, `accepted` | nodes besides roots that were verified; of those, on accepted paths |
 | `tokens_per_second` | decoding alone |
 | `ttft_ms` | from arrival to the first token sent; without `stream` that is the whole reply |

@@ -3,6 +3,7 @@ Out: lines.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Final
 
 from benchmarks.markdown import short, spread, table
@@ -277,7 +278,24 @@ def _http(record: Json) -> list[str]:
         f"client, at most {settings['num_tokens']} tokens, greedy; a piece may hold several "
         f"tokens, which are {counted}."
     )
-    return [*table(head, rows), "", note, *_behind(measures), *_beside(measures, settings)]
+    parts = _behind(measures), _unbatched(measures), _beside(measures, settings)
+    return [*table(head, rows), "", note, *chain.from_iterable(parts)]
+
+
+def _unbatched(measures: Json) -> list[str]:
+    """The same clients where no pass is shared, where that was measured."""
+    unbatched = measures.get("unbatched")
+    if unbatched is None:
+        return []
+    rows = []
+    for clients, level in unbatched["levels"].items():
+        ours, first = measures["levels"][clients], level["ttft"]
+        over = f"{ours['throughput'] / level['throughput']:.2f}"
+        times = f"{short(first['median'])}, {short(first['p95'])}"
+        rows.append([clients, f"{level['throughput']:.1f}", over, times])
+    head = ["clients", "tok/s of all", "shared over it", "first token, ms"]
+    note = "The same clients where no pass is shared (`--batching off`):"
+    return ["", note, "", *table(head, rows)]
 
 
 def _beside(measures: Json, settings: Json) -> list[str]:

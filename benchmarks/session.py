@@ -119,18 +119,18 @@ class Session(Measurement):
     def http(
         self, clients: Sequence[int], requests: int, n_gen: int, llama_server: Path | None = None
     ) -> Line:
-        """A server of our own, on which requests take turns, and one on which they do not; and
-        llama.cpp's, if its program is given.
+        """A server of our own, one whose requests share no passes, and one whose requests take no
+        turns; and llama.cpp's, if its program is given.
         """
         options = HttpOptions(tuple(sorted(set(clients))), requests, n_gen)
 
         def measure() -> Any:
             measured = []
-            for more in ((), ("--parallel", "1")):
+            for more in ((), ("--batching", "off"), ("--parallel", "1")):
                 self.say("starting a server")
                 with run_server(self.path, self.threads, *more) as endpoint:
                     measured.append(measure_http(endpoint, chat_prompts(), options, self.say))
-            found = replace(measured[0], one_by_one=measured[1])
+            found = replace(measured[0], unbatched=measured[1], one_by_one=measured[2])
             if llama_server is None:
                 return found
             self.say("starting llama.cpp's server")

@@ -35,6 +35,11 @@ def _client_targets(sha256: str, first_s: float) -> tuple[Target, ...]:
         level = measures["levels"].get("8")
         return level and float(level["throughput"])
 
+    def shared_over_alone(measures: Json) -> float | None:
+        unbatched = (measures.get("unbatched") or {"levels": {}})["levels"].get("4")
+        shared = measures["levels"].get("4")
+        return unbatched and round(shared["throughput"] / unbatched["throughput"], 3)
+
     def target(
         what: str, read: Callable[[Json], float | None], limit: float, *, is_optional: bool = False
     ) -> Target:
@@ -49,6 +54,11 @@ def _client_targets(sha256: str, first_s: float) -> tuple[Target, ...]:
             f"first token, mean, {with_8}", "http", sha256, over_llama(mean_first_s), False, 1, 0.5
         ),
         Target(f"tokens per second {with_8}", "http", sha256, over_llama(rate), True, 1, 2),
+        Target(
+            "tokens per second with 4 clients, shared passes over none",
+            *("http", sha256, shared_over_alone, True, 1, 1.8, "×"),
+            is_optional=True,
+        ),
     )
 
 

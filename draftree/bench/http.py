@@ -216,10 +216,11 @@ class HttpMeasures:
     first: FirstMeasures
     one_by_one: "HttpMeasures | None" = None  # of the same server where requests take no turns
     peer: "HttpMeasures | None" = None  # of another system's server
+    unbatched: "HttpMeasures | None" = None  # of the same where no pass is shared
 
     def headline(self) -> dict[str, Any]:
         names = ("ttft", "gap_ms", "token_ms")
-        others = {"one_by_one": self.one_by_one, "peer": self.peer}
+        others = {name: getattr(self, name) for name in ("one_by_one", "unbatched", "peer")}
         found = {name: other.headline() for name, other in others.items() if other is not None}
         return (
             self.first.headline()

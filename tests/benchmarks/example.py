@@ -167,7 +167,7 @@ def http():
     )
     first = FirstMeasures((33.0, *[30.0] * 9))
     one_by_one = HttpMeasures("smollm2", True, levels, late, first)
-    return HttpMeasures("smollm2", True, levels, behind, first, one_by_one)
+    return HttpMeasures("smollm2", True, levels, behind, first, one_by_one, unbatched=one_by_one)
 
 
 def multiturn():
