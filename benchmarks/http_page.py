@@ -78,11 +78,11 @@ from one that is not there; the same holds when an engine that failed is opened 
   "message"}}`, below `/api` as Ollama does: `{"error": "…"}`.
 - **Id**: every reply has one, in the headers `x-request-id` and `request-id`, where the SDKs of
   OpenAI and Anthropic find it; the lines of the log that belong to the request have it, too.
-- **Turns**: up to `--parallel` replies take turns of a quarter of a second, or longer where changing
-  takes long; a new one comes next, and soon. So a short request waits neither for a long reply nor
-  for a long prompt. Where it pays, replies also share passes: each pass writes a token of every
-  reply that has joined (`--batching auto`; `off` and `always` are the others). No text depends on
-  either.
+- **Turns**: up to `--parallel` replies take turns of a quarter of a second, or longer where
+  changing takes long; a new one comes next, and soon. So a short request waits neither for a long
+  reply nor for a long prompt. Where it pays, replies also share passes: each pass writes a token of
+  every reply that has joined (`--batching auto`; `off` and `always` are the others). No text
+  depends on either.
   One client has at most one fewer (but two), so that another finds room.
 - **Queue**: others wait. Clients, told apart by key and address, are served in turn. A client that
   has `--queue-per-client` requests here gets 429; when there are `--queue` in all, everyone gets

@@ -216,6 +216,7 @@ class BatchedDecoder:
                 emitted = self._decoder.step(max_tokens)
                 self._batch.gain.note_step(len(emitted))
                 return emitted
+        if not self.ready:  # nor was a round of its own under way
             if self._batch.is_blocked(self):
                 self.has_yielded = True  # next time it goes on alone
                 return []

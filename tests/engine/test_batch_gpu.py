@@ -2,6 +2,7 @@
 its own, and texts are those of requests alone.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ REQUESTS = (
     Request(make_prompt(12, 2), 8),
     Request(make_prompt(9, 3), 6, SamplingParams(temperature=0.7, presence_penalty=1.0)),
 )
+SCORED = Request(make_prompt(7, 4), 6, HOT, logprobs=2)
 SETTINGS: dict[str, Any] = {"chunk": 16, "max_ctx": 64, "prefix_bytes": 1 << 30, "math": "auto"}
 
 
@@ -40,9 +42,11 @@ def _on_gpu(any_gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _check(engine: TokenEngine) -> None:
     assert engine.plan.batch == 4
-    grammar = RuleGrammar(engine.model_config.vocab_size, 3)
+    grammar = RuleGrammar(engine.model_config.vocab_size, 3, length=7)
     constrained = Request(make_prompt(11, 5), 10, HOT, grammar=grammar)
-    requests = *REQUESTS, constrained, Request(make_prompt(7, 4), 6, HOT, logprobs=2)
+    stop = alone(engine, REQUESTS[1]).events[4].token
+    stopped = replace(REQUESTS[1], stop_ids=frozenset({stop}))
+    requests = REQUESTS[0], stopped, REQUESTS[2], constrained, SCORED
     expected = [_said(alone(engine, request)) for request in requests]
     engine.reset()
     replies = take_turns(engine, requests[:4]) + take_turns(engine, requests[1:])
