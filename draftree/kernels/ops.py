@@ -51,6 +51,21 @@ class KvState(LayerStore):
     centre: Array | None = None
 
 
+class BatchedStores(LayerStore):
+    """What a layer remembers of each of several sequences, a row of a pass each."""
+
+    def __init__(self, stores: Sequence[LayerStore]) -> None:
+        self._stores = stores
+
+    def of(self, kind: type[_T]) -> list[_T]:
+        """Row by row, as what this device made them."""
+        return [narrow(store, kind) for store in self._stores]
+
+
+class BatchedKv(BatchedStores, KvState):
+    """Keys and values."""
+
+
 class HeadStore(Protocol):
     """What attention layers ask and offer before positions enter: queries of a sequence's last rows
     and keys of all. Passes over what `keep_heads` recorded fill it; the last one has enough rows.
@@ -261,10 +276,6 @@ class BatchOps(Ops, Protocol):
     """Passes over one row of each of several sequences, which have operations and stores of their
     own: a row has the bits that it has alone.
     """
-
-    def join(self, stores: Sequence[LayerStore]) -> LayerStore:
-        """One layer's, for the first sequences, in the order of rows."""
-        ...
 
     def set_batch(self, tokens: Integers, positions: Integers) -> None:
         """A row for each of the first sequences, all of whose logits are wanted."""

@@ -7,7 +7,16 @@ are.
 from collections.abc import Callable, Sequence
 
 from draftree.core import DraftTree
-from draftree.kernels.ops import Array, BatchOps, KvState, LayerStore, Ops, Runnable
+from draftree.kernels.ops import (
+    Array,
+    BatchedKv,
+    BatchedStores,
+    BatchOps,
+    KvState,
+    LayerStore,
+    Ops,
+    Runnable,
+)
 from draftree.layers.delta_net import RecurrentState
 from draftree.models.target import ForwardOutput, Target, new_sequence
 from draftree.state.sequence import SequenceState
@@ -71,8 +80,7 @@ class BatchTarget:
 
     def _record(self, num_rows: int) -> tuple[Runnable, Array]:
         ops, target = self._ops, self._target
-        by_layer = zip(*self._layers[:num_rows], strict=True)
-        layers = tuple(_join(ops, stores) for stores in by_layer)
+        layers = tuple(map(_join, zip(*self._layers[:num_rows], strict=True)))
         with ops.scope(), ops.capture() as program:
             features = target.feature_layers, self._features
             hidden = target.model.record_body(ops, layers, *features)
@@ -80,10 +88,10 @@ class BatchTarget:
         return program, logits
 
 
-def _join(ops: BatchOps, stores: Sequence[LayerStore]) -> LayerStore:
+def _join(stores: Sequence[LayerStore]) -> LayerStore:
     """One layer's."""
     pairs = [store for store in stores if isinstance(store, RecurrentState)]
     if not pairs:
-        return ops.join(stores)
+        return BatchedKv(stores)
     convs, deltas = [pair.conv for pair in pairs], [pair.delta for pair in pairs]
-    return RecurrentState(ops.join(convs), ops.join(deltas))
+    return RecurrentState(BatchedStores(convs), BatchedStores(deltas))

@@ -5,7 +5,6 @@ A row has the bits of a pass of its own, whatever the other rows are.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,21 +17,7 @@ from draftree.kernels.cpu.gated_delta import DeltaState
 from draftree.kernels.cpu.kv_cache import KvCache
 from draftree.kernels.cpu.ops import CpuOps
 from draftree.kernels.cpu.thread_pool import ThreadPool
-from draftree.kernels.ops import Heads, KvState, LayerStore, Rope, narrow
-
-
-@dataclass(slots=True)
-class BatchedKv(KvState):
-    """Keys and values of one layer, a cache for each row of a pass."""
-
-    caches: tuple[KvCache, ...]
-
-
-@dataclass(slots=True)
-class BatchedStores(LayerStore):
-    """What a recurrent layer remembers, for each row of a pass."""
-
-    stores: tuple[LayerStore, ...]
+from draftree.kernels.ops import BatchedKv, BatchedStores, Heads, KvState, LayerStore, Rope, narrow
 
 
 class CpuBatchOps(CpuOps):
@@ -45,18 +30,13 @@ class CpuBatchOps(CpuOps):
         self._members = members
         self._logits: np.ndarray | None = None
 
-    def join(self, stores: Sequence[LayerStore]) -> LayerStore:
-        if isinstance(stores[0], KvCache):
-            return BatchedKv(tuple(narrow(store, KvCache) for store in stores))
-        return BatchedStores(tuple(stores))
-
     def set_batch(self, tokens: ops.Integers, positions: ops.Integers) -> None:
         self.step.set_batch(tokens, positions)
 
     def rope_and_store_kv(
         self, q: Heads | None, k: Heads, v: np.ndarray, cache: KvState, rope: Rope
     ) -> None:
-        caches = narrow(cache, BatchedKv).caches
+        caches = narrow(cache, BatchedKv).of(KvCache)
         self._turn_heads(q, k, v, caches[0], rope)
         for row, own in enumerate(caches):
             own.rope = rope
@@ -66,7 +46,7 @@ class CpuBatchOps(CpuOps):
     def attention(
         self, q: np.ndarray, cache: KvState, *, window: int = 0, bidirectional: bool = False
     ) -> np.ndarray:
-        caches = narrow(cache, BatchedKv).caches
+        caches = narrow(cache, BatchedKv).of(KvCache)
         head_dim, out = caches[0].head_dim, self._take(q.shape[1])
         heads, num_threads = q.shape[1] // head_dim, self.pool.num_threads
         length = attend.attention_scratch_len(self._members[0].step, caches[0], heads, num_threads)
@@ -95,8 +75,8 @@ class CpuBatchOps(CpuOps):
         decay_bias: np.ndarray,
         delta_state: LayerStore,
     ) -> np.ndarray:
-        windows = [narrow(one, ConvState) for one in narrow(conv_state, BatchedStores).stores]
-        states = [narrow(one, DeltaState) for one in narrow(delta_state, BatchedStores).stores]
+        windows = narrow(conv_state, BatchedStores).of(ConvState)
+        states = narrow(delta_state, BatchedStores).of(DeltaState)
         convolved, first = self._take(qkv.shape[1]), states[0]
         out = self._take(first.value_heads * first.head_dim)
         for row, window in enumerate(windows):

@@ -7,7 +7,6 @@ A row has the bits of a pass of its own, whatever the other rows are.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,21 +22,7 @@ from draftree.kernels.cuda.ops import CudaOps
 from draftree.kernels.cuda.pass_args import NUM_ROWS, CudaPassArgs
 from draftree.kernels.cuda.program import Program
 from draftree.kernels.cuda.store import WeightStore
-from draftree.kernels.ops import Heads, KvState, LayerStore, Rope, narrow
-
-
-@dataclass(slots=True)
-class BatchedKv(KvState):
-    """Keys and values of one layer, a cache for each row of a pass."""
-
-    caches: tuple[CudaKv, ...]
-
-
-@dataclass(slots=True)
-class BatchedStores(LayerStore):
-    """What a recurrent layer remembers, for each row of a pass."""
-
-    stores: tuple[LayerStore, ...]
+from draftree.kernels.ops import BatchedKv, BatchedStores, Heads, KvState, LayerStore, Rope, narrow
 
 
 class BatchPassArgs(CudaPassArgs):
@@ -76,11 +61,6 @@ class CudaBatchOps(CudaOps):
                 for member in self._members:
                     member._program = None
 
-    def join(self, stores: Sequence[LayerStore]) -> LayerStore:
-        if isinstance(stores[0], CudaKv):
-            return BatchedKv(tuple(narrow(store, CudaKv) for store in stores))
-        return BatchedStores(tuple(stores))
-
     def set_batch(self, tokens: ops.Integers, positions: ops.Integers) -> None:
         self._batch_step.set_batch(tokens, positions)
 
@@ -95,7 +75,7 @@ class CudaBatchOps(CudaOps):
     def rope_and_store_kv(
         self, q: Heads | None, k: Heads, v: torch.Tensor, cache: KvState, rope: Rope
     ) -> None:
-        for row, own in enumerate(narrow(cache, BatchedKv).caches):
+        for row, own in enumerate(narrow(cache, BatchedKv).of(CudaKv)):
             queries = None if q is None else _one_row(q, row)
             keys, values = _one_row(k, row), v[row : row + 1]
             self._members[row].rope_and_store_kv(queries, keys, values, own, rope)
@@ -103,7 +83,7 @@ class CudaBatchOps(CudaOps):
     def attention(
         self, q: torch.Tensor, cache: KvState, *, window: int = 0, bidirectional: bool = False
     ) -> torch.Tensor:
-        caches, out = narrow(cache, BatchedKv).caches, self._scratch.rows(q.shape[1])
+        caches, out = narrow(cache, BatchedKv).of(CudaKv), self._scratch.rows(q.shape[1])
         if self._attention is None:  # one for all, since they follow each other
             heads, shape = q.shape[1] // caches[0].head_dim, caches[0].shape
             self._attention = attend.new_attention_workspace(
@@ -131,8 +111,8 @@ class CudaBatchOps(CudaOps):
         decay_bias: torch.Tensor,
         delta_state: LayerStore,
     ) -> torch.Tensor:
-        windows = [narrow(one, CudaConv) for one in narrow(conv_state, BatchedStores).stores]
-        states = [narrow(one, CudaDelta) for one in narrow(delta_state, BatchedStores).stores]
+        windows = narrow(conv_state, BatchedStores).of(CudaConv)
+        states = narrow(delta_state, BatchedStores).of(CudaDelta)
         out = self._scratch.rows(states[0].value_heads * states[0].head_dim)
 
         def launch(num_rows: int) -> None:
