@@ -44,6 +44,7 @@ _RUN: Final = {
     "type": "function",
     "function": {"name": "run_tests", "arguments": "{}"},
 }
+_MAX_TOKENS: Final = MappingProxyType({"summary": 96, "multi-value": 48, "variables": 64})
 # What is told and what is asked share no name and no four words.
 _PARAPHRASES: Final = (
     ("The old baker always puts {} into his bread.", "Which spice goes into the dough?", "cumin"),
@@ -86,7 +87,9 @@ class Case:
     def options(self) -> dict[str, Any]:
         """Of the request: how long the reply is, and which tool it calls."""
         if not self.has_tools:
-            return {"max_tokens": {"summary": 96, "multi-value": 48}.get(self.kind, 24)}
+            return {
+                "max_tokens": {"summary": 96, "multi-value": 48, "variables": 64}.get(self.kind, 24)
+            }
         choice = {"type": "function", "function": {"name": "read_file"}}
         return {"max_tokens": 48, "tools": [_READ_FILE], "tool_choice": choice}
 
@@ -153,12 +156,13 @@ def _multi_value(rng: np.random.Generator, num_chars: int) -> Case:
 
 
 def _variables(rng: np.random.Generator, num_chars: int) -> Case:
+    """One number, handed on from name to name; asked is for all of them."""
     names = [f"VAR_{letter}" for letter in rng.permutation(list("ABCDEFGHKLMNPRST"))[:4]]
     value = int(rng.integers(10000, 99999))
     told = [f"{names[0]} = {value}"]
     told += [f"{later} = {name}" for name, later in pairwise(names)]
-    question = f"What is the number that {names[-1]} holds in the end?"
-    return Case("variables", _hide(rng, num_chars, told), question, tuple(told), (str(value),))
+    question = f"Which four variables are assigned the value {value}, directly or by another one?"
+    return Case("variables", _hide(rng, num_chars, told), question, tuple(told), tuple(names))
 
 
 def _source(name: str) -> str:

@@ -155,8 +155,8 @@ def gpu_shapes(record: Json) -> list[str]:
     if "clients" in parts:
         one, together = parts["clients"]["one"], parts["clients"]["all"]
         words.append(
-            f"{parts['clients']['num_clients']} clients that take turns have {spread(together)} "
-            f"tok/s in all, one client {spread(one)}."
+            f"{parts['clients']['num_clients']} clients have {spread(together)} tok/s in all, in "
+            f"turns or shared passes, one client {spread(one)}."
         )
     if "beside" in parts:
         words.append(

@@ -31,7 +31,7 @@ def open_engine(any_gpu: "Gpu", monkeypatch: pytest.MonkeyPatch):
         relative: str = "",
         **options: Any,
     ) -> "TokenEngine":
-        usual = {"max_ctx": 256, "chunk": 64, "warm_up": False}
+        usual = {"max_ctx": 256, "chunk": 64, "warm_up": False, "batching": "off"}
         config = EngineConfig(budget=budget, ngram=ngram, **usual | options)
         draft = make_draft(qtype, relative=relative)
         return TokenEngine.open(tiny_path("qwen35-mtp"), config, draft=draft)

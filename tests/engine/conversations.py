@@ -45,6 +45,7 @@ class Turn:
 class Setting:
     """What a walk runs on. span_len: of the store, so that forks fall inside and between spans.
     window: of the draft, 0 if its context is all. scale: how many times as long texts are.
+    batching: whether clients that write side by side share passes.
     """
 
     model: Path
@@ -56,6 +57,7 @@ class Setting:
     kv_type: str = "auto"
     window: int = 0
     scale: int = 1
+    batching: str = "off"
 
     def open(self, prefix_bytes: int) -> TokenEngine:
         is_cpu = self.device == "cpu"
@@ -70,6 +72,7 @@ class Setting:
             chunk=24,
             prefix_bytes=prefix_bytes,
             ngram="off",
+            batching=self.batching,
         )
         engine = TokenEngine.open(self.model, config, self.draft)
         engine._prefix.store._span_len = self.span_len
@@ -112,8 +115,9 @@ class Walk:
             (2, self._start_over),
         ]
         weights = np.array([weight for weight, _ in actions]) / sum(w for w, _ in actions)
-        for step in range(num_steps):
-            action = actions[self._rng.choice(len(actions), p=weights)][1]
+        others = self._rng.choice(len(actions), max(num_steps - len(actions), 0), p=weights)
+        for step, index in enumerate((*self._rng.permutation(len(actions)), *others)):
+            action = actions[index][1]
             name = action.__name__.strip("_")
             try:
                 action()
