@@ -78,18 +78,16 @@ from one that is not there; the same holds when an engine that failed is opened 
   "message"}}`, below `/api` as Ollama does: `{"error": "…"}`.
 - **Id**: every reply has one, in the headers `x-request-id` and `request-id`, where the SDKs of
   OpenAI and Anthropic find it; the lines of the log that belong to the request have it, too.
-- **Turns**: up to `--parallel` replies take turns of a quarter of a second, or longer where
-  changing takes long; a new one comes next, and soon. So a short request waits neither for a long
-  reply nor for a long prompt. Where it pays, replies also share passes: each pass writes a token of
-  every reply that has joined (`--batching auto`; `off` and `always` are the others). No text
-  depends on either.
-  One client has at most one fewer (but two), so that another finds room.
+- **Turns**: up to `--parallel` requests are in progress at a time. They take turns of a quarter of
+  a second (longer where changing takes long); a new one comes next, so a short request waits
+  neither for a long reply nor for a long prompt. Where it is faster, they share passes: each pass
+  writes a token of every reply in it (`--batching auto`; also `always`, `off`). No text depends on
+  either. One client may hold all places but one, and at least two.
 - **Queue**: others wait. Clients, told apart by key and address, are served in turn. A client that
   has `--queue-per-client` requests here gets 429; when there are `--queue` in all, everyone gets
   503. Several replies (`n`, several prompts) count as several requests and follow each other.
 - **Leaving** cancels: a request that waits is dropped, one that runs ends after its round, or after
-  a chunk of its prompt. Closing
-  only the sending half of a connection is leaving too.
+  a chunk of its prompt. Closing only the sending half of a connection is leaving too.
 - **Slowness** is bounded: 30 seconds for a request's head, 60 for its body, 60 for a reader to take
   what is ready to be sent. A stream whose reader is 32,768 pieces behind ends with an error.
 - **Connections**: 800 at a time, 400 of one address. Idle ones are closed after a minute, or when
@@ -119,14 +117,14 @@ member `draftree`:
 
 | member | meaning |
 |---|---|
-| `rounds`, `acceptance_length` | passes of the target that committed tokens; tokens a round |
+| `rounds`, `acceptance_length` | passes that committed tokens; tokens a round: 1 in shared ones |
 | `batched_rounds` | rounds of one token each, in passes that others shared |
 | `drafted`, `accepted` | nodes besides roots that were verified; of those, on accepted paths |
 | `tokens_per_second` | decoding alone |
 | `ttft_ms` | from arrival to the first token sent; without `stream` that is the whole reply |
 | `queue_ms` | from arrival to the engine |
 | `prefill_ms`, `decode_ms` | time on the engine |
-| `switch_ms` | copying what requests have read so far, where they take turns |
+| `switch_ms` | copying what requests have read so far, where they take turns or share passes |
 | `cached_tokens` | of the prompt, not computed again |
 | `window`, `sinks` | with `--window`: how far attention looks back; tokens that it sees anyway |
 | `compression` | what was [left out](compression.md) of long messages, or null where it is off |

@@ -23,7 +23,14 @@ def make_tables(results: Path) -> str:
     """The default pair on a CPU and on a GPU, and a GPU with the flagship's shapes."""
     cpu, gpu = (read_records(results / place) for place in ("", "gpu"))
     on_cpu, on_gpu = cpu[_SUITE]["measures"], gpu[_SUITE]["measures"]
-    head = ["SmolLM2-135M, tokens per second", "two CPU cores", "", on_gpu["device"], "", "AL"]
+    head = [
+        "SmolLM2-135M, tokens per second",
+        "two CPU cores",
+        "",
+        on_gpu["device"],
+        "",
+        f"AL, {on_gpu['device']}",
+    ]
     rows = [["", "plain", "drafted", "plain", "drafted", "tokens a round"]]
     for name, title in _SETS.items():
         left, right = on_cpu["sets"][name], on_gpu["sets"][name]

@@ -222,7 +222,7 @@ def agent(
     n_gen: NGen = 48,
     pause: Annotated[float, typer.Option(min=0.0, help="Seconds that a tool takes.")] = 1.0,
     scale: Annotated[
-        int, typer.Option(min=1, help="Length of the files; 12: over 30,000 tokens at the end.")
+        int, typer.Option(min=1, help="Factor on the files' length; 12 ends with 30,000 tokens.")
     ] = 1,
     api_key: Annotated[
         str | None, typer.Option(help="Key to send, or DRAFTREE_API_KEY.", show_default=False)

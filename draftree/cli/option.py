@@ -85,23 +85,42 @@ class Settings:
         str | None,
         _engine(
             "Draft: a file, a folder or a name; `mtp`: the block for multi-token prediction in the "
-            "model's own file; `none` decodes plainly."
+            "model's own file; `none` decodes plainly. By default the model's own, if there is one."
         ),
     ] = None
     budget: Annotated[
-        str | None, _engine("Most nodes of a draft tree besides its root: a number or `auto`.")
+        str | None,
+        _engine(
+            "Most nodes of a draft tree besides its root: a number, on a GPU at most 63, or `auto` "
+            "(default)."
+        ),
     ] = None
     ngram: Annotated[
-        Literal["auto", "on", "off"] | None, _engine("Also look drafts up in the text so far.")
+        Literal["auto", "on", "off"] | None,
+        _engine("Also propose what followed earlier in the text (n-gram lookup); `auto` if unset."),
     ] = None
-    block: Annotated[int | None, _engine("Tokens that the draft fills in one pass.")] = None
-    max_ctx: Annotated[int | None, _engine("Longest sequence, prompt and reply together.")] = None
-    chunk: Annotated[int | None, _engine("Tokens of a prompt that one pass reads.")] = None
+    block: Annotated[
+        int | None, _engine("Tokens that the draft fills in one pass; as trained by default.")
+    ] = None
+    max_ctx: Annotated[
+        int | None,
+        _engine(
+            "Longest sequence, prompt and reply together; 8,192 by default, or what the model was "
+            "trained for if that is less."
+        ),
+    ] = None
+    chunk: Annotated[
+        int | None,
+        _engine(
+            "Tokens of a prompt that one pass reads; by default 128 on a CPU, on a GPU up to 4,096 "
+            "as memory allows."
+        ),
+    ] = None
     window: Annotated[
         int | None,
         _engine(
-            "Attention looks back this far, and at the system prompt and tools, not at all of a "
-            "long text: faster, but the reply is then another one. Off by default."
+            "Sliding window: attend to the system prompt, the tools and this many latest tokens. "
+            "Faster on long texts, but changes the reply. Off by default."
         ),
     ] = None
     math: Annotated[
@@ -122,7 +141,7 @@ class Settings:
     kv_q8: Annotated[bool, _engine("The same as `--kv q8_0`.", "--kv-q8")] = False
     kv_q4: Annotated[bool, _engine("The same as `--kv q4`.", "--kv-q4")] = False
     kv_tq3: Annotated[bool, _engine("The same as `--kv tq3_0`.", "--kv-tq3")] = False
-    threads: Annotated[int | None, _engine("CPU threads.")] = None
+    threads: Annotated[int | None, _engine("CPU threads; all usable cores by default.")] = None
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | None,
         _engine("Where to run; `auto` takes a GPU where there is one."),
@@ -138,28 +157,33 @@ class Settings:
         ),
     ] = None
     compress_keep: Annotated[
-        str | None, _engine("Share of a long message that its scores keep, or `auto`.")
+        str | None,
+        _engine("Share of a long message to keep, above 0, or `auto`: 0.2, with `self` 0.3."),
     ] = None
     compress_with: Annotated[
-        str | None, _engine("Who scores: a small model's name or file, or `self`.")
+        str | None,
+        _engine(
+            "What scores the parts of a message: a small model's name or file, or `self`, the "
+            "model itself (default)."
+        ),
     ] = None
     chat_template: Annotated[
         str | None,
         _engine(
-            "Jinja file that messages are written with, in place of the model's own template, or "
-            "Jinja itself, or a name: `chatml`, `command-r`, `granite`, `llama3`, `phi3`, `phi4`."
+            "Chat template in place of the model's own: a Jinja file, Jinja text, or a name: "
+            "`chatml`, `command-r`, `granite`, `llama3`, `phi3`, `phi4`."
         ),
     ] = None
     prefix_cache: Annotated[
         int | None,
         _engine(
-            "MiB of main memory to keep earlier conversations in; 0 keeps none; by default an "
-            "eighth of what is left, at most 4096."
+            "MiB of main memory for the prefix cache (earlier conversations); 0 is off; by default "
+            "an eighth of what is left, at most 4096."
         ),
     ] = None
     prefix_cache_dir: Annotated[
         str | None,
-        _engine("Folder in which they outlive a restart, with as many MiB; no folder by default."),
+        _engine("Folder that keeps the prefix cache across restarts, of that size; none if unset."),
     ] = None
 
     def choose_model(self, argument: str | None) -> str:

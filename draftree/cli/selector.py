@@ -1,4 +1,4 @@
-"""`draftree selector`: teach a draft that is there what follows what. Its new file goes to stdout,
+"""`draftree selector`: add a selector to a draft. Its new file goes to stdout,
 how it is going to stderr.
 """
 
@@ -46,7 +46,7 @@ def selector(
     rank: Rank = 32,
     train_minutes: TrainLimit = 0.0,
 ) -> None:
-    """Teach a draft what follows what among its candidates; its own weights stay as they are."""
+    """Add scores for pairs of neighbouring candidates to a draft; its own weights stay."""
     require_packages("Training", "train", "torch", "gguf")
     from draftree.drafts.registry import find_kind
     from draftree.train.selector_run import add_selector

@@ -41,12 +41,15 @@ def serve(
     settings: Settings,
     server: ServerSettings,
     model: Model = None,
-    port: Annotated[int, server_option("0 takes a free one.", min=0, max=65535)] = 8000,
+    port: Annotated[
+        int, server_option("Port to listen on; 0 takes a free one.", min=0, max=65535)
+    ] = 8000,
     any_model: AnyModel = True,
     max_body: Annotated[int, server_option("Longest request, in MiB.", min=1)] = 32,
     grace: Grace = 10.0,
     read_ahead: Annotated[
-        bool, server_option("When idle, read replies as they will come back.")
+        bool,
+        server_option("When idle, prefill the last reply as the next request will contain it."),
     ] = True,
     log_prompts: LogPrompts = False,
     daemon: Daemon = False,

@@ -36,17 +36,19 @@ class ServerSettings:
         Several, _several("Address of a proxy whose X-Forwarded-For names the client, or *")
     ] = None
     temperature: Annotated[
-        float, server_option("For requests that give none.", min=0.0, max=2.0)
+        float, server_option("Of requests that name none.", min=0.0, max=2.0)
     ] = 1.0
     parallel: Annotated[
         int,
-        server_option("Requests that take turns; 0 is 8, or what memory allows.", min=0, max=256),
+        server_option(
+            "Most requests in progress at a time; 0 is 8, or what memory allows.", min=0, max=256
+        ),
     ] = 0
     batching: Annotated[
         Literal["auto", "always", "off"],
         server_option(
-            "Rows of several requests in one pass, on a CPU: where it gives more tokens a second, "
-            "always, or never."
+            "Compute a token of several requests in one pass: where that gives more tokens a "
+            "second, always, or never."
         ),
     ] = "auto"
     queue: Annotated[int, server_option("Most requests at a time, waiting or running.", min=1)] = (

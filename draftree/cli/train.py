@@ -65,7 +65,7 @@ Formats = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same run.")]
 Hours = Annotated[
-    float, typer.Option(help="Plan writing and training to end by then; 0 plans nothing.", min=0)
+    float, typer.Option(help="Hours in all, shared by writing and training; 0 is no limit.", min=0)
 ]
 Layers = Annotated[int, panel_option("Draft", "Layers of the draft.", min=1)]
 Ffn = Annotated[int, panel_option("Draft", "Feed-forward width; 0 takes the target's.", min=0)]
@@ -82,34 +82,38 @@ Tokens = Annotated[int, panel_option("Text", "Tokens that the target writes.", m
 MaxLen = Annotated[int, panel_option("Text", "Longest sequence, prompt included.", min=8)]
 BatchLen = Annotated[int, panel_option("Text", "Sequences written at once.", min=1)]
 Greedy = Annotated[float, panel_option("Text", "Share written greedily.", min=0, max=1)]
-WriteLimit = Annotated[float, panel_option("Text", "Stop writing after this; 0 is never.", min=0)]
+WriteLimit = Annotated[
+    float, panel_option("Text", "Stop writing after so many minutes; 0 is never.", min=0)
+]
 Steps = Annotated[int, panel_option("Training", "Steps.", min=1)]
 StepTokens = Annotated[int, panel_option("Training", "Tokens of text read in a step.", min=8)]
 Rate = Annotated[float, panel_option("Training", "Learning rate.")]
 Optimizer = Annotated[
     Literal["muon", "adamw"], panel_option("Training", "What the matrices learn with.")
 ]
-Decay = Annotated[float, panel_option("Training", "Rows weigh e times less after so many.")]
+Decay = Annotated[
+    float, panel_option("Training", "Rows of a block over which their weight falls by e.")
+]
 Distill = Annotated[
-    float, panel_option("Training", "Share of the label that is the target's own odds.", min=0)
+    float, panel_option("Training", "Share of the label from the target's probabilities.", min=0)
 ]
 RoundAnchors = Annotated[
     float,
-    panel_option(
-        "Training", "Share of blocks that begin where the next round would.", min=0, max=1
-    ),
+    panel_option("Training", "Share of blocks that begin where rounds do.", min=0, max=1),
 ]
 LossTokens = Annotated[
-    int, panel_option("Training", "Frequent tokens that the loss tells apart; 0 is all.", min=0)
+    int,
+    panel_option("Training", "Frequent tokens in the loss, others are sampled; 0 is all.", min=0),
 ]
 TrainLimit = Annotated[
-    float, panel_option("Training", "End the schedule by then; 0 is after all steps.", min=0)
+    float, panel_option("Training", "End after so many minutes; 0 is after all steps.", min=0)
 ]
 SelectorRank = Annotated[
-    int, panel_option("Selector", "Learn one on top: width of its tables, 32, 64 … 256.", min=0)
+    int,
+    panel_option("Selector", "Train one of this rank afterwards, 32, 64 … 256; 0 is none.", min=0),
 ]
 SelectorLimit = Annotated[
-    float, panel_option("Selector", "End its schedule by then; 0 is after all steps.", min=0)
+    float, panel_option("Selector", "End after so many minutes; 0 is after all steps.", min=0)
 ]
 
 
