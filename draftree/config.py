@@ -1,8 +1,7 @@
 """EngineConfig is what was asked for; Plan is what will be done. The only place where "auto" is
 decided.
 
-The plan's memory is arithmetic on the model's sizes, done before anything is loaded; what does
-not fit is refused here, with the numbers.
+Memory is arithmetic on sizes, before anything is loaded; what does not fit is refused with numbers.
 """
 
 from collections.abc import Iterator
@@ -23,23 +22,22 @@ from draftree.memory import (
     MemoryPlan,
     count_in_share,
     draft_kv_bytes,
+    feature_bytes,
     machine_memory,
     plan_gpu_memory,
     plan_memory,
+    plan_prefix_bytes,
     usable_cores,
 )
 
 KV_NAMES = ("f32", *KEY_FORMATS)  # of keys and of values, largest first
 _ASKED_KV = ("auto", *KV_NAMES, *KV_ALIASES)
 COMPRESS_NAMES = BATCHING_NAMES = ("off", "auto", "always")
-_DEFAULT_CTX = 8192
 _CHUNK = 128  # more rows are no faster on a CPU, and take more memory
-_MAX_BUDGET = 64
-_GPU_BUDGET = 23  # with the root, a whole bucket of rows
-GPU_NODES = 64
+_DEFAULT_CTX, _MAX_BUDGET = 8192, 64
+_GPU_BUDGET, GPU_NODES = 23, 64  # with the root, whole buckets of rows
 _GPU_CHUNKS, _LEAST_CHUNK = (4096, 2048, 1024, 512), 256  # the last where nothing else helps
-_GIB, _PREFIX_BYTES = 2**30, 2**32
-_LEAST_WINDOW = 128
+_GIB, _LEAST_WINDOW = 2**30, 128
 _PARALLEL, _MAX_PARALLEL = 8, 256
 _COPY_SIZE, _NUM_STATES = 1.25, 5  # copies have edges; a recurrent state is there several times
 
@@ -161,23 +159,22 @@ class Plan:
     batch: int = 0  # of them, those that may write in one pass, each in a sequence of its own
     gpu: GpuInfo | None = None  # None: the CPU
     memory_limit: int = 0  # bytes of the GPU that may be used
-    copy_bytes: int = 0  # of these, for copies of conversations
+    batch_bytes: int = 0  # of these, for sequences of the batch
+    copy_bytes: int = 0  # and for copies of conversations
     window: int = 0  # positions that attention looks back, besides the beginning; 0: all
     width: int = 0  # candidates of a position in a tree; 0: any number
     is_persistent: bool = False
     kv_note: str = ""  # why "auto" did not choose the first format, for a user to read
 
     @property
+    def left_bytes(self) -> int:
+        """Of the GPU's memory, for what comes besides."""
+        return self.memory_limit - self.memory.total - self.batch_bytes
+
+    @property
     def kv(self) -> str:
         """Both formats in a word."""
         return kv_word(self.kv_k, self.kv_v)
-
-
-def plan_prefix_bytes(config: EngineConfig, free_bytes: int) -> int:
-    """An eighth of what would be left of main memory, unless a number was asked for."""
-    if config.prefix_bytes == "auto":
-        return max(min(_PREFIX_BYTES, free_bytes // 8), 0)
-    return int(config.prefix_bytes)
 
 
 def plan_parallel(
@@ -238,7 +235,8 @@ def resolve(
         )
     free = limit - memory.total
     parallel, swapped_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
-    batch = count_in_share(parallel, memory.kv + model.recurrent_bytes, free - swapped_bytes)
+    each_bytes = memory.kv + model.recurrent_bytes + feature_bytes(draft)
+    batch = count_in_share(parallel, each_bytes, free - swapped_bytes)
     return Plan(
         threads=config.threads or usable_cores(),
         max_ctx=max_ctx,
@@ -247,7 +245,7 @@ def resolve(
         is_exact=is_exact,
         kv_k=kv_k,
         kv_v=kv_v,
-        prefix_bytes=plan_prefix_bytes(config, free),
+        prefix_bytes=plan_prefix_bytes(config.prefix_bytes, free),
         parallel=parallel,
         swapped_bytes=swapped_bytes,
         memory=memory,
@@ -375,7 +373,8 @@ def _resolve_gpu(
     free = machine_memory()
     parallel, swapped_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
     sequence_bytes, left = memory.kv + model.recurrent_bytes, limit - memory.total
-    batch = count_in_share(parallel, sequence_bytes, left)
+    batch = count_in_share(min(parallel, GPU_NODES), sequence_bytes, left)
+    batch = count_in_share(batch, feature_bytes(draft), free - swapped_bytes)
     batch = batch if config.batching != "off" and batch > 1 and not config.persistent else 0
     return Plan(
         threads=config.threads or usable_cores(),
@@ -385,13 +384,14 @@ def _resolve_gpu(
         is_exact=False,
         kv_k=kv_k,
         kv_v=kv_v,
-        prefix_bytes=(prefix_bytes := plan_prefix_bytes(config, free)),
+        prefix_bytes=(prefix_bytes := plan_prefix_bytes(config.prefix_bytes, free)),
         parallel=parallel,
         swapped_bytes=swapped_bytes,
         memory=memory,
         gpu=gpu,
         memory_limit=limit,
         batch=batch,
+        batch_bytes=batch * sequence_bytes,
         copy_bytes=min((left - batch * sequence_bytes) // 2, prefix_bytes + swapped_bytes),
         is_persistent=config.persistent,
         window=config.window,

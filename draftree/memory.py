@@ -7,6 +7,8 @@ from draftree.core import DraftSize, ModelConfig
 from draftree.kernels.quant.kv_format import BYTE_NAME, KEY_FORMATS, MOST_RANGE, PAGE, VALUE_FORMATS
 
 _SHARE = 4  # of free main memory, for what turns and batches need
+_PREFIX_BYTES = 2**32  # for earlier conversations, at most
+_FEATURE_BYTES, _LEAST_FEATURES = 2**25, 1024  # what a draft has yet to read of shared passes
 _SPARE_LEN = 1024  # positions of a reply that a draft can go back behind
 _GPU_RESERVE = 1400 * 2**20  # graphs, loaded kernels, what the allocator cannot use
 # Weights of one slab in 16 bits and sums of products: of passes that are graphs, and of others.
@@ -49,6 +51,22 @@ def count_ring(context_len: int, num_rows: int) -> int:
 def draft_kv_bytes(draft: DraftSize, max_ctx: int) -> int:
     """What a draft keeps of a request on a CPU, or in a copy of it."""
     return 4 * draft.kv_width * min(max_ctx, count_ring(draft.context_len, max_ctx))
+
+
+def plan_prefix_bytes(asked: int | str, free_bytes: int) -> int:
+    """An eighth of what would be left of main memory, unless a number was asked for."""
+    return max(min(_PREFIX_BYTES, free_bytes // 8), 0) if asked == "auto" else int(asked)
+
+
+def count_features(row_bytes: int) -> int:
+    """Of how many tokens that others' passes wrote features are kept; of more, the last ones."""
+    return max(_FEATURE_BYTES // max(row_bytes, 1), _LEAST_FEATURES)
+
+
+def feature_bytes(draft: DraftSize | None) -> int:
+    """Main memory that they take of a request."""
+    row_bytes = 4 * draft.feature_width if draft is not None else 0
+    return row_bytes * count_features(row_bytes)
 
 
 def count_in_share(most: int, each_bytes: int, free_bytes: int) -> int:

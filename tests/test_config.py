@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from draftree.config import EngineConfig, resolve
+from draftree.config import GPU_NODES, EngineConfig, GpuInfo, resolve
 from draftree.core import ModelConfig
 from draftree.errors import CapacityError
 from draftree.memory import usable_cores
@@ -119,3 +119,15 @@ def test_requests_that_take_turns_get_a_share_of_what_is_left() -> None:
 def test_options_that_mean_nothing_are_refused_by_name(option: str, value: int | str) -> None:
     with pytest.raises(ValueError, match=option.replace("_len", "").replace("_", " ")):
         EngineConfig(**{option: value})
+
+
+def test_a_gpu_shares_no_more_rows_than_a_tree_has():
+    gpu = GpuInfo(0, "a large one", 2**40)
+    plan = resolve(EngineConfig(parallel=128, device="cuda", max_ctx=256), FACTS, gpu=gpu)
+    assert plan.parallel == 128 and plan.batch == GPU_NODES
+    assert (
+        0
+        < plan.batch_bytes
+        < plan.left_bytes
+        == plan.memory_limit - plan.memory.total - (plan.batch_bytes)
+    )

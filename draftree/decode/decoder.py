@@ -28,6 +28,11 @@ class Round:
     path_log_probs: tuple[float, ...] = ()  # the draft's, of every node but the root, if known
 
 
+def plain_round(anchor: int, token: int) -> Round:
+    """One in which nothing was drafted."""
+    return Round(DraftTree((anchor,), (-1,), (0,), (TokenSource.BONUS,)), (0,), token)
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceRecord:
     """What one round did, and how long it took."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from draftree.core import Request, RoundStats, TokenSource
 from draftree.decode.controller import SpeculationController
-from draftree.decode.decoder import Emitted, Round
+from draftree.decode.decoder import Emitted, Round, plain_round
 from draftree.decode.plain import choose_plainly
 from draftree.decode.sampler import Sampler
 from draftree.drafts.drafter import Drafter
@@ -109,6 +109,8 @@ class DeviceDecoder:
         emitted = choose_plainly(self._sampler, logits, position)
         self.stats.num_rounds += 1
         self.stats.num_batched += 1
+        if self._watch is not None:
+            self._watch(plain_round(self._anchor, emitted.token))
         self._say(emitted.token)
         return emitted
 

@@ -14,7 +14,7 @@ import numpy as np
 from draftree.core import DraftTree, RoundStats, TokenSource
 from draftree.decode.accept import Accepted, accept
 from draftree.decode.controller import SpeculationController
-from draftree.decode.decoder import Emitted, Round
+from draftree.decode.decoder import Emitted, Round, plain_round
 from draftree.decode.plain import choose_plainly, take_plain_step
 from draftree.decode.sampler import Sampler
 from draftree.decode.tree import RankedTree, build_tree
@@ -142,8 +142,7 @@ class SpeculativeDecoder:
         """A round wrote one token, and nothing was drafted."""
         self.stats.num_rounds += 1
         if self._watch:
-            root = build_tree(self._anchor, None, 0).tree
-            self._watch(Round(root, (0,), token))
+            self._watch(plain_round(self._anchor, token))
         self._extend_text((token,))
         self._anchor = token
 

@@ -9,38 +9,39 @@ when its request leaves the batch.
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
 from draftree.core import Request
 from draftree.decode.decoder import BatchableDecoder, Emitted
 from draftree.engine.batch_gain import BatchGain
-from draftree.engine.lock import Turn
+from draftree.engine.lock import EngineLock, Turn
 from draftree.engine.parts import EngineParts
 from draftree.engine.slot import Slot, Slots
 from draftree.engine.stream import TokenStream
+from draftree.memory import count_features
 from draftree.models.batch import BatchTarget
 from draftree.state.sequence import Snapshot
 from draftree.state.span import Span
 
 _FRAME_S = 0.03  # of passes, before others say what they wrote in them
-_SLICE_S = 0.25  # the same where requests wait that write nothing yet: they have turns as long
+_SLICE_S = 0.25  # the same, at most, where others than those in the batch have turns as long
 _MOST_READY = 128  # tokens that a request may be behind
-_FEATURE_BYTES = 2**25  # of those that a draft will read; of more, the last ones
 _JOIN_GAIN, _STAY_GAIN = 1.1, 1.0  # over rounds of each by itself
 
 
 class Batch:
     """mode: "always", or "auto": where it is worth it."""
 
-    def __init__(self, parts: EngineParts, slots: Slots, mode: str) -> None:
-        device = parts.device
+    def __init__(self, parts: EngineParts, slots: Slots, lock: EngineLock, mode: str) -> None:
+        device, self._lock, self._num_uses = parts.device, lock, 0
         members = [device.new_member_ops() for _ in range(parts.plan.batch)]
         self._target = BatchTarget(parts.target, members, device.new_batch_ops)
         self._slots, self._is_forced, self._size = slots, mode == "always", len(members)
         self._num_kv_layers = len(parts.target.kv)
-        self.most_features = _FEATURE_BYTES // max(self._target.feature_bytes, 1)
+        self.most_features = count_features(self._target.feature_bytes)
         self.gain = BatchGain()
         self._writing: set[BatchedDecoder] = set()  # those that could join
         self._joined: list[BatchedDecoder] = []  # row by row
@@ -51,6 +52,7 @@ class Batch:
     def end(self, decoder: "BatchedDecoder") -> None:
         """No row of it is wanted any more. Other threads may call, while somebody runs passes."""
         self._writing.discard(decoder)
+        self.gain.forget()
 
     def is_wanted(self, decoder: "BatchedDecoder") -> bool:
         """Whether the request is to write in the batch."""
@@ -72,11 +74,15 @@ class Batch:
 
     def do_others_wait(self, decoder: "BatchedDecoder") -> bool:
         """Whether others are to join or to end, or have tokens that they have not said."""
-        others = [each for each in self._writing if each is not decoder]
+        others = [each for each in tuple(self._writing) if each is not decoder]
         return any(
             each.ready or each.is_full if self.has_joined(each) else self.is_wanted(each)
             for each in others
         )
+
+    def is_at_hand(self, decoder: "BatchedDecoder") -> bool:
+        """Whether the device's own sequence is the request's."""
+        return self._slots.is_at_hand(decoder.slot)
 
     def enter(self, decoder: "BatchedDecoder") -> None:
         """Give the device's own sequence to the request."""
@@ -84,9 +90,9 @@ class Batch:
 
     def join(self, decoder: "BatchedDecoder") -> None:
         """Take over from the device's sequence, or from the copy of one that had to leave it."""
-        slot, row = decoder.slot, len(self._joined)
-        copy, num_layers = self._slots.lend(slot), self._num_kv_layers
+        slot, row, num_layers = decoder.slot, len(self._joined), self._num_kv_layers
         self._target.prepare(row + 1)
+        copy = self._slots.lend(slot)
         spans = tuple(Span(s.start, s.end, s.parts[:num_layers]) for s in copy.spans)
         self._put(row, decoder, Snapshot(copy.tokens, spans, copy.recurrent))
         self._joined.append(decoder)
@@ -107,21 +113,34 @@ class Batch:
         if num_unsaid:
             del features[-num_unsaid:]
         self._remove(decoder)
-        decoder.features.clear()
         self._slots.take_back(slot, written, features, end - start)
 
     def run(self, runner: "BatchedDecoder") -> None:
-        """Passes for all, until others should say what they wrote, or one has ended."""
-        start, is_any_reading = time.perf_counter(), self._slots.num_live > len(self._writing)
-        limit_s, num_passes = _SLICE_S if is_any_reading else _FRAME_S, 0
-        self.gain.begin(tuple(self._joined))
-        while num_passes == 0 or not (
-            time.perf_counter() - start >= limit_s or any(each.is_full for each in self._joined)
-        ):
-            self._step(runner)
-            num_passes += 1
-        if is_any_reading:  # in turns of its own
+        """Passes for all, until others should have a turn, or one has ended. Where only those in
+        the batch have turns, they say what they wrote; else the runner's turn lasts as any other.
+        """
+        start, are_others = time.perf_counter(), self._lock.num_uses != self._num_uses
+        self._num_uses = self._lock.num_uses
+        if are_others:
             self.gain.forget()
+        self.gain.begin(tuple(self._joined))
+        is_over = False
+        while not is_over:
+            self._step(runner)
+            seconds = time.perf_counter() - start
+            is_over = seconds >= (_SLICE_S if are_others else _FRAME_S)
+            is_over |= any(each.is_full for each in self._joined)
+            is_over |= are_others and runner.should_pause
+
+    def step_alone(
+        self, decoder: "BatchedDecoder", own: BatchableDecoder, max_tokens: int
+    ) -> list[Emitted]:
+        """A step of the request by itself."""
+        self._lock.num_uses += 1
+        self.gain.begin(decoder)
+        emitted = own.step(max_tokens)
+        self.gain.note_step(len(emitted))
+        return emitted
 
     def _step(self, runner: "BatchedDecoder") -> None:
         joined = list(self._joined)
@@ -134,13 +153,12 @@ class Batch:
                 if output.features is not None:
                     each.features.append(np.array(output.features[row]))
         except BaseException:
-            for each in joined:  # nobody knows what their states hold
-                each.slot.is_lost, each.slot.is_lent = True, False
-            self._joined.clear()
+            self._lose_all()
             raise
         seconds = time.perf_counter() - start
         self.gain.note_pass(len(joined), seconds)
         for each in joined:
+            each.stats.verify_ms += seconds * 1000
             each.elsewhere_s += 0.0 if each is runner else seconds
 
     def _drop_ended(self) -> None:
@@ -149,11 +167,23 @@ class Batch:
 
     def _remove(self, decoder: "BatchedDecoder") -> None:
         """The last row takes the place of this one."""
-        row, last = self._joined.index(decoder), self._joined.pop()
-        decoder.slot.is_lent = False
+        row, last = self._joined.index(decoder), self._joined[-1]
         if last is not decoder:
-            self._put(row, last, self._target.states[len(self._joined)].snapshot())
+            try:
+                self._put(row, last, self._target.states[len(self._joined) - 1].snapshot())
+            except BaseException:
+                self._lose_all()
+                raise
             self._joined[row] = last
+        self._joined.pop()
+        decoder.slot.is_lent = False
+        decoder.features.clear()
+
+    def _lose_all(self) -> None:
+        """Nobody knows what their states hold."""
+        for each in self._joined:
+            each.slot.is_lost, each.slot.is_lent = True, False
+        self._joined.clear()
 
     def _put(self, row: int, decoder: "BatchedDecoder", snapshot: Snapshot) -> None:
         state = self._target.states[row]
@@ -173,12 +203,15 @@ class BatchedDecoder:
         request: Request,
         stream: TokenStream,
         turn: Turn,
+        switching: Callable[[], AbstractContextManager[None]],
     ) -> None:
+        """switching: around what moves sequences."""
         self.slot, self.stats = slot, decoder.stats
         self.ready: list[Emitted] = []  # written in the batch, and not said yet
         self.features: deque[np.ndarray] = deque(maxlen=batch.most_features)  # since it joined
         self.elsewhere_s = 0.0  # of passes in others' turns, since it was last asked
         self._batch, self._decoder, self._turn = batch, decoder, turn
+        self._switching, self._num_unsaid = switching, 0
         self._stop_ids, self._stream = request.stop_ids, stream
         self.has_yielded = False  # to those whose turn has to come before the next pass
         self._room = 0
@@ -199,6 +232,11 @@ class BatchedDecoder:
         return last is not None and (last.is_last or last.token in self._stop_ids)
 
     @property
+    def should_pause(self) -> bool:
+        """Whether its turn is over."""
+        return self._stream.should_pause is not None and self._stream.should_pause()
+
+    @property
     def do_others_wait(self) -> bool:
         """Whether they should have a turn, to say what was written in this one's."""
         batch = self._batch
@@ -212,17 +250,14 @@ class BatchedDecoder:
         if not self.ready:
             self.take_place()
             if not self._batch.has_joined(self):
-                self._batch.gain.begin(self)
-                emitted = self._decoder.step(max_tokens)
-                self._batch.gain.note_step(len(emitted))
-                return emitted
+                return self._batch.step_alone(self, self._decoder, max_tokens)
         if not self.ready:  # nor was a round of its own under way
             if self._batch.is_blocked(self):
                 self.has_yielded = True  # next time it goes on alone
                 return []
             self.has_yielded = False
             self._batch.run(self)
-        emitted, self.ready = self.ready, []
+        emitted, self.ready, self._num_unsaid = self.ready, [], 0
         self._room = max_tokens - len(emitted)
         return emitted
 
@@ -232,16 +267,20 @@ class BatchedDecoder:
             return
         batch = self._batch
         is_joined, is_wanted = batch.has_joined(self), batch.is_wanted(self)
-        if is_wanted and not is_joined:
-            self.ready += self._decoder.settle()
-            batch.join(self)
-        elif is_joined and not is_wanted:
-            batch.leave(self)
-        elif not is_joined:
-            batch.enter(self)
+        if is_joined == is_wanted and (is_joined or batch.is_at_hand(self)):
+            return
+        with self._switching():
+            if is_joined:
+                batch.leave(self)
+            elif is_wanted:
+                self.ready += self._decoder.settle()
+                batch.join(self)
+            else:
+                batch.enter(self)
 
     def follow(self, logits: np.ndarray, position: int) -> None:
         self.ready.append(self._decoder.follow(logits, position))
+        self._num_unsaid += 1
 
     def take_elsewhere_s(self) -> float:
         taken, self.elsewhere_s = self.elsewhere_s, 0.0
@@ -254,7 +293,11 @@ class BatchedDecoder:
 
     def finish(self) -> None:
         """What was written is left in the device's sequence, if it may be used now."""
-        if self._turn.is_held and self._batch.has_joined(self):
-            self._batch.leave(self)
-        self._batch.end(self)
-        self._decoder.finish()
+        self.stats.num_rounds -= self._num_unsaid
+        self.stats.num_batched -= self._num_unsaid
+        try:
+            if self._turn.is_held and self._batch.has_joined(self):
+                self._batch.leave(self)
+        finally:
+            self._batch.end(self)
+            self._decoder.finish()

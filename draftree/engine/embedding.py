@@ -25,7 +25,7 @@ class Embedder:
         config = parts.model_config
         need = 4 * config.num_kv_layers * config.num_kv_heads * config.head_dim * self.max_len
         need += 4 * plan.chunk * model.hidden_size
-        if plan.gpu is not None and plan.memory.total + need > plan.memory_limit:
+        if plan.gpu is not None and need > plan.left_bytes:
             raise CapacityError(
                 f"Embeddings need {need / 2**30:.1f} GiB more of the GPU; "
                 "start with a smaller --max-ctx."

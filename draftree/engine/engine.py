@@ -61,7 +61,9 @@ class TokenEngine:
         self._slots = Slots(self._prefix, self.target.state, self.plan.parallel)
         decoders = Decoders(self._parts, config)
         shared = self._parts, decoders, self._prefix, self._slots, self._lock
-        batch = Batch(self._parts, self._slots, config.batching) if self.plan.batch else None
+        batch = None
+        if self.plan.batch:
+            batch = Batch(self._parts, self._slots, self._lock, config.batching)
         self._use = EngineUse(*shared, batch)
         self.target.state.commit_program()
         checkpoint.release()

@@ -65,7 +65,7 @@ class LiveRequest:
                 raise
             except BaseException as error:  # inside a pass: nobody knows what the state holds
                 if self._turn.is_held:
-                    slots.reset()
+                    slots.break_off(slot)
                 if isinstance(error, RuntimeError):
                     self._use.lock.check_open()
                 raise
@@ -99,7 +99,8 @@ class LiveRequest:
             return decoder
         if not isinstance(decoder, BatchableDecoder) or not decoder.can_follow:
             return decoder
-        return BatchedDecoder(use.batch, slot, decoder, self._request, stream, self._turn)
+        parts = use.batch, slot, decoder, self._request, stream, self._turn
+        return BatchedDecoder(*parts, self._switching)
 
     def _find_begun(self) -> tuple[tuple[int, ...], TokenSource]:
         """What of the reply is known before the model is asked: from another engine, or by its
@@ -134,6 +135,7 @@ class LiveRequest:
                 is_joined = stop == len(body) and len(text) - start <= num_rows
                 end = len(text) if is_joined else min(start + most, stop)
                 extend = drafter.extend_context if drafter is not None else None
+                self._use.lock.num_uses += 1
                 prefill(parts.target, text[start:end], end - start, extend)
                 if drafter is not None:  # it reads the same rows together, with or without a pause
                     drafter.flush_context()
@@ -174,6 +176,8 @@ class LiveRequest:
             step = decoder.step(end - position)
             if isinstance(decoder, BatchedDecoder):
                 self._paused_s -= decoder.take_elsewhere_s()
+            else:
+                self._use.lock.num_uses += 1
             for emitted in step:
                 usage.decode_ms = (self._now() - start) * 1000
                 self._note_first()
@@ -205,11 +209,11 @@ class LiveRequest:
             decoder.pause()
         yield from self._pause()
         if not self._stream.is_cancelled:
-            with self._switching():
-                if batched is None:
+            if batched is not None:
+                batched.take_place()
+            else:
+                with self._switching():
                     self._use.slots.enter(slot)
-                else:
-                    batched.take_place()
 
     @contextmanager
     def _switching(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from draftree.errors import EngineError
 class EngineLock:
     def __init__(self) -> None:
         self.is_closed = False
+        self.num_uses = 0  # besides passes that requests share: chunks, rounds of one, and others
         self._lock = threading.Lock()
         self._owner = 0  # the thread that last used the engine, while the lock is held
 
@@ -50,6 +51,7 @@ class EngineLock:
     @contextmanager
     def hold(self) -> Iterator[None]:
         self.acquire()
+        self.num_uses += 1
         try:
             yield
         finally:

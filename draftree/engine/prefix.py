@@ -139,8 +139,10 @@ class PrefixCache:
         if spans and spans[-1].end - spans[-1].start < _SHORT_SPAN:
             spans.pop()
         start = spans[-1].end if spans else 0
-        if start < len(tokens):
-            spans.append(Span(start, len(tokens), self._copy(start, len(tokens))))
+        first = self._drafter.first if self._drafter is not None else 0
+        for begin, end in ((start, min(first, len(tokens))), (max(start, first), len(tokens))):
+            if begin < end:
+                spans.append(Span(begin, end, self._copy(begin, end)))
         return Snapshot(tokens, tuple(spans), self._state.copy_recurrent())
 
     def swap_in(self, swapped: Snapshot, checkpoints: dict[int, Parts]) -> None:
@@ -155,7 +157,9 @@ class PrefixCache:
         """Go on with what was written elsewhere to the sequence at hand: so many tokens. features:
         of the last of them; a draft whose context would have a gap begins anew behind it.
         """
+        checkpoints = self._state.checkpoints
         self._state.restore(written)
+        self._state.checkpoints = checkpoints  # this place is none that others begin with
         drafter = self._drafter
         if drafter is None:
             return

@@ -97,7 +97,7 @@ def choose_chunk(
     plan: Plan, model: ModelConfig, num_layers: int, max_ctx: int, *, is_loaded: bool
 ) -> int:
     """Rows of a pass, the longest that memory is left for beside the engine's plan."""
-    free = plan.memory_limit - plan.memory.total
+    free = plan.left_bytes
     for chunk in _GPU_CHUNKS:
         need = scoring_bytes(model, num_layers, max_ctx, min(chunk, max_ctx), is_loaded=is_loaded)
         if need <= free:

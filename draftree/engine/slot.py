@@ -43,10 +43,6 @@ class Slots:
         self._live: set[Slot] = set()
 
     @property
-    def num_live(self) -> int:
-        return len(self._live)
-
-    @property
     def num_bytes(self) -> int:
         """Main memory that the copies take."""
         return sum(slot.swapped_bytes for slot in tuple(self._live))
@@ -76,6 +72,10 @@ class Slots:
         slot.stops = self._prefix.resume(slot.prompt, points, held, is_swapped=is_swapped)
         slot.is_reading, slot.num_read = True, self._state.committed
         return slot.stops
+
+    def is_at_hand(self, slot: Slot) -> bool:
+        """Whether the device holds its sequence, as the request left it."""
+        return self._active is slot and not slot.is_lost
 
     def enter(self, slot: Slot) -> None:
         """Give the device to a request that has begun."""
@@ -120,6 +120,11 @@ class Slots:
         """The sequence at hand cannot be trusted; copies can."""
         self._active = None
         self._prefix.reset()
+
+    def break_off(self, slot: Slot) -> None:
+        """A pass of the request failed. Another live one's sequence at hand was not touched."""
+        if self._active is slot or self._active not in self._live:
+            self.reset()
 
     def is_read_elsewhere(self, slot: Slot) -> bool:
         """Whether another request is on its way to read what this one begins with, so that it is

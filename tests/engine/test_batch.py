@@ -7,7 +7,6 @@ import pytest
 
 from draftree.config import EngineConfig
 from draftree.core import FinishReason, Request
-from draftree.engine.batch_gain import BatchGain
 from draftree.engine.engine import TokenEngine
 from draftree.errors import EngineError
 from tests.engine.turns import (
@@ -248,65 +247,116 @@ def test_more_requests_than_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     engine.close()
 
 
-def test_time_of_passes_is_counted_for_each() -> None:
+def test_a_pass_that_fails_harms_nobody_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not in the batch may have the device's sequence when somebody else's pass fails."""
     engine = open_engine("dense", batching="always")
-    replies = take_turns(engine, [Request(make_prompt(8, seed), 40) for seed in range(4)])
-    times = [reply.stream.usage.decode_ms for reply in replies]
-    assert max(times) < 4 * min(times)
+    batch = engine._use.batch
+    assert batch is not None
+    batch._size = 2
+    requests = [Request(make_prompt(8 + seed, seed), 40) for seed in range(4)]
+    expected = [_said(alone(engine, request)) for request in requests]
+    engine.reset()
+    replies = _begin(engine, *requests)
+    for _ in range(4):
+        for reply in replies:
+            reply.advance()
+    others = [r for r in replies if r.stream not in [d._stream for d in batch._joined]]
+    assert len(others) == 2
+    for reply in (*others, others[1]):
+        reply.advance()
+    with monkeypatch.context() as patch:
+        patch.setattr(batch._target, "forward", _fail)
+        with pytest.raises(MemoryError):
+            for _ in range(3):
+                next(r for r in replies if r not in others).advance()
+    for reply in others:
+        while reply.advance():
+            pass
+        assert _said(reply) == expected[replies.index(reply)]
     engine.close()
 
 
-class _Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def _spend(gain: BatchGain, clock: _Clock, num_rows: int, count: int, seconds: float) -> None:
-    """A hundred steps of so many tokens, or passes of so many rows, which follow each other."""
-    for _ in range(100):
-        gain.begin((num_rows,))
-        clock.now_s += seconds
-        if num_rows:
-            gain.note_pass(num_rows, seconds)
-            clock.now_s += 0.005  # to say what was written
-        else:
-            gain.note_step(count)
-    gain.forget()
-
-
-def test_gain() -> None:
-    clock = _Clock()
-    gain = BatchGain(clock)
-    assert gain.is_worth(2, 1.1), "nothing is known"
-    _spend(gain, clock, 0, 3, 0.03)  # 100 tokens a second
-    _spend(gain, clock, 2, 1, 0.035)  # 50
-    _spend(gain, clock, 8, 1, 0.045)  # 160
-    assert not gain.is_worth(2, 1.0) and gain.is_worth(8, 1.1) and not gain.is_worth(8, 1.7)
-    assert not gain.is_worth(3, 1.0), "no shorter than of two rows"
-    assert gain.is_worth(5, 1.0), "not tried yet"
-    _spend(gain, clock, 0, 2, 0.05)  # 40
-    assert gain.is_worth(2, 1.1), "rounds alone became worse"
-    _spend(gain, clock, 0, 3, 0.03)
-    assert not gain.is_worth(2, 1.1)
-    clock.now_s += 100.0
-    assert gain.is_worth(2, 1.1), "what is known is old"
+@pytest.mark.parametrize("kind", ["hybrid", "hybrid, drafted"])
+def test_checkpoints_are_those_of_a_request_alone(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However often it joins and leaves."""
+    cached = []
+    for batching in ("off", "always"):
+        engine = open_engine(kind, batching=batching, prefix_bytes=1 << 30, chunk=16)
+        prompts = make_prompt(100, 1), make_prompt(100, 2)
+        requests = [Request(prompt, 60, cache_points=(30, 60)) for prompt in prompts]
+        replies, number = [Reply.start(engine, request) for request in requests], 0
+        if batching == "always":
+            _leave_often(engine, monkeypatch)
+        for reply in replies:
+            reply.stream.should_pause = lambda: True
+        while sum([reply.advance() for reply in replies]):
+            number += 1
+        assert sorted(engine.target.state.checkpoints)[:1] == [30]
+        assert len(engine.target.state.checkpoints) <= 4
+        later = Request((*prompts[1][:99], 7, 8, 9, *make_prompt(30, 5)), 4)
+        cached.append(alone_with(engine, later).stream.usage.cached_tokens)
+        engine.close()
+    assert cached[0] == cached[1] > 80
 
 
-def test_what_comes_between_is_not_counted() -> None:
-    clock = _Clock()
-    gain = BatchGain(clock)
-    _spend(gain, clock, 0, 1, 0.01)
-    _spend(gain, clock, 4, 1, 0.02)
-    for _ in range(20):
-        gain.begin((4,))
-        clock.now_s += 0.02
-        gain.note_pass(4, 0.02)
-        gain.begin("another")  # whose round it is until the next pass
-        clock.now_s += 5.0
-    assert gain.is_worth(4, 1.5) and not gain.is_worth(4, 1.7)
+def _leave_often(engine: TokenEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every few steps nobody is wanted in the batch for a while."""
+    batch = engine._use.batch
+    assert batch is not None
+    is_wanted, count = batch.is_wanted, 0
+
+    def is_wanted_now(decoder: Any) -> bool:
+        nonlocal count
+        count += 1
+        return is_wanted(decoder) and count // 16 % 2 == 0
+
+    monkeypatch.setattr(batch, "is_wanted", is_wanted_now)
+
+
+def test_a_draft_that_began_anew_keeps_its_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of turns copies what there is of it."""
+    engine = open_engine("dense, drafted", batching="always")
+    batch, drafter = engine._use.batch, engine.drafter
+    assert batch is not None and drafter is not None
+    batch.most_features = 8
+    replies = _begin(engine, *[Request(make_prompt(40, seed), 60, HOT) for seed in (1, 2)])
+    for _ in range(10):
+        for reply in replies:
+            reply.advance()
+    monkeypatch.setattr(batch, "is_wanted", lambda decoder: False)
+    for _ in range(3):
+        for reply in replies:
+            reply.advance()
+    firsts = []
+    for reply in replies:
+        reply.advance()
+        firsts.append(drafter.first)
+        assert drafter.position - drafter.first >= 8
+    for reply, first in zip(replies, firsts, strict=True):
+        reply.advance()
+        assert drafter.first == first, "nothing more was lost"
+    engine.close()
+
+
+def test_one_that_cannot_go_back_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = open_engine("dense", batching="always")
+    requests = [Request(make_prompt(8, seed), 12 + 20 * seed) for seed in range(3)]
+    expected = [_said(alone(engine, request)) for request in requests]
+    engine.reset()
+    replies = _begin(engine, *requests)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._slots, "take_back", lambda *_: _fail(()))
+        with pytest.raises(MemoryError):
+            while replies[0].advance():
+                pass
+    assert len(engine._use.batch._writing) == 2  # type: ignore[union-attr]
+    for reply, wanted in zip(replies[1:], expected[1:], strict=True):
+        while reply.advance():
+            pass
+        assert _said(reply) == wanted
+    engine.close()
 
 
 class _opened:

@@ -54,7 +54,8 @@ def model(smollm2_path: Path):
 
 
 def test_passes_are_as_long_as_memory_allows(model) -> None:
-    plan = resolve(EngineConfig(device="cuda"), model, 8 * GIB, GpuInfo(0, "GPU", 8 * GIB))
+    config = EngineConfig(device="cuda", batching="off")
+    plan = resolve(config, model, 8 * GIB, GpuInfo(0, "GPU", 8 * GIB))
 
     def need(chunk: int, *, is_loaded: bool) -> int:
         return scoring_bytes(model, 4, 4096, chunk, is_loaded=is_loaded)
@@ -64,8 +65,10 @@ def test_passes_are_as_long_as_memory_allows(model) -> None:
             tight = replace(plan, memory_limit=plan.memory.total + need(chunk, is_loaded=is_loaded))
             assert choose_chunk(tight, model, 4, 4096, is_loaded=is_loaded) == chunk
     tight = replace(plan, memory_limit=plan.memory.total + need(512, is_loaded=True) - 1)
-    with pytest.raises(CapacityError, match=r"GiB more of the GPU.*--compress-with"):
-        choose_chunk(tight, model, 4, 4096, is_loaded=True)
+    shared = replace(tight, memory_limit=tight.memory_limit + 1, batch_bytes=1)
+    for refused in (tight, shared):
+        with pytest.raises(CapacityError, match=r"GiB more of the GPU.*--compress-with"):
+            choose_chunk(refused, model, 4, 4096, is_loaded=True)
     assert choose_chunk(plan, model, 4, 700, is_loaded=True) == 700
 
 
