@@ -211,7 +211,9 @@ class BatchedDecoder:
         self.features: deque[np.ndarray] = deque(maxlen=batch.most_features)  # since it joined
         self.elsewhere_s = 0.0  # of passes in others' turns, since it was last asked
         self._batch, self._decoder, self._turn = batch, decoder, turn
-        self._switching, self._num_unsaid = switching, 0
+        self._switching = switching
+        self._num_new = 0  # of what is ready, from passes of the batch: its last ones
+        self._told = (0, 0, 0)  # by the last step: tokens, those of the batch, and tokens before
         self._stop_ids, self._stream = request.stop_ids, stream
         self.has_yielded = False  # to those whose turn has to come before the next pass
         self._room = 0
@@ -249,6 +251,7 @@ class BatchedDecoder:
         self._room = max_tokens
         if not self.ready:
             self.take_place()
+            self._told = (0, 0, 0)
             if not self._batch.has_joined(self):
                 return self._batch.step_alone(self, self._decoder, max_tokens)
         if not self.ready:  # nor was a round of its own under way
@@ -257,7 +260,9 @@ class BatchedDecoder:
                 return []
             self.has_yielded = False
             self._batch.run(self)
-        emitted, self.ready, self._num_unsaid = self.ready, [], 0
+        emitted, self.ready = self.ready, []
+        self._told = (len(emitted), self._num_new, self._stream.usage.completion_tokens)
+        self._num_new = 0
         self._room = max_tokens - len(emitted)
         return emitted
 
@@ -280,7 +285,7 @@ class BatchedDecoder:
 
     def follow(self, logits: np.ndarray, position: int) -> None:
         self.ready.append(self._decoder.follow(logits, position))
-        self._num_unsaid += 1
+        self._num_new += 1
 
     def take_elsewhere_s(self) -> float:
         taken, self.elsewhere_s = self.elsewhere_s, 0.0
@@ -292,9 +297,14 @@ class BatchedDecoder:
         self._decoder.pause()
 
     def finish(self) -> None:
-        """What was written is left in the device's sequence, if it may be used now."""
-        self.stats.num_rounds -= self._num_unsaid
-        self.stats.num_batched -= self._num_unsaid
+        """What was written is left in the device's sequence, if it may be used now. Rounds are
+        those of tokens that were said.
+        """
+        count, num_batched, before = self._told
+        num_said = self._stream.usage.completion_tokens - before
+        num_unsaid = self._num_new + min(num_batched, max(count - num_said, 0))
+        self.stats.num_rounds -= num_unsaid
+        self.stats.num_batched -= num_unsaid
         try:
             if self._turn.is_held and self._batch.has_joined(self):
                 self._batch.leave(self)

@@ -10,6 +10,7 @@ import pytest
 
 from draftree.core import Request
 from draftree.engine.batch_gain import BatchGain
+from draftree.engine.stream import PAUSE
 from draftree.serve.queue import Job
 from draftree.serve.turns import Turns
 from tests.engine.turns import Reply, make_prompt, open_engine
@@ -219,15 +220,19 @@ def test_a_newcomer_waits_for_no_slice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_comes_from_shared_passes_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of the time, and no round of tokens that nobody was told."""
-    house = House(monkeypatch, 0.016, _shared_s, batching="always")
-    first, second = house.ask(), house.ask(max_tokens=60)
-    while second.stream.finish_reason is None:
+    house = House(monkeypatch, 0.016, lambda num_rows: 0.004, batching="always")
+    first, second, third = house.ask(), house.ask(), house.ask(max_tokens=60)
+    house.run(1.1)
+    while next(second.stream) is PAUSE:
+        pass
+    second.stream.close()  # among tokens of one turn, as after a stop string
+    while third.stream.finish_reason is None:
         house.run(house.clock.now_s + 0.01)
     first.stream.close()
-    for reply in (first, second):
+    for reply in house.replies:
         usage = reply.stream.usage
-        assert usage.rounds.num_batched > 40
-        assert usage.completion_tokens - usage.rounds.num_rounds == 0
-    usage = second.stream.usage
-    assert usage.decode_ms / usage.completion_tokens == pytest.approx(20.0, rel=0.1)
+        assert usage.rounds.num_batched > 20
+        assert usage.completion_tokens == usage.rounds.num_rounds
+    usage = third.stream.usage
+    assert usage.decode_ms / usage.completion_tokens == pytest.approx(4.0, rel=0.1)
     assert usage.rounds.verify_ms == pytest.approx(usage.decode_ms, rel=0.2)
