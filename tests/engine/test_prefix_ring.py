@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from draftree.drafts.dflash import BlockDrafter
 from draftree.engine import device
 from draftree.engine.engine import TokenEngine
 from draftree.kernels.cpu.kv_cache import KvCache
+from tests.engine.turns import Reply, alone
 from tests.examples import mark_long
 from tests.made import make_draft
 from tests.tiny import tiny_path
@@ -28,7 +30,7 @@ def _text(seed: int, length: int) -> Tokens:
     return tuple(np.random.default_rng(seed).integers(0, 256, length).tolist())
 
 
-def _open(kind: str, window: int = WINDOW, **options: int) -> TokenEngine:
+def _open(kind: str, window: int = WINDOW, **options: int | str) -> TokenEngine:
     model, layers = KINDS[kind]
     settings = {"budget": 15, "max_ctx": 1000, "threads": 1, "chunk": 100, "ngram": "off"}
     config = EngineConfig(**{**settings, "prefix_bytes": 1 << 30, **options})
@@ -38,7 +40,7 @@ def _open(kind: str, window: int = WINDOW, **options: int) -> TokenEngine:
 
 
 @dataclass(frozen=True)
-class Reply:
+class Answer:
     ids: Tokens
     rounds: tuple[Round, ...]
     cached: int
@@ -46,13 +48,13 @@ class Reply:
 
 def _reply(
     engine: TokenEngine, prompt: Tokens, count: int, sampling: SamplingParams = HOT
-) -> Reply:
+) -> Answer:
     rounds: list[Round] = []
     engine.watch = rounds.append
     stream = engine.generate(Request(prompt, count, sampling, cache_points=(len(prompt) - 1,)))
     ids = tuple(event.token for event in stream)
     engine.watch = None
-    return Reply(ids, tuple(rounds), stream.usage.cached_tokens)
+    return Answer(ids, tuple(rounds), stream.usage.cached_tokens)
 
 
 @pytest.fixture(params=KINDS)
@@ -168,3 +170,18 @@ def test_a_context_no_longer_than_the_ring_needs_none() -> None:
     with closing(_open("dense", window=900)) as engine:
         assert isinstance(engine.drafter, BlockDrafter)
         assert engine.drafter._ops.ring_len == 0 and engine.drafter.first == 0
+
+
+def test_turns_keep_the_context_of_a_draft(kind: str) -> None:
+    """Of prompts longer than the ring, first copied when all of them is read."""
+    requests = [Request(_text(seed, 400 + seed), 30, HOT) for seed in range(2)]
+    with closing(_open(kind, parallel=2, batching="off", prefix_bytes=0)) as engine:
+        expected = [alone(engine, request).rounds for request in requests]
+        engine.reset()
+        live = replies = [Reply.start(engine, request) for request in requests]
+        for reply in replies:
+            reply.stream.should_pause = partial(bool, reply.events)
+        while live:
+            live = [reply for reply in live if reply.advance()]
+    assert [reply.rounds for reply in replies] == expected
+    assert min(reply.num_pauses for reply in replies) > 5
