@@ -5,20 +5,28 @@ target's embedding and head are not part of them.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 
+from draftree.drafts.export import write_gguf
 from draftree.errors import ModelError
 from draftree.kernels.quant.formats import QuantType
 from draftree.train.draft import DraftModule, DraftSpec
 from draftree.train.rounding import round_weights
-from draftree.weights.dflash import ZLAB_MODEL_TYPE, rename_tensor
+from draftree.weights.dflash import ZLAB_MODEL_TYPE, rename_tensors, translate_config
 
-FORMATS = ("bf16", "f16", "f32", "q8", "q4")  # of matrices in a GGUF; vectors are always float32
+_FOUR_BIT: Final = QuantType(3)
+FORMATS: Final = {  # of matrices in a GGUF; vectors are always float32
+    "bf16": QuantType.BF16,
+    "f16": QuantType.F16,
+    "f32": QuantType.F32,
+    "q8": QuantType(8),
+    "q4": _FOUR_BIT,
+}
 
 
 def check_formats(names: Sequence[str]) -> None:
@@ -84,57 +92,28 @@ def export_gguf(
     """One file; format_name is one of FORMATS. draft_vocab: what to propose on a CPU, rising; none
     for all tokens.
     """
+    check_formats([format_name])
+    entries = translate_config(path, zlab_config(draft.spec))
+    del entries["general.architecture"]
+    entries["general.name"] = name
+    if draft_vocab:
+        entries["dflash.head_tokens"] = list(draft_vocab)
+    write_gguf(path, entries, _encode_weights(draft, path, FORMATS[format_name]))
+
+
+def _encode_weights(
+    draft: DraftModule, path: Path, matrix_type: QuantType
+) -> Iterator[tuple[str, np.ndarray, QuantType]]:
     import gguf
 
-    check_formats([format_name])
-    types = {
-        "bf16": gguf.GGMLQuantizationType.BF16,
-        "f16": gguf.GGMLQuantizationType.F16,
-        "f32": gguf.GGMLQuantizationType.F32,
-        "q8": gguf.GGMLQuantizationType(8),
-        "q4": gguf.GGMLQuantizationType(3),
-    }
-    writer = gguf.GGUFWriter(path, "dflash")
-    writer.add_name(name)
-    _add_metadata(writer, draft.spec)
-    if draft_vocab:
-        writer.add_array("dflash.head_tokens", list(draft_vocab))
-    for zlab_name, value in draft.used_weights().items():
-        gguf_name = rename_tensor(zlab_name)
-        if gguf_name is None:
-            raise ModelError(f"The draft's tensor {zlab_name} has no name in GGUF files.")
-        array = np.ascontiguousarray(value.detach().float().cpu().numpy())
-        qtype = types[format_name] if array.ndim > 1 else types["f32"]
-        if array.shape[-1] % QuantType(int(qtype)).block_len:
-            qtype = types["f16"]
-        if qtype == types["q4"]:  # from the weights before rounding: twice would be another one
+    weights = draft.used_weights()
+    for zlab_name, gguf_name in rename_tensors(path, weights).items():
+        array = np.ascontiguousarray(weights[zlab_name].detach().float().cpu().numpy())
+        qtype = matrix_type if array.ndim > 1 else QuantType.F32
+        if array.shape[-1] % qtype.block_len:
+            qtype = QuantType.F16
+        if qtype == _FOUR_BIT:  # from the weights before rounding: twice would be another one
             raw = round_weights(draft.state_dict()[zlab_name]).pack()
         else:
-            raw = gguf.quants.quantize(array, qtype)
-        writer.add_tensor(gguf_name, raw, raw_dtype=qtype)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _add_metadata(writer: Any, spec: DraftSpec) -> None:
-    writer.add_block_count(spec.num_layers)
-    writer.add_context_length(spec.context_length)
-    writer.add_embedding_length(spec.hidden_size)
-    writer.add_feed_forward_length(spec.ffn_size)
-    writer.add_head_count(spec.num_heads)
-    writer.add_head_count_kv(spec.num_kv_heads)
-    writer.add_key_length(spec.head_dim)
-    writer.add_value_length(spec.head_dim)
-    writer.add_layer_norm_rms_eps(spec.eps)
-    writer.add_rope_freq_base(spec.rope_base)
-    writer.add_vocab_size(spec.vocab_size)
-    writer.add_uint32("dflash.block_size", spec.block_size)
-    # The file counts the inputs of layers, the spec their outputs.
-    writer.add_array("dflash.target_layers", [layer + 1 for layer in spec.feature_layers])
-    writer.add_uint32("tokenizer.ggml.mask_token_id", spec.mask_token)
-    if spec.sliding_window:
-        writer.add_uint32("dflash.attention.sliding_window", spec.sliding_window)
-        pattern = [True] * spec.num_layers
-        writer.add_array("dflash.attention.sliding_window_pattern", pattern)
+            raw = gguf.quants.quantize(array, gguf.GGMLQuantizationType(qtype.value))
+        yield gguf_name, raw, qtype
