@@ -4,7 +4,7 @@ In: a call on the engine. Out: the same call, whose reply can be asked afterward
 more of a reply than its finish reason. Knows no API.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, cast
@@ -55,6 +55,8 @@ class Observed:
         self.stop_text: str | None = None
         self.num_reasoning = 0
         self._generation, self.stream = generation, generation.stream
+        self.watch_rounds, self.pause_when = generation.watch_rounds, generation.pause_when
+        self.cancel, self.close = generation.cancel, generation.close
         self._words = tuple(stop)
         self._stops = StopStrings(self._words)
         self._held = ""
@@ -67,18 +69,6 @@ class Observed:
     def finish_reason(self) -> FinishReason | None:
         is_stopped = self.stop_text is not None
         return FinishReason.STOP if is_stopped else self._generation.finish_reason
-
-    def watch_rounds(self, on_round: Callable[[], None]) -> None:
-        self._generation.watch_rounds(on_round)
-
-    def pause_when(self, should_pause: Callable[[], bool]) -> None:
-        self._generation.pause_when(should_pause)
-
-    def cancel(self) -> None:
-        self._generation.cancel()
-
-    def close(self) -> None:
-        self._generation.close()
 
     def __iter__(self) -> "Iterator[Delta]":
         last = None

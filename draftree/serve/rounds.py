@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from draftree.serve.queue import Call, Job
-from draftree.serve.reply import Folded, Wire
-from draftree.serve.wire import ApiError, event, to_json
+from draftree.serve.reply import Wire
+from draftree.serve.wire import event, to_json
 
 if TYPE_CHECKING:
     from draftree.chat import Delta, Engine, Generation, Round
@@ -78,24 +78,14 @@ class RoundsWire:
 
     def __init__(self, wire: Wire, calls: Sequence[WatchedCall]) -> None:
         self._wire, self._calls = wire, calls
-
-    def opening(self) -> str:
-        return self._wire.opening()
+        self.opening, self.ending = wire.opening, wire.ending
+        self.failure, self.whole = wire.failure, wire.whole
 
     def chunk(self, index: int, deltas: "Sequence[Delta]") -> str:
         return self._calls[index].take(index) + self._wire.chunk(index, deltas)
 
     def closing(self, index: int, job: Job) -> str:
         return self._calls[index].take(index) + self._wire.closing(index, job)
-
-    def ending(self, jobs: Sequence[Job]) -> str:
-        return self._wire.ending(jobs)
-
-    def failure(self, error: ApiError) -> str:
-        return self._wire.failure(error)
-
-    def whole(self, replies: Sequence[Folded], jobs: Sequence[Job]) -> dict[str, Any]:
-        return self._wire.whole(replies, jobs)
 
 
 def show_rounds(calls: Sequence[Call], wire: Wire) -> tuple[list[Call], Wire]:

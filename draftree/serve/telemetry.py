@@ -11,7 +11,7 @@ from draftree.core import Usage
 from draftree.serve.observed import ObservedCall
 from draftree.serve.queue import Call, Job
 from draftree.serve.reply import Folded, Wire
-from draftree.serve.wire import ApiError, to_json
+from draftree.serve.wire import to_json
 
 if TYPE_CHECKING:
     from draftree.chat import Delta
@@ -37,6 +37,7 @@ class TelemetryWire:
         has_progress: bool,
     ) -> None:
         self._wire, self._blank, self._calls = wire, blank, calls
+        self.opening, self.failure = wire.opening, wire.failure
         self._has_timings, self._has_progress = has_timings, has_progress
         self._num_shown = -1  # tokens of the prompt that were reported as read
 
@@ -57,9 +58,6 @@ class TelemetryWire:
                 events += _add(event, "prompt_progress", {**found, "time_ms": spent_ms})
         return events
 
-    def opening(self) -> str:
-        return self._wire.opening()
-
     def chunk(self, index: int, deltas: "Sequence[Delta]") -> str:
         usage = self._calls[index].usage
         text = self._time(self._wire.chunk(index, deltas), [usage])
@@ -71,9 +69,6 @@ class TelemetryWire:
 
     def ending(self, jobs: Sequence[Job]) -> str:
         return self._time(self._wire.ending(jobs), [job.usage for job in jobs])
-
-    def failure(self, error: ApiError) -> str:
-        return self._wire.failure(error)
 
     def whole(self, replies: Sequence[Folded], jobs: Sequence[Job]) -> dict[str, Any]:
         found = self._wire.whole(replies, jobs)
