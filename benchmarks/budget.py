@@ -14,7 +14,8 @@ from typing import Any, Final
 from draftree.bench import writing
 from draftree.bench.dataset import Prompt
 from draftree.bench.median import Ratio, Report, Samples, divide, summarize
-from draftree.bench.writing import Drafting, Text, encode_prompt, open_writer, write_text
+from draftree.bench.writing import Text, encode_prompt, open_writer, write_text
+from draftree.config import EngineConfig
 from draftree.errors import BenchError
 
 PLAIN: Final = "0"
@@ -24,12 +25,10 @@ BUDGETS: Final = (PLAIN, "1", "2", "4", "8", "15", "22", "40", "64", AUTO)
 
 @dataclass(frozen=True, slots=True)
 class BudgetOptions:
-    threads: int
+    config: EngineConfig  # its budget is replaced by those below
     passes: int
     num_tokens: int
-    drafting: Drafting  # its budget is replaced by those below
     budgets: tuple[str, ...] = BUDGETS
-    max_ctx: int = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +96,9 @@ def _write_all(
     path: Path, prompts: Sequence[Prompt], options: BudgetOptions, name: str
 ) -> tuple[list[Text], tuple[str, str]]:
     """A text for each prompt, and in words where they were written and who drafted."""
-    drafting = replace(options.drafting, budget=name if name == AUTO else int(name))
-    drafting = drafting.plainly() if name == PLAIN else drafting
-    with open_writer(path, options.threads, options.max_ctx, drafting) as engine:
+    config = replace(options.config, budget=name if name == AUTO else int(name))
+    config = writing.without_drafts(config) if name == PLAIN else config
+    with open_writer(path, config) as engine:
         texts = [
             write_text(
                 engine.tokens,

@@ -5,15 +5,16 @@ so that a GPU need not hold two; a prompt is read once a round and decoded after
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from draftree.bench import writing
 from draftree.bench.median import Ratio, Report, Samples, divide, summarize
 from draftree.bench.window import make_windows
-from draftree.bench.writing import Drafting, Text, open_writer, write_text
+from draftree.bench.writing import Text, open_writer, write_text
 from draftree.chat import Engine
+from draftree.config import EngineConfig
 from draftree.engine.engine import TokenEngine
 
 DEPTHS: Final = (128, 512, 1024, 2048, 4096)
@@ -22,9 +23,8 @@ _REPEATS: Final = 3  # texts after one prompt
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
-    threads: int
+    config: EngineConfig  # its context is as long as the depths need
     rounds: int
-    drafting: Drafting
     depths: tuple[int, ...] = DEPTHS
     num_tokens: int = 32
 
@@ -71,12 +71,12 @@ class Texts:
 def measure_context(path: Path, options: ContextOptions, report: Report) -> ContextMeasures:
     found: dict[str, dict[int, list[Texts]]] = {}
     ids: list[int] = []
-    ways = {"plain": options.drafting.plainly(), "speculative": options.drafting}
-    max_ctx = max(options.depths) + options.num_tokens
+    drafting = replace(options.config, max_ctx=max(options.depths) + options.num_tokens)
+    ways = {"plain": writing.without_drafts(drafting), "speculative": drafting}
     for number in range(options.rounds):
-        for way, drafting in ways.items():
+        for way, config in ways.items():
             report(f"{way}: loading")
-            with open_writer(path, options.threads, max_ctx, drafting) as engine:
+            with open_writer(path, config) as engine:
                 ids = ids or _long_text(engine, max(options.depths))
                 for depth in options.depths:
                     report(f"{way} at depth {depth}: round {number + 1} of {options.rounds}")

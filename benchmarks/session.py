@@ -24,8 +24,8 @@ from benchmarks.parity import ParityOptions, measure_parity
 from draftree.bench.dataset import OWN, chat_prompts
 from draftree.bench.http import HttpOptions, measure_http
 from draftree.bench.record import Json
-from draftree.bench.writing import Drafting
 from draftree.cli.measurement import MAX_CTX, Line, Measurement
+from draftree.config import EngineConfig
 from draftree.engine.gpu import find_gpu
 from draftree.env import cache_dir
 from draftree.errors import BenchError
@@ -78,8 +78,8 @@ class Session(Measurement):
             self.skip(f"A depth of {depth}: {self.path.name} was trained for {longest} tokens.")
         if not fitting:
             raise BenchError(f"No depth fits the {longest} tokens of {self.path.name}.")
-        drafting = Drafting(draft, device=device)
-        options = ContextOptions(self.threads, rounds, drafting, fitting, n_gen)
+        config = EngineConfig(device, draft, threads=self.threads)
+        options = ContextOptions(config, rounds, fitting, n_gen)
         settings = {"threads": self.threads, "rounds": rounds, "num_tokens": n_gen, "draft": draft}
         return self.record(
             "context", settings, lambda: measure_context(self.path, options, self.say)
@@ -98,9 +98,9 @@ class Session(Measurement):
     ) -> Line:
         sets = self.load_sets(data or (() if file else (OWN,)), file, limit)
         prompts = [prompt for members in sets.values() for prompt in members]
-        drafting = Drafting(draft, device=device)
-        chosen, max_ctx = tuple(budgets) or BUDGETS, min(MAX_CTX, self.context_length)
-        options = BudgetOptions(self.threads, passes, n_gen, drafting, chosen, max_ctx)
+        max_ctx = min(MAX_CTX, self.context_length)
+        config = EngineConfig(device, draft, threads=self.threads, max_ctx=max_ctx)
+        options = BudgetOptions(config, passes, n_gen, tuple(budgets) or BUDGETS)
         settings: Json = {"threads": self.threads, "passes": passes, "num_tokens": n_gen}
         settings |= {"limit": limit, "draft": draft, "sets": list(sets)}
         return self.record(

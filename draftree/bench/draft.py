@@ -87,7 +87,7 @@ def measure_draft(
     shapes = [shape for shape in shapes if shape.block <= count_block(checkpoint)]
     if not shapes:
         raise BenchError(f"There is no shape that {checkpoint.path} can fill.")
-    plain = Engine.open(str(path), replace(config, draft="none", budget=0, ngram="off"))
+    plain = Engine.open(str(path), writing.without_drafts(config))
     known: dict[tuple[str, float], list[writing.Text]] = {}
     runs: list[DraftRun] = []
     for shape in shapes:

@@ -13,18 +13,10 @@ from typing import Any
 from draftree.bench import writing
 from draftree.bench.dataset import Prompt
 from draftree.bench.median import Report, Samples, summarize
-from draftree.bench.writing import Drafting, encode_prompt, open_writer, write_text
+from draftree.bench.writing import encode_prompt, open_writer, without_drafts, write_text
+from draftree.config import EngineConfig
 from draftree.core import SamplingParams, Usage
 from draftree.errors import BenchError
-
-
-@dataclass(frozen=True, slots=True)
-class SuiteOptions:
-    threads: int
-    num_tokens: int
-    drafting: Drafting
-    max_ctx: int = 2048
-    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +62,28 @@ class Pair:
 
 
 def measure_suite(
-    path: Path, sets: Mapping[str, Sequence[Prompt]], options: SuiteOptions, report: Report
+    path: Path,
+    sets: Mapping[str, Sequence[Prompt]],
+    num_tokens: int,
+    config: EngineConfig,
+    report: Report,
+    temperature: float = 0.0,
 ) -> SuiteMeasures:
+    """config: of the engine that drafts."""
     report("loading")
-    shared = path, options.threads, options.max_ctx
-    drafted = options.drafting
     with (
-        open_writer(*shared, drafted.plainly()) as plain,
-        open_writer(*shared, drafted) as drafting,
+        open_writer(path, without_drafts(config)) as plain,
+        open_writer(path, config) as drafting,
     ):
         measures = {}
         for name, prompts in sets.items():
             pairs = []
             for number, prompt in enumerate(prompts):
                 report(f"{name}: prompt {number + 1} of {len(prompts)}")
-                count, stop_ids = options.num_tokens, plain.tokenizer.stop_ids
-                ids = encode_prompt(plain, prompt, count)
-                sampling = SamplingParams(temperature=options.temperature, seed=number)
-                a = write_text(plain.tokens, ids, count, sampling, stop_ids=stop_ids)
-                b = write_text(drafting.tokens, ids, count, sampling, stop_ids=stop_ids)
+                ids, stop_ids = encode_prompt(plain, prompt, num_tokens), plain.tokenizer.stop_ids
+                sampling = SamplingParams(temperature=temperature, seed=number)
+                a = write_text(plain.tokens, ids, num_tokens, sampling, stop_ids=stop_ids)
+                b = write_text(drafting.tokens, ids, num_tokens, sampling, stop_ids=stop_ids)
                 pairs.append(Pair(a.tokens == b.tokens, a.usage, b.usage))
             measures[name] = summarize_pairs(pairs)
         source = writing.describe_drafts(drafting)

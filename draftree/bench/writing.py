@@ -28,37 +28,20 @@ class Text:
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True)
-class Drafting:
-    """How texts are written where they are drafted. ngram "": looked up on the CPU only, where it
-    does not keep rounds from running on the device.
-    """
-
-    draft: str = "auto"
-    budget: int | str = "auto"
-    ngram: str = ""
-    device: str = "auto"
-
-    def plainly(self) -> "Drafting":
-        """The same device, and nothing drafted."""
-        return replace(self, draft="none", budget=0, ngram="off")
+def without_drafts(config: EngineConfig) -> EngineConfig:
+    return replace(config, draft="none", budget=0, ngram="off")
 
 
 @contextmanager
-def open_writer(path: Path, threads: int, max_ctx: int, drafting: Drafting) -> Iterator[Engine]:
-    """An engine that has written a little already."""
-    ngram = drafting.ngram or ("auto" if find_gpu(drafting.device) else "on")
-    config = EngineConfig(
-        device=drafting.device,
-        draft=drafting.draft,
-        budget=drafting.budget,
-        ngram=ngram,
-        max_ctx=max_ctx,
-        threads=threads,
-    )
+def open_writer(path: Path, config: EngineConfig) -> Iterator[Engine]:
+    """An engine that has written a little already. ngram "auto": drafts are looked up on the CPU
+    only, where that does not keep rounds from running on the device.
+    """
+    if config.ngram == "auto" and find_gpu(config.device) is None:
+        config = replace(config, ngram="on")
     engine = Engine.open(str(path), config)
     try:
-        ids = engine.tokenizer.encode(_WARM_UP)[: max(max_ctx - _WARM_TOKENS, 1)]
+        ids = engine.tokenizer.encode(_WARM_UP)[: max(engine.plan.max_ctx - _WARM_TOKENS, 1)]
         write_text(engine.tokens, ids, _WARM_TOKENS)
         yield engine
     finally:

@@ -70,19 +70,17 @@ class Measurement:
         temperature: of the first; sampled texts have a result of their own.
         """
         from draftree.bench.draft import measure_draft
-        from draftree.bench.suite import SuiteOptions, measure_suite
-        from draftree.bench.writing import Drafting
+        from draftree.bench.suite import measure_suite
         from draftree.config import EngineConfig
 
         sets, max_ctx = self.load_sets(data, file, limit), min(MAX_CTX, self.context_length)
-        drafting = Drafting(draft, device=device)
-        options = SuiteOptions(self.threads, n_gen, drafting, max_ctx, temperature)
         config = EngineConfig(device, draft, threads=self.threads, max_ctx=max_ctx)
         settings = {"threads": self.threads, "num_tokens": n_gen, "limit": limit, "draft": draft}
         settings |= {"temperature": temperature} if temperature else {}
+        asked = self.path, sets, n_gen, config, self.say
         measures = {
-            "suite": lambda: measure_suite(self.path, sets, options, self.say),
-            "draft": lambda: measure_draft(self.path, sets, n_gen, config, self.say),
+            "suite": lambda: measure_suite(*asked, temperature),
+            "draft": lambda: measure_draft(*asked),
         }
         return self.record(f"{kind}-sampled" if temperature else kind, settings, measures[kind])
 

@@ -3,8 +3,8 @@
 import pytest
 
 from draftree.bench.dataset import Prompt
-from draftree.bench.suite import Pair, SuiteOptions, measure_suite, summarize_pairs
-from draftree.bench.writing import Drafting
+from draftree.bench.suite import Pair, measure_suite, summarize_pairs
+from draftree.config import EngineConfig
 from draftree.core import RoundStats, Usage
 from draftree.errors import BenchError
 
@@ -46,8 +46,8 @@ def test_no_prompts_are_refused():
 
 def test_texts_are_equal_on_a_tiny_model(tiny_path, say):
     sets = {"a": [Prompt("one two one two one two one two", False), Prompt("x = 1", False)]}
-    options = SuiteOptions(1, 12, Drafting(device="cpu"), max_ctx=256)
-    measures = measure_suite(tiny_path, sets, options, say)
+    config = EngineConfig("cpu", threads=1, max_ctx=256)
+    measures = measure_suite(tiny_path, sets, 12, config, say)
     assert measures.drafting == "lookup in the text so far"
     assert measures.sets["a"].num_equal == 2
     assert measures.sets["a"].stage_ms["verify"] > 0.0

@@ -1,7 +1,8 @@
 """What usages say together."""
 
 from draftree.bench import writing
-from draftree.bench.writing import Drafting, open_writer, write_text
+from draftree.bench.writing import open_writer, without_drafts, write_text
+from draftree.config import EngineConfig
 from draftree.core import RoundStats, Usage
 
 
@@ -44,8 +45,8 @@ def test_stages_and_rest_are_all_of_decoding():
 
 
 def test_a_writer_repeats_itself(tiny_path):
-    drafting = Drafting(budget=4, device="cpu")
-    with open_writer(tiny_path, 2, 128, drafting) as engine:
+    config = EngineConfig("cpu", budget=4, threads=2, max_ctx=128)
+    with open_writer(tiny_path, config) as engine:
         assert writing.describe_drafts(engine) == "lookup in the text so far"
         assert writing.device_name(engine) == "CPU"
         ids = engine.tokenizer.encode("one two one two one two")
@@ -55,6 +56,6 @@ def test_a_writer_repeats_itself(tiny_path):
     assert first.tokens == again.tokens == fresh.tokens
     assert (first.usage.cached_tokens, fresh.usage.cached_tokens) == (0, 0)
     assert again.usage.cached_tokens > 0
-    with open_writer(tiny_path, 2, 128, drafting.plainly()) as engine:
+    with open_writer(tiny_path, without_drafts(config)) as engine:
         assert writing.describe_drafts(engine) == "none"
         assert write_text(engine.tokens, ids, 8).tokens == first.tokens

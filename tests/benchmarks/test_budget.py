@@ -5,10 +5,12 @@ import pytest
 from benchmarks import budget
 from benchmarks.budget import BudgetOptions, find_best, measure_budget, summarize_budgets
 from draftree.bench.dataset import Prompt
-from draftree.bench.writing import Drafting, Text
+from draftree.bench.writing import Text
+from draftree.config import EngineConfig
 from draftree.core import RoundStats, Usage
 from draftree.errors import BenchError
 
+CONFIG = EngineConfig("cpu", threads=1, max_ctx=128)
 PROMPTS = [Prompt("one two one two one two one two", False), Prompt("x = 1", False)]
 
 
@@ -32,7 +34,7 @@ def test_budgets_are_compared_pass_by_pass():
 
 
 def test_budgets_on_a_tiny_model(tiny_path, say):
-    options = BudgetOptions(1, 2, 10, Drafting(device="cpu"), ("2", "0", "auto"), max_ctx=128)
+    options = BudgetOptions(CONFIG, 2, 10, ("2", "0", "auto"))
     measures = measure_budget(tiny_path, PROMPTS, options, say)
     assert list(measures.budgets) == ["0", "2", "auto"]
     assert measures.refused == {} and measures.num_prompts == 2
@@ -47,13 +49,13 @@ def test_budgets_on_a_tiny_model(tiny_path, say):
 def test_what_the_engine_refuses_is_said(tiny_path, say, monkeypatch):
     real = budget.open_writer
 
-    def refuse(path, threads, max_ctx, drafting):
-        if drafting.budget == 2:
+    def refuse(path, config):
+        if config.budget == 2:
             raise ValueError("on a GPU the budget is at most 1")
-        return real(path, threads, max_ctx, drafting)
+        return real(path, config)
 
     monkeypatch.setattr(budget, "open_writer", refuse)
-    options = BudgetOptions(1, 1, 4, Drafting(device="cpu"), ("2", "auto"), max_ctx=128)
+    options = BudgetOptions(CONFIG, 1, 4, ("2", "auto"))
     measures = measure_budget(tiny_path, PROMPTS[:1], options, say)
     assert measures.refused == {"2": "on a GPU the budget is at most 1"}
     assert list(measures.budgets) == ["0", "auto"]
@@ -61,4 +63,4 @@ def test_what_the_engine_refuses_is_said(tiny_path, say, monkeypatch):
 
 def test_no_prompts_are_refused(tiny_path, say):
     with pytest.raises(BenchError, match="no prompts"):
-        measure_budget(tiny_path, [], BudgetOptions(1, 1, 4, Drafting()), say)
+        measure_budget(tiny_path, [], BudgetOptions(CONFIG, 1, 4), say)

@@ -3,7 +3,8 @@
 import pytest
 
 from benchmarks.context import ContextOptions, Texts, measure_context, summarize_depths
-from draftree.bench.writing import Drafting, Text
+from draftree.bench.writing import Text
+from draftree.config import EngineConfig
 from draftree.core import RoundStats, Usage
 
 
@@ -24,7 +25,7 @@ def test_first_texts_tell_the_first_token_and_all_tell_the_rate():
 
 
 def test_depths_on_a_tiny_model(tiny_path, say):
-    options = ContextOptions(1, 2, Drafting(device="cpu"), depths=(16, 48), num_tokens=6)
+    options = ContextOptions(EngineConfig("cpu", threads=1), 2, depths=(16, 48), num_tokens=6)
     measures = measure_context(tiny_path, options, say)
     assert list(measures.depths) == ["16", "48"]
     assert (measures.device, measures.drafting) == ("CPU", "lookup in the text so far")
@@ -36,6 +37,6 @@ def test_depths_on_a_tiny_model(tiny_path, say):
 
 
 def test_a_depth_beyond_the_model_is_refused(tiny_path, say):
-    options = ContextOptions(1, 1, Drafting(device="cpu"), depths=(10**7,))
+    options = ContextOptions(EngineConfig("cpu", threads=1), 1, depths=(10**7,))
     with pytest.raises(Exception, match="was trained for"):
         measure_context(tiny_path, options, say)
