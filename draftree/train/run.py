@@ -25,7 +25,7 @@ from draftree.train.drafted_block import DraftedBlocks
 from draftree.train.export import check_formats, export_folder, export_gguf
 from draftree.train.initial import compare_shapes, copy_weights, take_shape
 from draftree.train.loop import CurvePoint, Feeder, Trainer
-from draftree.train.own_prompt import write_own_prompts
+from draftree.train.own_prompt import MakeWriter, write_own_prompts
 from draftree.train.prompt import Prompt, encode_prompts, spare_token
 from draftree.train.selector import BlockSource, SelectorModule, SelectorPoint, train_selector
 from draftree.train.selector_file import new_module, write_selector
@@ -35,7 +35,7 @@ from draftree.train.writer import Writer
 from draftree.weights.checkpoint import Checkpoint
 from draftree.weights.file import open_checkpoint
 
-PROMPT_SHARE = 0.5  # of a sequence, at most
+_PROMPT_SHARE = 0.5  # of a sequence, at most
 HEAD_TOKENS = 8192  # tokens that a draft proposes, of a larger vocabulary
 
 
@@ -86,14 +86,10 @@ def train_draft(
     watcher.phase("reading the target", 0)
     teacher = load_teacher(checkpoint, device, dtype)
     spec = _resolve_spec(teacher, tokenizer, config, start)
-    text, plan = config.text, config.schedule
-    own = _own_prompts(teacher, tokenizer, config, folder, watcher)
-    encoded = encode_prompts([*prompts, *own], tokenizer, int(PROMPT_SHARE * text.max_len))
-    count = watch_phase(watcher, "writing text", text.num_tokens, text.max_minutes)
-    corpus = write_corpus(
-        Writer(teacher, text.batch_size, text.max_len, sorted(tokenizer.stop_ids)),
-        *(encoded, text, config.seed, folder),
-        lambda done: watcher.advance(count(done), f"{done / 1e6:.2f} M tokens"),
+    make_writer, plan = partial(Writer, teacher), config.schedule
+    corpus = write_text(
+        *(make_writer, tokenizer, prompts, config, folder, watcher),
+        lambda done: f"{done / 1e6:.2f} M tokens",
     )
     passed = watch_phase(watcher, "training", plan.num_steps, plan.max_minutes)
     trainer = Trainer(teacher, corpus, spec, config)
@@ -124,6 +120,32 @@ def train_draft(
     draw_curve(trainer.curve, folder / "curve.png")
     (folder / "README.md").write_text(make_card(record(), name), encoding="utf-8")
     return Trained(trainer.draft, trainer.curve, folder, selector)
+
+
+def write_text(
+    make_writer: MakeWriter,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Prompt],
+    config: TrainConfig | SelectorConfig,
+    folder: Path,
+    watcher: Watcher,
+    describe: Callable[[int], str],
+) -> Corpus:
+    """Replies to these prompts and the target's own. describe: so many tokens, in words."""
+    text, seed, own = config.text, config.seed, list[Prompt]()
+    if text.num_own_prompts:
+        watcher.phase("writing prompts", text.num_own_prompts)
+        own = write_own_prompts(
+            *(make_writer, tokenizer, text.num_own_prompts, text.batch_size, seed, folder),
+            lambda done: watcher.advance(done, f"{done:,} prompts"),
+        )
+    encoded = encode_prompts([*prompts, *own], tokenizer, int(_PROMPT_SHARE * text.max_len))
+    count = watch_phase(watcher, "writing text", text.num_tokens, text.max_minutes)
+    return write_corpus(
+        make_writer(text.batch_size, text.max_len, sorted(tokenizer.stop_ids)),
+        *(encoded, text, seed, folder),
+        lambda done: watcher.advance(count(done), describe(done)),
+    )
 
 
 def _write_files(
@@ -233,24 +255,6 @@ def save_record(record: dict[str, Any], folder: Path) -> None:
     unfinished = folder / "record.partial"
     unfinished.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     unfinished.replace(folder / "record.json")
-
-
-def _own_prompts(
-    teacher: Teacher, tokenizer: Tokenizer, config: TrainConfig, folder: Path, watcher: Watcher
-) -> list[Prompt]:
-    count = config.text.num_own_prompts
-    if not count:
-        return []
-    watcher.phase("writing prompts", count)
-    return write_own_prompts(
-        partial(Writer, teacher),
-        tokenizer,
-        count,
-        config.text.batch_size,
-        config.seed,
-        folder,
-        lambda done: watcher.advance(done, f"{done:,} prompts"),
-    )
 
 
 def _resolve_spec(

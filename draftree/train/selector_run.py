@@ -6,7 +6,6 @@ Text is written and drafts are read by the engine itself, so a CPU is enough.
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,16 @@ from draftree.models.metadata import Metadata
 from draftree.text.tokenizer import Tokenizer
 from draftree.train.block_row import BlockRows, FinalNorm, read_rows
 from draftree.train.card import make_selector_card
-from draftree.train.corpus import Corpus, write_corpus
+from draftree.train.corpus import Corpus
 from draftree.train.engine_writer import EngineWriter
-from draftree.train.own_prompt import write_own_prompts
-from draftree.train.prompt import Prompt, encode_prompts
+from draftree.train.prompt import Prompt
 from draftree.train.run import (
     HEAD_TOKENS,
-    PROMPT_SHARE,
     Watcher,
     claim_folder,
     save_record,
-    watch_phase,
     watch_selector,
+    write_text,
 )
 from draftree.train.selector import SelectorPoint, StoredBlocks
 from draftree.train.selector_file import new_module, write_selector
@@ -65,11 +62,17 @@ def add_selector(
             raise ModelError(f"{draft.path} cannot take a selector; give a DFlash draft.")
         folder.mkdir(parents=True, exist_ok=True)
         claim_folder(folder, config, checkpoint, prompts, draft)
-        corpus = _write(engine, checkpoint, prompts, config, folder, watcher)
+        corpus = write_text(
+            lambda _, max_len, stop_ids: EngineWriter(engine, max_len, stop_ids),
+            Tokenizer.from_metadata(checkpoint.metadata),
+            *(prompts, config, folder, watcher),
+            "{:,} tokens".format,
+        )
         watcher.phase("reading what the draft makes of it", corpus.num_sequences)
-        told = partial(_advance, watcher, "texts")
-        norm = _final_norm(draft)
-        rows = read_rows(engine, drafter, corpus, norm, config.plan.top_k, folder, told)
+        rows = read_rows(
+            *(engine, drafter, corpus, _final_norm(draft), config.plan.top_k, folder),
+            lambda done: watcher.advance(done, f"{done:,} texts"),
+        )
     finally:
         engine.close()
     listed = _listed_tokens(draft, corpus, engine.model_config.vocab_size)
@@ -86,41 +89,11 @@ def add_selector(
     return path
 
 
-def _write(
-    engine: TokenEngine,
-    checkpoint: Checkpoint,
-    prompts: Sequence[Prompt],
-    config: SelectorConfig,
-    folder: Path,
-    watcher: Watcher,
-) -> Corpus:
-    tokenizer, text, seed = Tokenizer.from_metadata(checkpoint.metadata), config.text, config.seed
-    own: list[Prompt] = []
-    if text.num_own_prompts:
-        watcher.phase("writing prompts", text.num_own_prompts)
-        own = write_own_prompts(
-            lambda _, max_len, stops: EngineWriter(engine, max_len, stops),
-            *(tokenizer, text.num_own_prompts, text.batch_size, seed, folder),
-            partial(_advance, watcher, "prompts"),
-        )
-    encoded = encode_prompts([*prompts, *own], tokenizer, int(PROMPT_SHARE * text.max_len))
-    count = watch_phase(watcher, "writing text", text.num_tokens, text.max_minutes)
-    writer = EngineWriter(engine, text.max_len, sorted(tokenizer.stop_ids))
-    return write_corpus(
-        *(writer, encoded, text, seed, folder),
-        lambda done: watcher.advance(count(done), f"{done:,} tokens"),
-    )
-
-
 def _final_norm(draft: Checkpoint) -> FinalNorm:
     info = draft.tensors["output_norm.weight"]
     weight = dequantize(draft.raw(info.name), info.qtype).reshape(-1)
     eps = Metadata(draft).number("attention.layer_norm_rms_epsilon")
     return FinalNorm(weight.astype(np.float32), eps)
-
-
-def _advance(watcher: Watcher, what: str, done: int) -> None:
-    watcher.advance(done, f"{done:,} {what}")
 
 
 def _listed_tokens(draft: Checkpoint, corpus: Corpus, vocab_size: int) -> list[int]:
