@@ -13,7 +13,7 @@ from draftree.core import FinishReason
 from draftree.serve.identity import new_token
 from draftree.serve.observed import ObservedCall, Part, split_parts
 from draftree.serve.queue import Job
-from draftree.serve.reply import Folded, ToolCall
+from draftree.serve.reply import Folded
 from draftree.serve.statistics import statistics
 from draftree.serve.wire import ApiError, event, to_json
 from draftree.text.reply import DeltaKind
@@ -89,7 +89,7 @@ class MessageWire:
             blocks.append({"type": "thinking", "thinking": text, "signature": UNSIGNED})
         if reply.text:
             blocks.append({"type": "text", "text": reply.text})
-        blocks += [block for call in reply.tool_calls for block in _call_blocks(call)]
+        blocks += [block for call in reply.calls for block in _call_blocks(call)]
         return self._message(blocks, **self._stop(reply.finish_reason), usage=self._usage(jobs))
 
     def _message(self, content: list[dict[str, Any]], **members: Any) -> dict[str, Any]:
@@ -158,11 +158,11 @@ class MessageWire:
         return members
 
 
-def _call_blocks(call: ToolCall) -> Iterator[dict[str, Any]]:
+def _call_blocks(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """None for a call that was cut short: it has no input that could be told."""
     with suppress(ValueError, RecursionError):
-        arguments = json.loads(call.arguments)
-        yield {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+        name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+        yield {"type": "tool_use", "id": call["id"], "name": name, "input": arguments}
 
 
 def _event(name: str, **members: Any) -> str:

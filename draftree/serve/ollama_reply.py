@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from draftree.core import FinishReason
 from draftree.serve.observed import split_parts
 from draftree.serve.queue import Job
-from draftree.serve.reply import Folded, ToolCall
+from draftree.serve.reply import Folded
 from draftree.serve.statistics import count_ms
 from draftree.serve.wire import ApiError, to_json
 from draftree.text.reply import DeltaKind
@@ -52,11 +52,11 @@ class OllamaWire:
         return ""
 
     def chunk(self, index: int, deltas: "Sequence[Delta]") -> str:
-        self._folded.add(deltas)
+        self._folded.extend(deltas)
         return "".join(self._write(deltas))
 
     def closing(self, index: int, job: Job) -> str:
-        calls = self._take_calls(len(self._folded.tool_calls))
+        calls = self._take_calls(len(self._folded.calls))
         return self._line(tool_calls=calls) if calls else ""
 
     def ending(self, jobs: Sequence[Job]) -> str:
@@ -68,7 +68,7 @@ class OllamaWire:
 
     def whole(self, replies: Sequence[Folded], jobs: Sequence[Job]) -> dict[str, Any]:
         (reply,), (job,) = replies, jobs
-        calls = [call for each in reply.tool_calls for call in _render_call(each)]
+        calls = [call for each in reply.calls for call in _render_call(each)]
         content = self._content(reply.text, reply.reasoning, calls)
         return {**self.head(), **content, **ending(job)}
 
@@ -87,7 +87,7 @@ class OllamaWire:
 
     def _take_calls(self, end: int) -> list[dict[str, Any]]:
         start, self._num_sent = self._num_sent, max(end, self._num_sent)
-        found = self._folded.tool_calls[start:end]
+        found = self._folded.calls[start:end]
         return [call for each in found for call in _render_call(each)]
 
     def _line(self, *arguments: Any, **members: Any) -> str:
@@ -119,11 +119,11 @@ def ending(job: Job) -> dict[str, Any]:
     }
 
 
-def _render_call(call: ToolCall) -> Iterator[dict[str, Any]]:
+def _render_call(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """None for a call that was cut short: it has no arguments that could be told."""
     with suppress(ValueError, RecursionError):
-        arguments = json.loads(call.arguments)
-        yield {"id": call.id, "function": {"name": call.name, "arguments": arguments}}
+        name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+        yield {"id": call["id"], "function": {"name": name, "arguments": arguments}}
 
 
 def _line(value: dict[str, Any]) -> str:

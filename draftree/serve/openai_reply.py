@@ -107,16 +107,8 @@ class ChatWire(_FramedWire):
             message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
             if reply.reasoning:
                 message["reasoning_content"] = reply.reasoning
-            if reply.tool_calls:
-                message["content"] = reply.text or None
-                message["tool_calls"] = [
-                    {
-                        "id": call.id,
-                        "type": "function",
-                        "function": {"name": call.name, "arguments": call.arguments},
-                    }
-                    for call in reply.tool_calls
-                ]
+            if reply.calls:
+                message |= {"content": reply.text or None, "tool_calls": reply.calls}
             has_scores = self._options.has_logprobs
             choices.append(
                 {

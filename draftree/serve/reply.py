@@ -7,7 +7,6 @@ they wait or run. Non-streaming is the stream folded up.
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -19,7 +18,8 @@ from draftree.core import FinishReason, Usage
 from draftree.serve.queue import RELAYED_FRAME_S, Call, Job, resume
 from draftree.serve.service import Service
 from draftree.serve.wire import OUTLET, ApiError, Outlet, encode, to_json
-from draftree.text.reply import DeltaKind
+from draftree.text.message import ReplyMessage
+from draftree.text.reply import ReplyPiece
 
 if TYPE_CHECKING:
     from draftree.chat import Delta, TokenLogprob
@@ -32,36 +32,18 @@ _PATIENCE_S: Final = 10.0  # before a sign of life, where there is nothing new t
 _STREAM_HEADERS: Final = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
-@dataclass(slots=True)
-class ToolCall:
-    id: str
-    name: str
-    arguments: str
+class Folded(ReplyMessage):
+    """A reply put together, and what else is known of it."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: FinishReason | None = None
 
-@dataclass(slots=True)
-class Folded:
-    """A reply put together."""
-
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: list[ToolCall] = field(default_factory=list)
-    logprobs: "list[TokenLogprob]" = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    usage: Usage = field(default_factory=Usage)
-
-    def add(self, deltas: "Sequence[Delta]") -> None:
+    def extend(self, deltas: "Sequence[Delta]") -> None:
         for delta in deltas:
-            if delta.kind is DeltaKind.TEXT:
-                self.text += delta.text
-                self.logprobs += delta.logprobs
-            elif delta.kind is DeltaKind.REASONING:
-                self.reasoning += delta.text
-            elif delta.tool_call is not None:
-                call = delta.tool_call
-                if call.index == len(self.tool_calls):
-                    self.tool_calls.append(ToolCall(call.id or "", call.name or "", ""))
-                self.tool_calls[call.index].arguments += call.arguments
+            self.add(ReplyPiece(delta.kind, delta.text, delta.tool_call))
+            self.logprobs += delta.logprobs
 
 
 class Wire(Protocol):
@@ -289,8 +271,8 @@ async def _read_first(job: Job) -> "list[Delta] | None":
 async def _fold(job: Job) -> Folded:
     folded = Folded()
     while deltas := await job.read():
-        folded.add(deltas)
-    folded.finish_reason, folded.usage = job.finish_reason, job.usage
+        folded.extend(deltas)
+    folded.finish_reason = job.finish_reason
     return folded
 
 

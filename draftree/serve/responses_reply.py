@@ -96,9 +96,10 @@ class ResponseWire:
         items = [Item(kind, self._new_id(kind), text) for kind, text in found if text]
         for item in items:
             item.logprobs = reply.logprobs if item.kind is DeltaKind.TEXT else []
-        for call in reply.tool_calls:
-            kind = DeltaKind.TOOL_CALL
-            item = Item(kind, self._new_id(kind), call.arguments, call_id=call.id, name=call.name)
+        for call in reply.calls:
+            kind, function = DeltaKind.TOOL_CALL, call["function"]
+            item = Item(kind, self._new_id(kind), function["arguments"])
+            item.call_id, item.name = call["id"], function["name"]
             items.append(item)
         status = _status(reply.finish_reason)
         output = [self._render(item, "completed") for item in items]

@@ -292,10 +292,11 @@ def test_more_replies_than_one_may_have_are_refused(start):
 def test_folded_calls():
     folded = reply.Folded()
     calls = [Call(0, "a", "f", "{"), Call(0, None, None, "}"), Call(1, "b", "g", "[]")]
-    folded.add([Delta(kind=DeltaKind.TOOL_CALL, tool_call=call) for call in calls])
-    assert [(c.id, c.name, c.arguments) for c in folded.tool_calls] == [
-        ("a", "f", "{}"),
-        ("b", "g", "[]"),
+    folded.extend([Delta(kind=DeltaKind.TOOL_CALL, tool_call=call) for call in calls])
+    functions = [{"name": "f", "arguments": "{}"}, {"name": "g", "arguments": "[]"}]
+    assert [(call["id"], call["function"]) for call in folded.calls] == [
+        ("a", functions[0]),
+        ("b", functions[1]),
     ]
 
 
