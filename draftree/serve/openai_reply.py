@@ -54,28 +54,59 @@ def render_error(error: ApiError) -> dict[str, Any]:
 
 
 class _FramedWire:
-    """Replies whose chunks stand in a frame."""
+    """Replies whose chunks have a frame around their choices, written once."""
 
-    _frame: "Frame"
+    def __init__(self, options: ReplyOptions, reply_id: str, chunk_kind: str) -> None:
+        self._options, self._id = options, reply_id
+        self._head = f'data: {to_json(self._describe(chunk_kind))[:-1]},"choices":['
+        self._tail = '],"usage":null}\n\n' if options.has_usage else "]}\n\n"
 
     def blank(self) -> str:
         """A chunk without choices."""
-        return self._frame.wrap("")
+        return self._wrap("")
 
     def ending(self, jobs: Sequence[Job]) -> str:
-        return self._frame.end(jobs)
+        if not self._options.has_usage:
+            return DONE
+        usage = to_json(usage_of(jobs, self._options))
+        return f'{self._head}],"usage":{usage}}}\n\n{DONE}'
 
     def failure(self, error: ApiError) -> str:
         return event(to_json(render_error(error))) + DONE
+
+    def _wrap(self, choice: str) -> str:
+        return f"{self._head}{choice}{self._tail}"
+
+    def _close(self, chunk: str, job: Job) -> str:
+        """The last chunk of a reply."""
+        if not self._options.closes_with_usage:
+            return chunk
+        usage = to_json(usage_of([job], self._options))
+        return f'{chunk.removesuffix(self._tail)}],"usage":{usage}}}\n\n'
+
+    def _join(
+        self, kind: str, choices: list[dict[str, Any]], jobs: Sequence[Job]
+    ) -> dict[str, Any]:
+        """In one piece."""
+        prompt, usage = self._options.prompt, usage_of(jobs, self._options)
+        shown = {} if prompt is None else {"__verbose": {"prompt": prompt}}
+        return {**self._describe(kind), "choices": choices, "usage": usage, **shown}
+
+    def _describe(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._options.created,
+            "model": self._options.model,
+            "system_fingerprint": self._options.fingerprint,
+        }
 
 
 class ChatWire(_FramedWire):
     """Writes chat completions."""
 
     def __init__(self, options: ReplyOptions) -> None:
-        self._options = options
-        self._id = f"chatcmpl-{options.token}"
-        self._frame = Frame(self._id, "chat.completion.chunk", options)
+        super().__init__(options, f"chatcmpl-{options.token}", "chat.completion.chunk")
         self._num_calls = [0] * options.num_each
 
     def opening(self) -> str:
@@ -99,7 +130,7 @@ class ChatWire(_FramedWire):
 
     def closing(self, index: int, job: Job) -> str:
         reason = to_json(finish_word(job.finish_reason))
-        return self._frame.close(self._choice(index, "{}", reason=reason), job)
+        return self._close(self._choice(index, "{}", reason=reason), job)
 
     def whole(self, replies: Sequence[Folded], jobs: Sequence[Job]) -> dict[str, Any]:
         choices = []
@@ -118,10 +149,10 @@ class ChatWire(_FramedWire):
                     "finish_reason": finish_word(reply.finish_reason),
                 }
             )
-        return whole(self._id, "chat.completion", self._options, choices, jobs)
+        return self._join("chat.completion", choices, jobs)
 
     def _choice(self, index: int, delta: str, logprobs: str = "null", reason: str = "null") -> str:
-        return self._frame.wrap(
+        return self._wrap(
             f'{{"index":{index},"delta":{delta},"logprobs":{logprobs},"finish_reason":{reason}}}'
         )
 
@@ -147,9 +178,7 @@ class CompletionWire(_FramedWire):
     """Writes text completions."""
 
     def __init__(self, options: ReplyOptions) -> None:
-        self._options = options
-        self._id = f"cmpl-{options.token}"
-        self._frame = Frame(self._id, "text_completion", options)
+        super().__init__(options, f"cmpl-{options.token}", "text_completion")
         self._offsets = [len(self._echo(index)) for index in range(self._num_replies)]
 
     @property
@@ -171,7 +200,7 @@ class CompletionWire(_FramedWire):
 
     def closing(self, index: int, job: Job) -> str:
         reason = to_json(finish_word(job.finish_reason))
-        return self._frame.close(self._choice(index, "", reason=reason), job)
+        return self._close(self._choice(index, "", reason=reason), job)
 
     def whole(self, replies: Sequence[Folded], jobs: Sequence[Job]) -> dict[str, Any]:
         choices = []
@@ -185,65 +214,17 @@ class CompletionWire(_FramedWire):
                     "finish_reason": finish_word(reply.finish_reason),
                 }
             )
-        return whole(self._id, "text_completion", self._options, choices, jobs)
+        return self._join("text_completion", choices, jobs)
 
     def _echo(self, index: int) -> str:
         options = self._options
         return options.echoes[index // options.num_each] if options.echoes else ""
 
     def _choice(self, index: int, text: str, logprobs: str = "null", reason: str = "null") -> str:
-        return self._frame.wrap(
+        return self._wrap(
             f'{{"text":{to_json(text)},"index":{index},"logprobs":{logprobs},'
             f'"finish_reason":{reason}}}'
         )
-
-
-class Frame:
-    """What stands around the choices of every chunk, written once."""
-
-    def __init__(self, reply_id: str, kind: str, options: ReplyOptions) -> None:
-        head = to_json(_head(reply_id, kind, options))
-        self._options = options
-        self._head = f'data: {head[:-1]},"choices":['
-        self._tail = '],"usage":null}\n\n' if options.has_usage else "]}\n\n"
-
-    def wrap(self, choice: str) -> str:
-        return f"{self._head}{choice}{self._tail}"
-
-    def close(self, chunk: str, job: Job) -> str:
-        """The last chunk of a reply."""
-        if not self._options.closes_with_usage:
-            return chunk
-        usage = to_json(usage_of([job], self._options))
-        return f'{chunk.removesuffix(self._tail)}],"usage":{usage}}}\n\n'
-
-    def end(self, jobs: Sequence[Job]) -> str:
-        if not self._options.has_usage:
-            return DONE
-        usage = to_json(usage_of(jobs, self._options))
-        return f'{self._head}],"usage":{usage}}}\n\n{DONE}'
-
-
-def whole(
-    reply_id: str,
-    kind: str,
-    options: ReplyOptions,
-    choices: list[dict[str, Any]],
-    jobs: Sequence[Job],
-) -> dict[str, Any]:
-    head = _head(reply_id, kind, options)
-    shown = {} if options.prompt is None else {"__verbose": {"prompt": options.prompt}}
-    return {**head, "choices": choices, "usage": usage_of(jobs, options), **shown}
-
-
-def _head(reply_id: str, kind: str, options: ReplyOptions) -> dict[str, Any]:
-    return {
-        "id": reply_id,
-        "object": kind,
-        "created": options.created,
-        "model": options.model,
-        "system_fingerprint": options.fingerprint,
-    }
 
 
 def usage_of(jobs: Sequence[Job], options: ReplyOptions) -> dict[str, Any]:
