@@ -5,7 +5,7 @@ model may emit any.
 """
 
 import sys
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from draftree.core import TokenSource
 
@@ -21,14 +21,6 @@ SOURCE_STYLES: Final = (
     (TokenSource.GRAMMAR, "blue"),
     (TokenSource.BONUS, "yellow"),
 )
-
-
-class Printer(Protocol):
-    def write(self, delta: "Delta") -> None: ...
-
-    def end(self) -> None:
-        """Finish the last line."""
-        ...
 
 
 class PlainPrinter:
@@ -51,6 +43,7 @@ class PlainPrinter:
         self._last = text[-1]
 
     def end(self) -> None:
+        """Finish the last line."""
         if self._last != "\n":
             sys.stdout.write("\n")
         sys.stdout.flush()

@@ -11,7 +11,7 @@ import typer
 
 from draftree.cli.interrupt import consume
 from draftree.cli.option import Model, Settings, with_settings
-from draftree.cli.printer import PlainPrinter, Printer, TreePrinter
+from draftree.cli.printer import PlainPrinter, TreePrinter
 from draftree.cli.summary import json_line, round_lines, summary_line
 
 _DIM, _NORMAL = "\x1b[2m", "\x1b[22m"
@@ -54,7 +54,7 @@ def run(
             system=settings.system,
             chat=is_message,
         )
-        printer: Printer = TreePrinter() if show_tree else PlainPrinter()
+        printer: TreePrinter | PlainPrinter = TreePrinter() if show_tree else PlainPrinter()
         if isinstance(printer, PlainPrinter) and sys.stdout.isatty() and not is_message:
             printer.write_text(text, _DIM, _NORMAL)
         try:
