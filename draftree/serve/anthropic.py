@@ -3,7 +3,6 @@
 In: HTTP requests. Out: calls on the engine, and a Wire that writes the reply.
 """
 
-import asyncio
 import json
 import re
 from functools import partial
@@ -13,7 +12,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from draftree.errors import DraftreeError
 from draftree.serve.anthropic_fields import (
     AnyChoice,
     AssistantTurn,
@@ -49,7 +47,6 @@ from draftree.serve.openai_fields import compress_options
 from draftree.serve.reply import answer
 from draftree.serve.service import Service
 from draftree.serve.statistics import wants_statistics
-from draftree.serve.thread import explain
 from draftree.serve.wire import ApiError
 from draftree.text.grammar import FormatKind, ResponseFormat
 
@@ -83,12 +80,7 @@ def make_routes(service: Service) -> APIRouter:
     @router.post("/v1/messages/count_tokens", openapi_extra=describe_body(CountRequest))
     async def count_tokens(request: Request) -> dict[str, int]:
         body = await read_body(request, service, CountRequest)
-        engine = service.check_ready()
-        check(body)
-        try:
-            return {"input_tokens": await asyncio.to_thread(_count, engine, body)}
-        except (DraftreeError, ValueError) as error:
-            raise explain(error, engine) from error
+        return {"input_tokens": await service.run_beside(lambda engine: _count(engine, body))}
 
     return router
 
@@ -181,6 +173,7 @@ def _texts(content: str | list[TextBlock] | None) -> list[str]:
 
 
 def _count(engine: "Engine", body: CountRequest) -> int:
+    check(body)
     conversation = read_conversation(body)
     tools, thinking = _tools(body), _thinking(body) if engine.can_think else None
     check_length(engine, conversation.text_len + count_characters(tools))
