@@ -38,7 +38,6 @@ from draftree.serve.conversation import (
     ask,
     check_tools,
     choose_sampling,
-    continue_options,
     describe_tool,
 )
 from draftree.serve.length import check_length, count_characters
@@ -130,7 +129,7 @@ def make_call(body: MessagesRequest, temperature: float, seed: int) -> ObservedC
         thinking_budget=_thinking_budget(body),
         max_tokens=body.max_tokens,
         sampling=choose_sampling(temperature, seed, body.top_p, body.top_k),
-        **continue_options(continues(body)),
+        continue_final=continues(body),
         **compress_options(body.draftree),
     )
     return ObservedCall(call, body.stop_sequences or ())

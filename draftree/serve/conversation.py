@@ -66,11 +66,6 @@ def ask(
     return engine.chat(conversation.messages, max_tokens=limit, **options)
 
 
-def continue_options(is_begun: bool) -> dict[str, Any]:
-    """For Engine.chat."""
-    return {"continue_final": True} if is_begun else {}
-
-
 def describe_tool(
     name: str, description: str | None, parameters: dict[str, Any] | None, strict: bool | None
 ) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from draftree.core import SamplingParams
 from draftree.errors import GrammarError, TokenizerError
 from draftree.serve.body import describe_body, read_body
-from draftree.serve.conversation import EFFORT_BUDGETS, TINY_TOP_P, continue_options
+from draftree.serve.conversation import EFFORT_BUDGETS, TINY_TOP_P
 from draftree.serve.length import check_length, count_characters
 from draftree.serve.openai_fields import (
     ChatRequest,
@@ -195,7 +195,7 @@ def chat_calls(body: ChatRequest, temperature: float, seed: int) -> list[Call]:
             max_tokens=_limit(body.max_completion_tokens, body.max_tokens, body.n_predict),
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             sampling=sampling,
-            **continue_options(continues(body)),
+            continue_final=continues(body),
             **compress_options(body.draftree),
             **_shared_options(body),
         )

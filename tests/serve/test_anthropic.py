@@ -126,6 +126,7 @@ def test_fields_reach_the_engine(client, engine):
         "tool_choice": {"type": "function", "function": {"name": "add"}},
         "parallel_tool_calls": False,
         "response_format": ResponseFormat(FormatKind.JSON_SCHEMA, {"type": "object"}),
+        "continue_final": False,
         "thinking": True,
         "thinking_budget": 7,
     }
@@ -219,7 +220,7 @@ def test_a_reply_goes_on_from_the_last_message(client, engine):
     assert engine.calls[-1]["continue_final"] is True
     assert engine.calls[-1]["prompt"][-1] == turn
     assert ask(client).is_success
-    assert "continue_final" not in engine.calls[-1]
+    assert engine.calls[-1]["continue_final"] is False
     engine.thinks = True
     thinking = {"type": "enabled", "budget_tokens": 2}
     fields = {"messages": [*HELLO["messages"], turn], "thinking": thinking}

@@ -100,6 +100,7 @@ def test_fields_reach_the_engine(client, engine):
         "tool_choice": {"type": "function", "function": {"name": "add"}},
         "parallel_tool_calls": False,
         "response_format": ResponseFormat(FormatKind.JSON_SCHEMA, {"a": 1}),
+        "continue_final": False,
         "thinking": False,
         "thinking_budget": 3,
         "logprobs": None,

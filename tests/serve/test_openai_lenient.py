@@ -147,7 +147,7 @@ def test_a_grammar_is_followed(brief, ask):
 )
 def test_a_reply_goes_on_from_the_assistants_message(client, engine, fields, is_begun):
     assert chat(client, messages=[USER, BEGUN], **fields).is_success
-    assert engine.calls[-1].get("continue_final", False) is is_begun
+    assert engine.calls[-1]["continue_final"] is is_begun
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_reply_goes_on_from_one_message(client, engine):
 def test_a_call_is_no_beginning(client, engine):
     call = {"id": "c", "function": {"name": "add", "arguments": "{}"}}
     assert chat(client, messages=[USER, {"role": "assistant", "tool_calls": [call]}]).is_success
-    assert "continue_final" not in engine.calls[-1]
+    assert engine.calls[-1]["continue_final"] is False
 
 
 def test_any_name_of_a_model(start, engine):

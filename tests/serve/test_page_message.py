@@ -121,7 +121,7 @@ def test_a_reply_that_was_cut_off_can_be_continued(pages):
     talk(page, "two")
     sent = [("user", "one"), ("assistant", "Hello there, friend."), ("user", "two")]
     assert asked(pages.engine) == sent
-    assert "continue_final" not in pages.engine.calls[-1]
+    assert pages.engine.calls[-1]["continue_final"] is False
 
 
 def test_only_the_last_reply_can_be_continued(pages):
