@@ -20,7 +20,6 @@ from benchmarks.parts import Deadline
 from draftree.bench.machine import describe_machine
 from draftree.chat import Engine
 from draftree.compress import AUTO_OWN_SHARE, AUTO_SHARE, Compressor
-from draftree.compress import CompressOptions as RequestOptions
 from draftree.engine.scoring import CHUNK_LEN
 from draftree.text.compress import LongText, choose_chunks, cut_text, token_places
 from draftree.text.tokenizer import Tokenizer
@@ -144,8 +143,8 @@ class _Bench:
     def _answer_auto(
         self, case: Case, seed: int, name: str, compressor: Compressor, whole: Answered
     ) -> None:
-        messages, report = compressor.compress(
-            case.messages(case.text), RequestOptions(AUTO), has_tools=case.has_tools
+        messages, report = compressor.shorten(
+            case.messages(case.text), AUTO, "auto", has_tools=case.has_tools
         )
         assert report is not None
         before = report.tokens_before

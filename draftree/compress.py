@@ -10,7 +10,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final, NamedTuple
 
@@ -39,24 +38,6 @@ AUTO_SHARE: Final = 0.2  # twice what kept every needle of the benchmark
 AUTO_OWN_SHARE: Final = 0.3  # by the target's first layers, which miss more
 _MOST_TEXTS: Final = 512  # that are remembered
 _REPLY: Final = b"reply"
-
-
-@dataclass(frozen=True, slots=True)
-class CompressOptions:
-    """Of one request."""
-
-    mode: str = "off"
-    keep: float | str = "auto"
-
-    def __post_init__(self) -> None:
-        if self.mode not in COMPRESS_NAMES:
-            raise ValueError("compress must be off, auto or always")
-        if not is_share(self.keep):
-            raise ValueError("compress_keep must be auto or a number above 0 and at most 1")
-
-    @property
-    def share(self) -> float:
-        return AUTO_SHARE if self.keep == "auto" else float(self.keep)
 
 
 class Shortened(NamedTuple):
@@ -101,32 +82,24 @@ class Compressor:
         has_tools: bool = False,
         has_room: bool = True,
     ) -> tuple[Sequence[Message], Compression | None]:
-        """As asked for, and where nothing was, as the engine was opened."""
-        config = self._config
-        options = CompressOptions(
-            config.compress if mode is None else mode,
-            config.compress_keep if keep is None else keep,
-        )
-        return self.compress(messages, options, has_tools=has_tools, has_room=has_room)
-
-    def compress(
-        self,
-        messages: Sequence[Message],
-        options: CompressOptions,
-        *,
-        has_tools: bool,
-        has_room: bool = True,
-    ) -> tuple[Sequence[Message], Compression | None]:
-        """The last user's own text is read whole where there are tools, and by "auto" where the
-        target itself would have to read it first. has_room: "auto" may leave texts whole that were
-        read so, since reading them again, though shorter, would take longer.
+        """mode, keep: of this request; None is as the engine was opened. The last user's own text
+        is read whole where there are tools, and by "auto" where the target itself would have to
+        read it first. has_room: "auto" may leave texts whole that were read so, since reading them
+        again, though shorter, would take longer.
         """
-        if options.mode == "off":
+        mode = self._config.compress if mode is None else mode
+        keep = self._config.compress_keep if keep is None else keep
+        if mode not in COMPRESS_NAMES:
+            raise ValueError("compress must be off, auto or always")
+        if not is_share(keep):
+            raise ValueError("compress_keep must be auto or a number above 0 and at most 1")
+        if mode == "off":
             return messages, None
-        is_eager = options.mode == "always"
+        is_eager = mode == "always"
         least = LEAST_TOKENS if is_eager else AUTO_TOKENS
         is_own = not has_tools and (is_eager or not self.is_self)
-        share = AUTO_OWN_SHARE if self.is_self and options.keep == "auto" else options.share
+        auto_share = AUTO_OWN_SHARE if self.is_self else AUTO_SHARE
+        share = auto_share if keep == "auto" else float(keep)
         long_texts = find_long_texts(messages, least, is_eager=is_eager, is_own=is_own)
         report, texts, keys = Compression(), {}, self._find_keys(messages, least, is_eager)
         with self._lock:

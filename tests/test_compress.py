@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from draftree import Engine
-from draftree.compress import AUTO_TOKENS, CompressOptions, Compressor
+from draftree.compress import AUTO_TOKENS, Compressor
 from draftree.config import EngineConfig
 from draftree.text.tokenizer import Tokenizer
 from tests.made import make_shallow
 from tests.text.metadata import byte_metadata
 
-ALWAYS = CompressOptions("always", 0.1)
+ALWAYS = "always", 0.1
 LONG = "\n".join(f"line {number} holds nothing of note" for number in range(150))
 NEEDLE = "the kettle is in the shed"
 
@@ -66,40 +66,42 @@ def tool_session() -> list[Any]:
 
 
 def test_auto_leaves_whole_what_the_cache_has_whole() -> None:
-    auto, messages = CompressOptions("auto"), tool_session()
+    messages = tool_session()
     for options, is_whole in (({}, True), ({"prefix_bytes": 0}, False)):
         compressor, tokens = open_compressor(**options)
-        assert list(compressor.compress(messages[:3], auto, has_tools=True)[0]) == messages[:3]
-        shorter, report = compressor.compress(messages, auto, has_tools=True)
+        assert list(compressor.shorten(messages[:3], "auto", has_tools=True)[0]) == messages[:3]
+        shorter, report = compressor.shorten(messages, "auto", has_tools=True)
         assert (list(shorter) == messages) is is_whole
         assert report is not None and report.num_texts == (not is_whole)
         assert tokens.scorer.num_calls == (not is_whole), "nothing is scored that stays"
 
 
 def test_auto_leaves_replies_whole_that_were_written_here() -> None:
-    auto, messages = CompressOptions("auto"), [user("Write."), reply(LONG), user("What is in 7?")]
+    messages = [user("Write."), reply(LONG), user("What is in 7?")]
     for is_own in (True, False):
         compressor, _ = open_compressor()
         if is_own:
-            compressor.compress(messages[:1], auto, has_tools=False)
+            compressor.shorten(messages[:1], "auto", has_tools=False)
         for _ in range(2):
-            shorter = compressor.compress(messages, auto, has_tools=False)[0]
+            shorter = compressor.shorten(messages, "auto", has_tools=False)[0]
             assert (list(shorter) == messages) is is_own
 
 
 def test_a_conversation_that_was_not_read_or_has_no_room_is_shortened() -> None:
-    auto, messages = CompressOptions("auto"), tool_session()
+    messages = tool_session()
     compressor, _ = open_compressor()
-    cold = list(compressor.compress(messages, auto, has_tools=True)[0])
-    assert cold != messages and list(compressor.compress(messages, auto, has_tools=True)[0]) == cold
+    cold = list(compressor.shorten(messages, "auto", has_tools=True)[0])
+    assert (
+        cold != messages and list(compressor.shorten(messages, "auto", has_tools=True)[0]) == cold
+    )
     compressor.reset()
-    compressor.compress(messages[:3], auto, has_tools=True)
-    assert list(compressor.compress([user("Hi."), *messages], auto, has_tools=True)[0][1:]) == cold
-    assert list(compressor.compress(messages, auto, has_tools=True, has_room=False)[0]) == cold
-    assert list(compressor.compress(messages, auto, has_tools=True)[0]) == cold, "it stays so"
+    compressor.shorten(messages[:3], "auto", has_tools=True)
+    assert list(compressor.shorten([user("Hi."), *messages], "auto", has_tools=True)[0][1:]) == cold
+    assert list(compressor.shorten(messages, "auto", has_tools=True, has_room=False)[0]) == cold
+    assert list(compressor.shorten(messages, "auto", has_tools=True)[0]) == cold, "it stays so"
     compressor.reset()
-    compressor.compress(messages[:3], auto, has_tools=True)
-    assert list(compressor.compress(messages, ALWAYS, has_tools=True)[0]) != messages
+    compressor.shorten(messages[:3], "auto", has_tools=True)
+    assert list(compressor.shorten(messages, *ALWAYS, has_tools=True)[0]) != messages
 
 
 def test_a_conversation_begins_as_it_did_a_turn_before() -> None:
@@ -108,7 +110,7 @@ def test_a_conversation_begins_as_it_did_a_turn_before() -> None:
     before: list[Any] = []
     for turn in range(4):
         messages.append(user(f"{LONG}\n\nWhat is in {turn}?"))
-        shorter, report = compressor.compress(messages, ALWAYS, has_tools=False)
+        shorter, report = compressor.shorten(messages, *ALWAYS, has_tools=False)
         assert report is not None and report.num_texts == 2 * turn + 1
         assert report.num_cached == max(2 * turn - 1, 0)
         assert list(shorter[: len(before)]) == before
@@ -133,7 +135,7 @@ def test_times_are_split_and_models_opened_once() -> None:
     reports = []
     for number in range(2):
         messages = [user(f"{number} {LONG}"), reply("Fine."), user("Where is the kettle?")]
-        reports.append(compressor.compress(messages, ALWAYS, has_tools=False)[1])
+        reports.append(compressor.shorten(messages, *ALWAYS, has_tools=False)[1])
     for report in reports:
         assert report is not None and min(report.load_ms, report.read_ms, report.select_ms) > 0
         parts = report.load_ms + report.read_ms + report.select_ms
@@ -144,52 +146,50 @@ def test_times_are_split_and_models_opened_once() -> None:
 def test_what_was_dropped_is_counted() -> None:
     compressor, _ = open_compressor()
     messages = [user(LONG), reply("Fine."), user("Where is the kettle?")]
-    shorter, report = compressor.compress(messages, ALWAYS, has_tools=False)
+    shorter, report = compressor.shorten(messages, *ALWAYS, has_tools=False)
     assert report is not None
     text = shorter[0]["content"]
     assert report.tokens_before == len(LONG.encode()) and report.tokens_kept == len(text.encode())
     assert report.tokens_dropped > 0 and report.score_ms > 0
     assert text.count("tokens left out …]") == report.num_spans - 1
-    _, again = compressor.compress(messages, ALWAYS, has_tools=False)
+    _, again = compressor.shorten(messages, *ALWAYS, has_tools=False)
     assert again is not None and again.num_cached == 1 and again.score_ms == 0.0
 
 
 def test_off_and_short_messages_change_nothing() -> None:
     compressor, tokens = open_compressor()
     messages = [user(LONG), reply("Fine."), user("Where is the kettle?")]
-    assert compressor.compress(messages, CompressOptions(), has_tools=False) == (messages, None)
+    assert compressor.shorten(messages, "off", has_tools=False) == (messages, None)
     short = [user("a" * 1024), reply("Fine."), user("Where is the kettle?")]
-    assert list(compressor.compress(short, ALWAYS, has_tools=False)[0]) == short
-    auto = CompressOptions("auto")
+    assert list(compressor.shorten(short, *ALWAYS, has_tools=False)[0]) == short
     within = [user(LONG[:AUTO_TOKENS]), *messages[1:]]
-    assert list(compressor.compress(within, auto, has_tools=False)[0]) == within
+    assert list(compressor.shorten(within, "auto", has_tools=False)[0]) == within
     assert tokens.scorer.num_calls == 0
     assert len(LONG) > AUTO_TOKENS, "else the next line would say nothing"
-    assert compressor.compress(messages, auto, has_tools=False)[0][0] != messages[0]
+    assert compressor.shorten(messages, "auto", has_tools=False)[0][0] != messages[0]
 
 
 def test_with_tools_only_what_is_old_is_shortened() -> None:
     compressor, _ = open_compressor()
     asked = user(f"{LONG}\n\nWhere is the kettle?")
     for has_tools in (True, False):
-        shorter, _ = compressor.compress([asked], ALWAYS, has_tools=has_tools)
+        shorter, _ = compressor.shorten([asked], *ALWAYS, has_tools=has_tools)
         assert (shorter[0] == asked) is has_tools
-    shorter, _ = compressor.compress([asked, reply("?"), user("Why?")], ALWAYS, has_tools=True)
+    shorter, _ = compressor.shorten([asked, reply("?"), user("Why?")], *ALWAYS, has_tools=True)
     assert shorter[0] != asked and list(shorter[1:]) == [reply("?"), user("Why?")]
 
 
 def test_auto_does_not_have_the_target_read_a_new_text_twice() -> None:
     compressor, tokens = open_compressor()
     asked = user(f"{LONG}\n\nWhere is the kettle?")
-    shorter, _ = compressor.compress([asked], CompressOptions("auto"), has_tools=False)
+    shorter, _ = compressor.shorten([asked], "auto", has_tools=False)
     assert list(shorter) == [asked] and tokens.scorer.num_calls == 0
 
 
 def test_own_scores_keep_more_unless_told() -> None:
     messages, kept = tool_session(), []
     for keep in ("auto", 0.2):
-        options = CompressOptions("auto", keep)
-        report = open_compressor()[0].compress(messages, options, has_tools=True)[1]
+        report = open_compressor()[0].shorten(messages, "auto", keep, has_tools=True)[1]
         assert report is not None and report.num_texts == 1
         kept.append(report.tokens_kept)
     assert kept[0] > 1.1 * kept[1]
@@ -200,7 +200,7 @@ def test_own_scores_keep_more_unless_told() -> None:
 )
 def test_bad_options_are_refused(mode: str, keep: Any) -> None:
     with pytest.raises(ValueError, match="compress"):
-        CompressOptions(mode, keep)
+        open_compressor()[0].shorten([], mode, keep)
     with pytest.raises(ValueError, match="compress"):
         EngineConfig(compress=mode, compress_keep=keep)
 
@@ -236,9 +236,7 @@ def test_a_reply_goes_on_from_the_shortened_prompt(engine: Engine) -> None:
     assert "".join(delta.text for delta in again) == text
     assert again.usage.compression is not None and again.usage.compression.num_cached == 1
     assert again.usage.cached_tokens >= usage.prompt_tokens - 1
-    shorter, _ = engine._compressor.compress(
-        messages, CompressOptions("always", 0.05), has_tools=False
-    )
+    shorter, _ = engine._compressor.shorten(messages, "always", 0.05, has_tools=False)
     if engine.tokens.config.compress_with != "self":
         assert NEEDLE in shorter[0]["content"]
     plain = engine.chat(shorter, max_tokens=6, compress="off")
