@@ -15,13 +15,13 @@ from draftree.drafts.dflash import BlockDrafter
 from draftree.engine.engine import TokenEngine
 from draftree.kernels.ops import Array
 from draftree.prefill.chunked import prefill
-from draftree.train.corpus import Corpus
+from draftree.train.corpus import Arrays, Corpus
 
 _PART_TEXTS = 128  # whose rows are one file
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRows:
+class BlockRows(Arrays):
     """A block fills the places after an anchor. tokens: the anchor and what came after it, -1
     behind the end of the text.
     """
@@ -69,9 +69,8 @@ def read_rows(
         if not path.is_file():
             readers = (_Reader(drafter, norm, num_candidates) for _ in range(start, stop))
             texts = [_read_text(engine, r, corpus, i) for i, r in enumerate(readers, start)]
-            _save(_join(texts), path)
-        with np.load(path) as arrays:
-            parts.append(BlockRows(**{name: arrays[name] for name in BlockRows.__slots__}))
+            _join(texts).save(path)
+        parts.append(BlockRows.load(path))
         report(stop)
     return _join(parts)
 
@@ -147,9 +146,3 @@ def _join(parts: Sequence[BlockRows]) -> BlockRows:
         *([getattr(part, name) for name in BlockRows.__slots__] for part in parts), strict=True
     )
     return BlockRows(*(np.concatenate(column) for column in columns))
-
-
-def _save(rows: BlockRows, path: Path) -> None:
-    partial = path.with_name(f"{path.stem}.partial.npz")
-    np.savez(partial, **{name: getattr(rows, name) for name in BlockRows.__slots__})
-    partial.replace(path)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -15,8 +16,24 @@ from draftree.train.settings import TextPlan
 from draftree.train.writer import Task, TextWriter
 
 
+class Arrays:
+    """A dataclass of arrays, which may be a file."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def save(self, path: Path) -> None:
+        partial = path.with_name(f"{path.stem}.partial.npz")
+        np.savez(partial, **{name: getattr(self, name) for name in self.__slots__})
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        with np.load(path) as arrays:
+            return cls(**arrays)
+
+
 @dataclass(frozen=True, slots=True)
-class Corpus:
+class Corpus(Arrays):
     """sequence i is ids[starts[i]:starts[i + 1]], its first prompt_lens[i] tokens a prompt."""
 
     ids: np.ndarray  # int32 [num_tokens]
@@ -46,17 +63,6 @@ class Corpus:
         counts = np.bincount(self.ids)
         best = np.argsort(-counts, kind="stable")[:count]
         return sorted(best[counts[best] > 0].tolist())
-
-    def save(self, path: Path) -> None:
-        partial = path.with_name(f"{path.stem}.partial.npz")
-        arrays = {name: getattr(self, name) for name in self.__slots__}
-        np.savez(partial, **arrays)
-        partial.replace(path)
-
-
-def load_corpus(path: Path) -> Corpus:
-    with np.load(path) as arrays:
-        return Corpus(**{name: arrays[name] for name in Corpus.__slots__})
 
 
 def join_corpora(parts: Sequence[Corpus]) -> Corpus:
@@ -91,7 +97,7 @@ def write_corpus(
     while num_written < plan.num_tokens:
         path = folder / f"text-{len(parts):04d}.npz"
         if path.is_file():
-            part = load_corpus(path)
+            part = Corpus.load(path)
         elif parts and deadline is not None and (time.monotonic() > deadline or is_over.exists()):
             is_over.touch()
             break

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from draftree.train.corpus import Corpus, join_corpora, load_corpus, write_corpus
+from draftree.train.corpus import Corpus, join_corpora, write_corpus
 from draftree.train.settings import TextPlan
 from draftree.train.teacher import load_teacher
 from draftree.train.writer import Writer
@@ -58,7 +58,7 @@ def test_held_out_prompts_are_never_learned_from(tmp_path):
 def test_parts_are_kept_and_not_written_again(tmp_path):
     corpus, _, _ = _write(tmp_path)
     parts = sorted(tmp_path.glob("text-*.npz"))
-    assert _same(join_corpora([load_corpus(path) for path in parts]), corpus)
+    assert _same(join_corpora([Corpus.load(path) for path in parts]), corpus)
     parts[-1].unlink()
     times = {path: path.stat().st_mtime_ns for path in parts[:-1]}
     again, _, _ = _write(tmp_path)

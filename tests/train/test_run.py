@@ -11,7 +11,7 @@ from draftree.config import EngineConfig
 from draftree.core import Request
 from draftree.engine.engine import TokenEngine
 from draftree.errors import ModelError
-from draftree.train.corpus import load_corpus
+from draftree.train.corpus import Corpus
 from draftree.train.prompt import Prompt
 from draftree.train.run import train_draft
 from draftree.train.settings import (
@@ -238,7 +238,7 @@ def test_the_target_writes_its_own_prompts(tmp_path):
 def test_own_prompts_come_besides_the_others(tmp_path):
     config = _shortened(num_own_prompts=8, num_tokens=900)
     _train(tmp_path, config, _prompts()[:12], has_chat=True)
-    corpora = [load_corpus(path) for path in tmp_path.glob("text-*")]
+    corpora = [Corpus.load(path) for path in tmp_path.glob("text-*")]
     has_template = [
         510 in corpus.ids[start : start + prompt_len]  # which the given prompts do not have
         for corpus in corpora
