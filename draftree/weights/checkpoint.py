@@ -49,19 +49,13 @@ class Checkpoint:
     def raw(self, name: str) -> np.ndarray:
         """The tensor's bytes, a read-only view of the file: uint8 [rows, row_bytes].
 
-        Leading dimensions are folded into rows; a vector is one row. The view outlives close.
+        Leading dimensions are folded into rows; a vector is one row. The view outlives this object.
         """
-        if name in self._views:
-            return self._views[name]
-        if name in self.tensors:
-            raise CheckpointError(f"{self.path} was closed before tensor {name!r} was read.")
-        raise CheckpointError(f"{self.path} has no tensor {name!r}.")
+        if name not in self._views:
+            raise CheckpointError(f"{self.path} has no tensor {name!r}.")
+        return self._views[name]
 
     def release(self) -> None:
         """Give the memory of what was read so far back; views stay valid."""
         for view in self._views.values():
             forget_file(view)
-
-    def close(self) -> None:
-        """Forget the file. Views that were handed out keep their part of it mapped."""
-        self._views.clear()
