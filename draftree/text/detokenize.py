@@ -11,24 +11,20 @@ from draftree.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Decodes one sequence token by token; all pieces together are what `decode` gives.
+    """Decodes one sequence token by token; all pieces together are what `decode` gives, without
+    special tokens.
 
     is_continuation: the tokens go on from others, so a first space is part of the text.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, skip_special: bool = True, *, is_continuation: bool = False
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, is_continuation: bool = False) -> None:
         self.tokenizer = tokenizer
-        self._skip_special = skip_special
         self._starts_text = not is_continuation
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
         """Text that is complete with this token; never half a character."""
-        piece = self.tokenizer.piece(
-            token_id, starts_text=self._starts_text, skip_special=self._skip_special
-        )
+        piece = self.tokenizer.piece(token_id, starts_text=self._starts_text, skip_special=True)
         self._starts_text = self.tokenizer.is_marked(token_id)
         return self._decoder.decode(piece)
 
