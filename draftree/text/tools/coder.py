@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from draftree.text.grammar import json_rule, quote
-from draftree.text.tools.dialect import Tool, ToolParser, WrittenCall, new_call_id
+from draftree.text.tools.dialect import Tool, ToolParser, WrittenCall
 from draftree.text.tools.hermes import HermesDialect
 from draftree.text.tools.parser import CallStyle, TagParser
 
@@ -46,7 +46,7 @@ class CoderDialect(HermesDialect):
         )
 
     def new_parser(
-        self, tools: Sequence[Tool], is_trusted: bool, new_id: Callable[[], str] = new_call_id
+        self, tools: Sequence[Tool], is_trusted: bool, new_id: Callable[[], str]
     ) -> ToolParser:
         schemas = {tool.name: tool.parameters for tool in tools}
         style = CallStyle(

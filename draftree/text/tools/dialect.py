@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
-from uuid import uuid4
 
 Message = Mapping[str, Any]
 
@@ -92,10 +91,6 @@ class ToolDialect(Protocol):
     ) -> ToolParser:
         """is_trusted: calls follow the grammar, so arguments may be passed on as they arrive."""
         ...
-
-
-def new_call_id() -> str:
-    return f"call_{uuid4().hex[:24]}"
 
 
 def derive_call_ids(prompt: str, seed: int) -> Callable[[], str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from draftree.text.grammar import json_rule, quote
-from draftree.text.tools.dialect import Tool, ToolParser, new_call_id
+from draftree.text.tools.dialect import Tool, ToolParser
 from draftree.text.tools.json_call import WholeParser, read_json_call, write_json_call
 from draftree.text.tools.parser import CallStyle, JsonReader, TagParser
 
@@ -47,7 +47,7 @@ class GenericDialect:
         return f'call: ({bodies}) "}}"\ncalls: call ("\\n" call)*\n{rules}'
 
     def new_parser(
-        self, tools: Sequence[Tool], is_trusted: bool, new_id: Callable[[], str] = new_call_id
+        self, tools: Sequence[Tool], is_trusted: bool, new_id: Callable[[], str]
     ) -> ToolParser:
         names = {tool.name for tool in tools}
         if not is_trusted:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from draftree.text.grammar import json_rule, quote
-from draftree.text.tools.dialect import Tool, ToolParser, new_call_id
+from draftree.text.tools.dialect import Tool, ToolParser
 from draftree.text.tools.json_call import BODY_RULES, WholeParser, read_json_call, write_json_call
 from draftree.text.tools.parser import CallStyle, JsonReader, TagParser
 
@@ -41,7 +41,7 @@ class HermesDialect:
         )
 
     def new_parser(
-        self, tools: Sequence[Tool], is_trusted: bool, new_id: Callable[[], str] = new_call_id
+        self, tools: Sequence[Tool], is_trusted: bool, new_id: Callable[[], str]
     ) -> ToolParser:
         style = CallStyle(
             self.opening,

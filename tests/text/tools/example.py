@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import count
 
-from draftree.text.tools.dialect import ToolDialect, read_tools
+from draftree.text.tools.dialect import Tool, ToolDialect, ToolParser, read_tools
 
 WEATHER = {
     "type": "function",
@@ -44,12 +44,18 @@ NOW = {
 TOOLS = read_tools([WEATHER, STORE, NOW])
 
 
+def new_parser(
+    dialect: ToolDialect, tools: Sequence[Tool] = TOOLS, *, is_trusted: bool = False
+) -> ToolParser:
+    ids = count()
+    return dialect.new_parser(tools, is_trusted, lambda: f"call_{next(ids)}")
+
+
 def read_reply(
     dialect: ToolDialect, chunks: Sequence[str], *, is_trusted: bool = False
 ) -> tuple[str, list[tuple[str, str]]]:
     """The text, and (name, arguments) of each call, all put together."""
-    ids = count()
-    parser = dialect.new_parser(TOOLS, is_trusted, new_id=lambda: f"call_{next(ids)}")
+    parser = new_parser(dialect, is_trusted=is_trusted)
     text, calls = "", []
     for piece in [*(p for chunk in chunks for p in parser.push(chunk)), *parser.finish()]:
         text += piece.text

@@ -12,7 +12,7 @@ from draftree.text.tools.coder import CoderDialect
 from draftree.text.tools.dialect import read_tools
 from tests.examples import examples
 from tests.text.test_grammar import byte_tokenizer
-from tests.text.tools.example import TOOLS, all_cuts, read_reply
+from tests.text.tools.example import TOOLS, all_cuts, new_parser, read_reply
 
 DIALECT = CoderDialect()
 
@@ -147,7 +147,7 @@ def test_names_and_choices_in_any_script() -> None:
     reply = call("f", ("größe", '\u00fc\n"'))
     tokens = byte_tokenizer().encode(reply)
     assert cursor.count_valid(tokens) == len(tokens)
-    pieces = DIALECT.new_parser(tools, is_trusted=True).push(reply)
+    pieces = new_parser(DIALECT, tools, is_trusted=True).push(reply)
     arguments = "".join(piece.call.arguments for piece in pieces if piece.call)
     assert arguments == '{"größe": "\u00fc\\n\\""}'
 

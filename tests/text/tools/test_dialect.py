@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from draftree.text.tools.dialect import derive_call_ids, new_call_id, read_tools
+from draftree.text.tools.dialect import derive_call_ids, read_tools
 from tests.text.tools.example import NOW, STORE, WEATHER
 
 
@@ -37,11 +37,6 @@ def test_what_is_left_out_is_filled_in() -> None:
 def test_bad_tools_are_named(tools: list, words: str) -> None:
     with pytest.raises(ValueError, match=re.escape(words)):
         read_tools(tools)
-
-
-def test_ids_differ() -> None:
-    ids = {new_call_id() for _ in range(100)}
-    assert len(ids) == 100 and all(re.fullmatch("call_[0-9a-f]{24}", i) for i in ids)
 
 
 def test_derived_ids_are_those_of_the_request() -> None:

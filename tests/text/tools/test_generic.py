@@ -11,7 +11,7 @@ from draftree.text.grammar import GrammarCompiler
 from draftree.text.tools.generic import GenericDialect
 from tests.examples import examples
 from tests.text.test_grammar import byte_tokenizer, walk
-from tests.text.tools.example import TOOLS, all_cuts, read_reply
+from tests.text.tools.example import TOOLS, all_cuts, new_parser, read_reply
 
 DIALECT = GenericDialect()
 PARIS = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
@@ -61,7 +61,7 @@ def test_anything_else_is_text(reply: str) -> None:
 
 
 def test_text_is_shown_as_soon_as_it_cannot_be_a_call() -> None:
-    parser = DIALECT.new_parser(TOOLS, is_trusted=False)
+    parser = new_parser(DIALECT)
     assert parser.push(' {"na') == []
     assert [p.text for p in parser.push('tion": 1')] == [' {"nation": 1']
     assert [p.text for p in parser.push(" and {")] == [" and {"]
@@ -73,7 +73,7 @@ def test_forced_calls_are_streamed(key: str) -> None:
     reply = f"{PARIS}\n{NOW}".replace("arguments", key)
     for chunks in all_cuts(reply):
         assert read_reply(dialect, chunks, is_trusted=True) == ("", [PARIS_CALL, NOW_CALL])
-    parser = dialect.new_parser(TOOLS, is_trusted=True)
+    parser = new_parser(dialect, is_trusted=True)
     seen = [[p.call.arguments for p in parser.push(c) if p.call] for c in reply]
     assert sum(bool(part) for part in seen) > 15
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from draftree.text.tools.generic import GenericDialect
 from draftree.text.tools.hermes import HermesDialect
 from tests.examples import examples
-from tests.text.tools.example import TOOLS, all_cuts, read_reply
+from tests.text.tools.example import TOOLS, all_cuts, new_parser, read_reply
 from tests.text.tools.oracle import may_become, read_whole
 
 DIALECT = HermesDialect()
@@ -46,7 +46,7 @@ HELD = [
 @pytest.mark.parametrize("dialect", [DIALECT, GenericDialect()], ids=["tags", "bare"])
 @pytest.mark.parametrize("beginning", HELD)
 def test_what_may_become_a_call_is_held(beginning: str, dialect) -> None:
-    parser = dialect.new_parser(TOOLS, is_trusted=False)
+    parser = new_parser(dialect)
     assert [piece for letter in beginning for piece in parser.push(letter)] == []
     assert "".join(piece.text for piece in parser.push("\x00")) == beginning + "\x00"
 
@@ -72,7 +72,7 @@ def test_what_may_become_a_call_is_held(beginning: str, dialect) -> None:
 )
 def test_text_is_shown_as_soon_as_it_cannot_be_a_call(dead: str, dialect) -> None:
     """Whatever follows, however long: the reply is shown while it is written."""
-    parser = dialect.new_parser(TOOLS, is_trusted=False)
+    parser = new_parser(dialect)
     # The last letter decides, or the one before it that began something unknown.
     shown = [piece.text for letter in dead for piece in parser.push(letter)]
     assert "".join(shown).rstrip() == dead.rstrip()
@@ -88,7 +88,7 @@ REPLIES = st.lists(st.sampled_from(PIECES + WHOLE), max_size=9).map("".join)
 @given(REPLIES)
 @examples(500)
 def test_held_for_exactly_as_long_as_it_may_be_calls(reply: str) -> None:
-    parser = GenericDialect().new_parser(TOOLS, is_trusted=False)
+    parser = new_parser(GenericDialect())
     shown = ""
     for place, letter in enumerate(reply, 1):
         shown += "".join(piece.text for piece in parser.push(letter))

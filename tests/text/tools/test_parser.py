@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from draftree.text.tools.coder import CoderDialect
 from draftree.text.tools.hermes import HermesDialect
 from tests.examples import examples
-from tests.text.tools.example import TOOLS, all_cuts, read_reply
+from tests.text.tools.example import all_cuts, new_parser, read_reply
 from tests.text.tools.oracle import may_become_body
 
 HERMES, CODER = HermesDialect(), CoderDialect()
@@ -33,7 +33,7 @@ PARAMETER = "\n<function=store>\n<parameter=items>\n"
     ],
 )
 def test_text_after_a_tag_is_shown_as_soon_as_it_is_no_call(dialect, dead, is_trusted) -> None:
-    parser = dialect.new_parser(TOOLS, is_trusted)
+    parser = new_parser(dialect, is_trusted=is_trusted)
     shown = [piece.text for letter in f"See {dead}" for piece in parser.push(letter)]
     assert "".join(shown).rstrip() == f"See {dead}".rstrip()
     assert "".join(piece.text for piece in parser.push("word " * 5000)).count("word") == 5000
@@ -71,7 +71,7 @@ PIECES += ['{"arguments": {}, "name": "', '{"name": "now", "arguments": {"a": "'
 @given(st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
 @examples(500)
 def test_held_for_exactly_as_long_as_it_may_be_a_call(body: str) -> None:
-    parser = HERMES.new_parser(TOOLS, is_trusted=False)
+    parser = new_parser(HERMES)
     assert parser.push("<tool_call>") == []
     shown = ""
     for place, letter in enumerate(body, 1):
