@@ -12,6 +12,7 @@ import numpy as np
 
 from draftree.core import FreeSpan, TokenMatcher
 from draftree.text.grammar import Cursor
+from draftree.text.segments import CLOSING, OPENING
 from draftree.text.tokenizer import Tokenizer
 
 
@@ -19,8 +20,6 @@ from draftree.text.tokenizer import Tokenizer
 class Reasoning:
     """How the model thinks before it answers."""
 
-    opening: str
-    closing: str
     is_open: bool  # the prompt ends with the opening tag
     budget: int | None = None  # tokens; then the closing tag is written for the model
 
@@ -47,10 +46,8 @@ class ReplyGrammar:
     ) -> None:
         self.tokenizer = tokenizer
         self.reasoning, self.content, self.trigger = reasoning, content, trigger
-        self.opening_id = tokenizer.find(reasoning.opening) if reasoning else None
-        self.ending = ""
-        if reasoning is not None:
-            self.ending = f"\n{reasoning.closing}\n\n"
+        self.opening_id = tokenizer.find(OPENING) if reasoning else None
+        self.ending = f"\n{CLOSING}\n\n" if reasoning else ""
 
     def new_matcher(self) -> TokenMatcher:
         return ReplyMatcher(self)
@@ -166,9 +163,7 @@ class ReplyMatcher:
 
     def _open(self, token: int) -> None:
         """The reply begins with the opening tag, or there is no reasoning."""
-        grammar = self._grammar
-        assert grammar.reasoning is not None
-        opening = grammar.reasoning.opening.encode()
+        grammar, opening = self._grammar, OPENING.encode()
         self._text += grammar.tokenizer.token_bytes(token)
         start = self._text.lstrip()
         if token == grammar.opening_id or start.startswith(opening):
@@ -182,10 +177,8 @@ class ReplyMatcher:
         self._spend(0)
 
     def _reason(self, token: int) -> None:
-        grammar = self._grammar
-        assert grammar.reasoning is not None
-        closing = grammar.reasoning.closing.encode()
-        self._text = self._text[1 - len(closing) :] + grammar.tokenizer.token_bytes(token)
+        closing, token_bytes = CLOSING.encode(), self._grammar.tokenizer.token_bytes(token)
+        self._text = self._text[1 - len(closing) :] + token_bytes
         if closing in self._text:
             self._phase = _Phase.CONTENT
             return

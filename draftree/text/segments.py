@@ -5,9 +5,12 @@ next to the tags belong to neither. Tags that arrive in pieces are held back unt
 """
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from draftree.text.detokenize import held_back
+
+OPENING: Final = "<think>"
+CLOSING: Final = "</think>"
 
 
 class SegmentKind(StrEnum):
@@ -23,18 +26,11 @@ class Segment(NamedTuple):
 class Segments:
     """is_reasoning: the prompt itself ended with the opening tag."""
 
-    def __init__(
-        self, *, is_reasoning: bool = False, opening: str = "<think>", closing: str = "</think>"
-    ) -> None:
-        self._opening: str | None = None if is_reasoning else opening  # None: too late for it
-        self._closing: str | None = closing if is_reasoning else None  # None: not reasoning
-        self._after_opening = closing
+    def __init__(self, *, is_reasoning: bool = False) -> None:
+        self.is_reasoning = is_reasoning
+        self._may_open = not is_reasoning
         self._is_fresh = is_reasoning  # right after a tag
         self._held = ""
-
-    @property
-    def is_reasoning(self) -> bool:
-        return self._closing is not None
 
     def push(self, text: str) -> list[Segment]:
         return self._split(self._held + text, is_last=False)
@@ -45,24 +41,24 @@ class Segments:
 
     def _split(self, text: str, is_last: bool) -> list[Segment]:
         self._held = ""
-        if self._opening is not None:
+        if self._may_open:
             start = text.lstrip()
-            if self._opening.startswith(start) and start != self._opening and not is_last:
+            if OPENING.startswith(start) and start != OPENING and not is_last:
                 self._held = text
                 return []
-            if start.startswith(self._opening):
-                text = start.removeprefix(self._opening)
-                self._closing, self._is_fresh = self._after_opening, True
-            self._opening = None
-        if self._closing is None:
+            if start.startswith(OPENING):
+                text = start.removeprefix(OPENING)
+                self.is_reasoning = self._is_fresh = True
+            self._may_open = False
+        if not self.is_reasoning:
             return self._emit(SegmentKind.CONTENT, text)
-        before, tag, after = text.partition(self._closing)
+        before, tag, after = text.partition(CLOSING)
         if tag:
             found = self._emit(SegmentKind.REASONING, before.rstrip("\n"))
-            self._closing, self._is_fresh = None, True
+            self.is_reasoning, self._is_fresh = False, True
             return found + self._emit(SegmentKind.CONTENT, after)
         if not is_last:  # newlines may turn out to stand before the closing tag
-            keep = held_back(text, (self._closing,))
+            keep = held_back(text, (CLOSING,))
             end = len(text[: len(text) - keep].rstrip("\n"))
             text, self._held = text[:end], text[end:]
         return self._emit(SegmentKind.REASONING, text)

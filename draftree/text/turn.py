@@ -15,14 +15,13 @@ from draftree.errors import GrammarError, TokenizerError
 from draftree.text.constraint import CallTrigger, Reasoning, ReplyGrammar
 from draftree.text.grammar import Cursor, GrammarCompiler, ResponseFormat, json_rule
 from draftree.text.reply import ReplyReader
-from draftree.text.segments import Segments
+from draftree.text.segments import CLOSING, OPENING, Segments
 from draftree.text.template import ChatTemplate, plain_content
 from draftree.text.tokenizer import Tokenizer
 from draftree.text.tools.choice import choose_dialect, lists_tools, spell_out
 from draftree.text.tools.dialect import Message, Tool, ToolDialect, derive_call_ids, read_tools
 from draftree.text.tools.schema import close_objects
 
-OPENING, CLOSING = "<think>", "</think>"
 _ANY_TOOL = {"type": "function", "function": {"name": "any", "parameters": {"type": "object"}}}
 _LEADING_ROLES = ("system", "developer")
 _ANY_WORDS = "0", "Yes"  # stand for what is not known yet: a prompt is certain up to there
@@ -54,7 +53,7 @@ class Turn:
     def new_reader(self, stop: Sequence[str] = (), seed: int = 0) -> ReplyReader:
         """seed: of the reply, which the ids of its calls depend on."""
         calls, parser = self.calls, None
-        segments = Segments(is_reasoning=self.is_reasoning, opening=OPENING, closing=CLOSING)
+        segments = Segments(is_reasoning=self.is_reasoning)
         if calls is not None:
             new_id = derive_call_ids(self.prompt, seed)
             parser = calls.dialect.new_parser(calls.tools, calls.is_trusted, new_id)
@@ -112,7 +111,7 @@ class TurnPlanner:
         prompt = self._write_prompt(messages, tools, calls, options, is_continued)
         reasoning = None
         if prompt.may_think or options.thinking_budget is not None:
-            reasoning = Reasoning(OPENING, CLOSING, prompt.is_open, options.thinking_budget)
+            reasoning = Reasoning(prompt.is_open, options.thinking_budget)
         content = self._content(options.response_format, calls, prompt.may_think)
         if content is not None and is_continued:
             content = self._enter(content, plain_content(messages[-1].get("content")) or "")

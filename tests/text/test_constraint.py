@@ -18,7 +18,7 @@ THINK, END_THINK, CALL = (TOKENIZER.find(tag) for tag, _ in TAGS[:3])
 
 
 def reasoning(*, is_open: bool = False, budget: int | None = None) -> Reasoning:
-    return Reasoning("<think>", "</think>", is_open, budget)
+    return Reasoning(is_open, budget)
 
 
 def compile_rules(rules: str):

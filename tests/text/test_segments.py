@@ -69,8 +69,3 @@ def test_text_is_shown_as_soon_as_it_can_be():
     assert segments.push("think>\n\nIt") == [Segment(CONTENT, "It")]
     assert segments.push(" is <think>") == [Segment(CONTENT, " is <think>")]
     assert segments.finish() == []
-
-
-def test_other_tags():
-    segments = Segments(opening="[THINK]", closing="[/THINK]")
-    assert segments.push("[THINK]a[/THINK]b") == [Segment(REASONING, "a"), Segment(CONTENT, "b")]
