@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftree.errors import TokenizerError
+from draftree.text.template import plain_content
 from draftree.text.tools.coder import CoderDialect
 from draftree.text.tools.dialect import Message, Tool, ToolDialect
 from draftree.text.tools.generic import GenericDialect
@@ -74,8 +75,4 @@ def _arguments_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _text_of(message: Message) -> str:
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = (part if isinstance(part, str) else part.get("text", "") for part in content)
-    return "\n".join(parts)
+    return plain_content(message.get("content")) or ""
