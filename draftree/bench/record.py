@@ -16,7 +16,6 @@ from draftree.bench.machine import describe_machine
 from draftree.memory import usable_cores
 
 SCHEMA: Final = 1
-_CHUNK_BYTES: Final = 4 << 20
 
 Json = dict[str, Any]
 
@@ -33,10 +32,8 @@ class ModelId:
 
 def identify_model(path: Path) -> ModelId:
     """The file's own name and hash; no folder, since that is one machine's business."""
-    digest = hashlib.sha256()
     with path.open("rb") as data:
-        while chunk := data.read(_CHUNK_BYTES):
-            digest.update(chunk)
+        digest = hashlib.file_digest(data, "sha256")
     return ModelId(_slug(path.stem), path.name, path.stat().st_size, digest.hexdigest())
 
 
