@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from draftree.bench import writing
 from draftree.bench.median import Ratio, Report, Samples, divide, summarize
-from draftree.bench.window import make_windows
+from draftree.bench.window import make_window
 from draftree.bench.writing import Text, open_writer, write_text
 from draftree.chat import Engine
 from draftree.config import EngineConfig
@@ -123,4 +123,4 @@ def _long_text(engine: Engine, length: int) -> list[int]:
     def encode(text: str) -> list[int]:
         return engine.tokenizer.encode(text, add_special=False, parse_special=False)
 
-    return make_windows(encode, 1, length)[0]
+    return make_window(encode, length)

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.markdown import table
+from benchmarks.window import make_windows
 from draftree.bench.machine import describe_machine
 from draftree.bench.record import identify_model
-from draftree.bench.window import make_windows
 from draftree.bench.writing import acceptance_length, accepted_shares
 from draftree.config import EngineConfig, resolve
 from draftree.core import RoundStats, SamplingParams, Usage

@@ -25,10 +25,10 @@ from benchmarks.kv_reading import (
     split_pair,
 )
 from benchmarks.needle import Haystack, hide_needles
+from benchmarks.window import make_windows
 from draftree.bench.machine import describe_machine
 from draftree.bench.median import Report, Samples, summarize
 from draftree.bench.record import Json
-from draftree.bench.window import make_windows
 from draftree.errors import BenchError
 from draftree.kernels.cpu.kernel import code_dir
 from draftree.kernels.quant.kv_format import KEY_FORMATS, VALUE_FORMATS

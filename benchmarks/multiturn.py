@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks.window import make_windows
 from draftree.bench.median import Ratio, Report, Samples, divide, summarize
 from draftree.bench.subject import Subject
 from draftree.config import EngineConfig
@@ -72,7 +73,8 @@ def measure_multiturn(
     config = EngineConfig(budget=BUDGET, ngram="on", threads=threads, max_ctx=context + _ROOM)
     subject = Subject(path, config)
     try:
-        texts = [subject.engine.tokenizer.decode(ids) for ids in subject.windows(rounds, context)]
+        windows = make_windows(subject.encode, rounds, context)
+        texts = [subject.engine.tokenizer.decode(ids) for ids in windows]
         _ask(subject, [_message("user", _INTERLUDE)])  # warms up
         rows = []
         for number, text in enumerate(texts):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.score import Scores, score_logits
+from benchmarks.window import make_windows
 from draftree.bench.subject import Subject, serve_subject
 from draftree.core import DraftTree, Request
 
@@ -17,6 +18,9 @@ WIDE: Final[dict[str, Any]] = {"draft": "none", "budget": SCORED_ROWS - 1, "ngra
 
 class Scorer(Subject):
     """Opened with the options WIDE, so that there is room for the logits of many rows."""
+
+    def windows(self, num_windows: int, window_len: int) -> list[list[int]]:
+        return make_windows(self.encode, num_windows, window_len)
 
     def score(
         self, ids: Sequence[int], pairs: Sequence[Sequence[Sequence[int]]] = ()

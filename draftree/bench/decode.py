@@ -39,7 +39,7 @@ def measure_decode(
     options = PLAIN | {"budget": budget, "ngram": "off", "threads": threads, "max_ctx": max_ctx}
     subject = Subject(path, EngineConfig(**options))
     try:
-        (text,) = subject.windows(1, max(*depths, _DEPTH_OF_PASSES))
+        text = subject.window(max(*depths, _DEPTH_OF_PASSES))
         forward = _measure_forward(subject, text[:_DEPTH_OF_PASSES], rounds, report)
         by_depth = {}
         for depth in depths:

@@ -127,7 +127,7 @@ def measure_peers(path: Path, options: PeerOptions, report: Report) -> PeerMeasu
             wheel.ask("load", use_server=way == "server", **common)
         tasks = _Tasks(ours, wheels, native, options.rounds, report)
         longest = max(*options.prefill_lens, _PROMPT_LEN)
-        (text,) = ours.ask("windows", num_windows=1, window_len=longest)
+        text = ours.ask("window", window_len=longest)
         count = options.decode_tokens
         decode = tasks.measure(count, "decode", ids=text[:_PROMPT_LEN], num_tokens=count)
         prefill = {

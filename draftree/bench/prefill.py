@@ -25,7 +25,7 @@ def measure_prefill(
 ) -> PrefillMeasures:
     subject = Subject(path, EngineConfig(**PLAIN, threads=threads, max_ctx=max(lens) + 16))
     try:
-        (text,) = subject.windows(1, max(lens))
+        text = subject.window(max(lens))
         subject.prefill(text[: min(lens)])
         times: dict[int, list[float]] = {length: [] for length in lens}
         for number in range(rounds):

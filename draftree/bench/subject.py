@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from draftree.bench.window import make_windows
+from draftree.bench.window import make_window
 from draftree.bench.worker import serve
 from draftree.chat import Engine
 from draftree.config import EngineConfig
@@ -68,8 +68,8 @@ class Subject:
         """The formats of its keys and values."""
         return self.tokens.plan.kv
 
-    def windows(self, num_windows: int, window_len: int) -> list[list[int]]:
-        return make_windows(self.encode, num_windows, window_len)
+    def window(self, window_len: int) -> list[int]:
+        return make_window(self.encode, window_len)
 
     def encode(self, text: str) -> list[int]:
         """The text alone: no token is added, and none is spelled out in it."""
@@ -102,4 +102,4 @@ def serve_subject(kind: type[Subject], *verbs: str, **others: Callable[..., Any]
 
 
 if __name__ == "__main__":
-    serve_subject(Subject, "kv_type", "windows", "decode", "prefill")
+    serve_subject(Subject, "kv_type", "window", "decode", "prefill")

@@ -16,31 +16,31 @@ def subject(tiny_path):
     subject.close()
 
 
-def test_windows_are_of_this_vocabulary(subject):
-    (window,) = subject.windows(1, 64)
+def test_text_is_of_this_vocabulary(subject):
+    window = subject.window(64)
     assert len(window) == 64
     assert max(window) < subject.tokens.model_config.vocab_size
 
 
 def test_a_pass_leaves_the_text_as_it_was(subject):
-    (ids,) = subject.windows(1, 40)
+    ids = subject.window(40)
     subject.prefill(ids)
     assert subject.forward(8) > 0.0
     assert subject.target.state.tokens == ids
 
 
 def test_every_step_is_timed(subject):
-    (ids,) = subject.windows(1, 16)
+    ids = subject.window(16)
     steps = subject.decode_steps(ids, 5)
     assert len(steps) == 5
     assert min(steps) > 0.0
 
 
 def test_worker_does_the_same(tiny_path, subject):
-    (ids,) = subject.windows(1, 20)
+    ids = subject.window(20)
     with Child("draftree.bench.subject", "draftree") as child:
         assert child.ask("load", path=str(tiny_path), threads=1, max_ctx=256, **PLAIN) > 0.0
-        assert child.ask("windows", num_windows=1, window_len=20) == [ids]
+        assert child.ask("window", window_len=20) == ids
         assert child.ask("decode", ids=ids, num_tokens=4) > 0.0
         assert child.ask("prefill", ids=ids) > 0.0
 

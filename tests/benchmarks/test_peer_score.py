@@ -28,7 +28,7 @@ def test_parity_needs_the_wheel(tmp_path, tiny_path, bare_python):
 def test_llama_says_what_our_exact_arithmetic_says(tiny_path):
     subject = Scorer(tiny_path, EngineConfig(**WIDE, threads=1, max_ctx=512, math="exact"))
     try:
-        (ids,) = subject.windows(1, 96)
+        ids = subject.window(96)
         ours = Scores(**subject.score(ids))
     finally:
         subject.close()

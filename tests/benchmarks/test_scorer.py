@@ -18,7 +18,7 @@ def subject(tiny_path):
 
 
 def test_first_choices_are_the_greedy_text(subject):
-    (ids,) = subject.windows(1, 150)  # more than one pass of logits
+    ids = subject.window(150)  # more than one pass of logits
     text = subject.greedy(ids, 6)
     scores = Scores(**subject.score([*ids, *text]))
     assert scores.best[149:155] == text
@@ -27,7 +27,7 @@ def test_first_choices_are_the_greedy_text(subject):
 
 
 def test_pairs_are_asked_by_position(subject):
-    (ids,) = subject.windows(1, 140)
+    ids = subject.window(140)
     scores = Scores(**subject.score(ids))
     pairs = [[pair] for pair in zip(scores.best, scores.second, strict=True)]
     assert subject.score(ids, pairs)["pair_gaps"] == [[gap] for gap in scores.gaps]
@@ -39,7 +39,7 @@ def test_resident_bytes():
 
 
 def test_worker_says_the_same(tiny_path, subject):
-    (ids,) = subject.windows(1, 20)
+    ids = subject.window(20)
     with Child("benchmarks.scorer", "draftree") as child:
         assert child.ask("resident")["now"] > 2**20  # before anything is loaded
         child.ask("load", path=str(tiny_path), threads=1, max_ctx=256, **WIDE)
