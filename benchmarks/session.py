@@ -3,7 +3,7 @@ developers of draftree need.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from benchmarks.overhead import (
 )
 from benchmarks.parity import ParityOptions, measure_parity
 from draftree.bench.dataset import OWN, chat_prompts
-from draftree.bench.http import HttpOptions, measure_http
+from draftree.bench.http import HttpMeasures, HttpOptions, measure_http
 from draftree.bench.record import Json
 from draftree.cli.measurement import MAX_CTX, Line, Measurement
 from draftree.config import EngineConfig
@@ -36,6 +36,20 @@ ALONE: dict[str, Callable[..., Any]] = {
     "start": start.measure_start,
     "multiturn": multiturn.measure_multiturn,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMeasures(HttpMeasures):
+    """Of a server of our own, and of others beside it."""
+
+    one_by_one: HttpMeasures | None = None  # of the same server where requests take no turns
+    peer: HttpMeasures | None = None  # of another system's server
+    unbatched: HttpMeasures | None = None  # of the same where no pass is shared
+
+    def headline(self) -> Json:
+        others = {name: getattr(self, name) for name in ("one_by_one", "unbatched", "peer")}
+        found = {name: other.headline() for name, other in others.items() if other is not None}
+        return HttpMeasures.headline(self) | found
 
 
 class Session(Measurement):
@@ -130,7 +144,8 @@ class Session(Measurement):
                 self.say("starting a server")
                 with run_server(self.path, self.threads, *more) as endpoint:
                     measured.append(measure_http(endpoint, chat_prompts(), options, self.say))
-            found = replace(measured[0], unbatched=measured[1], one_by_one=measured[2])
+            own = {field.name: getattr(measured[0], field.name) for field in fields(HttpMeasures)}
+            found = ServerMeasures(**own, unbatched=measured[1], one_by_one=measured[2])
             if llama_server is None:
                 return found
             self.say("starting llama.cpp's server")

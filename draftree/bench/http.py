@@ -214,24 +214,15 @@ class HttpMeasures:
     levels: dict[str, LevelMeasures]  # by number of clients
     behind: BehindMeasures
     first: FirstMeasures
-    one_by_one: "HttpMeasures | None" = None  # of the same server where requests take no turns
-    peer: "HttpMeasures | None" = None  # of another system's server
-    unbatched: "HttpMeasures | None" = None  # of the same where no pass is shared
 
     def headline(self) -> dict[str, Any]:
         names = ("ttft", "gap_ms", "token_ms")
-        others = {name: getattr(self, name) for name in ("one_by_one", "unbatched", "peer")}
-        found = {name: other.headline() for name, other in others.items() if other is not None}
-        return (
-            self.first.headline()
-            | self.behind.headline()
-            | found
-            | {
-                clients: {"throughput": level.throughput}
-                | {name: asdict(getattr(level, name)) for name in names}
-                for clients, level in self.levels.items()
-            }
-        )
+        levels = {
+            clients: {"throughput": level.throughput}
+            | {name: asdict(getattr(level, name)) for name in names}
+            for clients, level in self.levels.items()
+        }
+        return self.first.headline() | self.behind.headline() | levels
 
 
 def measure_http(

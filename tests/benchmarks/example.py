@@ -19,6 +19,7 @@ from benchmarks.operation import OperationMeasures, Shares, group_kernels
 from benchmarks.overhead import OverheadMeasures
 from benchmarks.parity import Agreement, Disagreement, Noise, Noises, ParityMeasures
 from benchmarks.parts import PartMeasures
+from benchmarks.session import ServerMeasures
 from benchmarks.start import StartMeasures
 from benchmarks.verdict import CODER, SMOLLM2, SYNTH
 from draftree.bench.agent import AgentOptions, AgentReport, AgentTurn
@@ -167,7 +168,7 @@ def http():
     )
     first = FirstMeasures((33.0, *[30.0] * 9))
     one_by_one = HttpMeasures("smollm2", True, levels, late, first)
-    return HttpMeasures("smollm2", True, levels, behind, first, one_by_one, unbatched=one_by_one)
+    return ServerMeasures("smollm2", True, levels, behind, first, one_by_one, unbatched=one_by_one)
 
 
 def multiturn():
