@@ -30,7 +30,6 @@ from benchmarks.target_draft import (
 )
 from benchmarks.target_gpu import KINDS as GPU_KINDS
 from benchmarks.verdict import SERVER, Target, Verdict
-from draftree.bench.disturbance import BUSY_SHARE
 from draftree.bench.record import Json
 from draftree.errors import BenchError
 
@@ -46,6 +45,7 @@ elsewhere.
 _TARGET_COLUMNS: Final = ["model", "figure", "measured", "target", "aim", "verdict"]
 _NOTHING: Final = "There are no results yet; `make bench` takes them.\n"
 _UNTIMED: Final = ("memory", "parity", KV_KIND)
+_BUSY_SHARE: Final = 0.05  # of the machine, with others
 
 
 def make_page(folder: Path, plots: Iterable[str] = ()) -> str:
@@ -158,7 +158,7 @@ def _machine_part(
         for key, record in records.items()
         if record["kind"] not in _UNTIMED
         and record["settings"].get("is_own", True)  # somebody's server may be on this machine
-        and (record["disturbance"] or 0.0) > BUSY_SHARE
+        and (record["disturbance"] or 0.0) > _BUSY_SHARE
     ]
     if busy:
         lines += [

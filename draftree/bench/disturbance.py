@@ -13,7 +13,6 @@ from typing import Final
 _COUNTERS: Final = Path("/proc/stat")
 _IDLE: Final = (3, 4)  # idle, waiting for the disk
 _GUEST: Final = 8  # counted in user time already
-BUSY_SHARE: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)

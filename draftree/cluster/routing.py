@@ -83,7 +83,7 @@ class Places:
 
 
 def rank_replicas(
-    queue_lens: Mapping[str, int], prefers: str, avoids: Sequence[str], max_lead: int = _MAX_LEAD
+    queue_lens: Mapping[str, int], prefers: str, avoids: Sequence[str]
 ) -> list[list[str]]:
     """Groups of replicas, best first; of a group, the least busy one is to be taken. A replica that
     is much busier than others is no longer preferred: reading again is faster than waiting.
@@ -91,7 +91,7 @@ def rank_replicas(
     least = min(queue_lens.values(), default=0)
     fresh = [name for name in queue_lens if name not in avoids]
     random.shuffle(fresh)  # so that equals share
-    is_first = prefers in fresh and queue_lens[prefers] - least <= max_lead
+    is_first = prefers in fresh and queue_lens[prefers] - least <= _MAX_LEAD
     first = [prefers] if is_first else []
     groups = [first, [name for name in fresh if name not in first]]
     groups.append([name for name in queue_lens if name in avoids])

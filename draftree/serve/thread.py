@@ -48,14 +48,13 @@ class EngineThread:
         open_engine: "Callable[[], Engine]",
         queue: FairQueue,
         on_change: Callable[[State], None],
-        turns: Turns | None = None,
         *,
         reads_ahead: bool = True,
     ) -> None:
         self.state = State.LOADING
         self.engine: Engine | None = None
         self.failure: BaseException | None = None
-        self.turns = turns or Turns()
+        self.turns = Turns()
         self.num_failures = 0
         self._open_engine = open_engine
         self._queue = queue

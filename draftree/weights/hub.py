@@ -84,9 +84,9 @@ def resolve(
     return _path_of(entry, root)
 
 
-def usual_draft(name: str, catalogue: Sequence[ModelEntry] = CATALOGUE) -> str | None:
+def usual_draft(name: str) -> str | None:
     """The name of the draft that is downloaded with a target."""
-    drafts = (entry.name for entry in catalogue if entry.target == name.lower() and entry.is_usual)
+    drafts = (entry.name for entry in CATALOGUE if entry.target == name.lower() and entry.is_usual)
     return next(drafts, None)
 
 
@@ -116,18 +116,18 @@ def draft_for(
     return None
 
 
-def target_of(draft: str | Path, catalogue: Sequence[ModelEntry] = CATALOGUE) -> str | None:
+def target_of(draft: str | Path) -> str | None:
     """The name of the target that a known draft (a name or a file) was trained for."""
     text, file_name = str(draft).lower(), Path(draft).name
-    for entry in catalogue:
+    for entry in CATALOGUE:
         if entry.target and (entry.name == text or file_name == Path(entry.files[0].name).name):
             return entry.target
     return next((name for name, file in PACKAGED_DRAFTS.items() if file == file_name), None)
 
 
-def find_origin(name: str, catalogue: Sequence[ModelEntry] = CATALOGUE) -> str | None:
+def find_origin(name: str) -> str | None:
     """The hub's name of the original that the files of a known model were made from."""
-    return next((entry.origin for entry in catalogue if entry.name == name.lower()), None)
+    return next((entry.origin for entry in CATALOGUE if entry.name == name.lower()), None)
 
 
 def list_models(
