@@ -16,14 +16,18 @@ import typer
 
 from draftree import env
 from draftree.cli.option import Model, Settings, with_settings
-from draftree.cli.server_option import ServerSettings, describe_server, server_option
+from draftree.cli.server_option import (
+    ServerSettings,
+    describe_server,
+    server_option,
+    server_url,
+)
 from draftree.errors import ServeError, require_packages
 
 if TYPE_CHECKING:
     from draftree.cluster.deploy import ClusterOptions
     from draftree.cluster.scale import Scale
 
-_ANY: Final = ("0.0.0.0", "::")
 _NVIDIA: Final = Path("/proc/driver/nvidia/version")
 
 
@@ -110,8 +114,7 @@ def _start(
     except RuntimeError as error:
         raise ServeError(f"Ray could not start the replicas: {error}") from error
     server = options.server
-    scheme = "http" if server["tls_cert"] is None else "https"
-    url = f"{scheme}://{'127.0.0.1' if host in _ANY else host}:{port}"
+    url = server_url(host, port, is_secure=server["tls_cert"] is not None)
     print(describe_server(url, server["model_id"], bool(server["api_keys"])), file=sys.stderr)
 
 

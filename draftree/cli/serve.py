@@ -10,7 +10,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Final
 
 from draftree.cli.option import Model, Settings, with_settings
-from draftree.cli.server_option import ServerSettings, describe_server, server_option
+from draftree.cli.server_option import (
+    ServerSettings,
+    describe_server,
+    server_option,
+    server_url,
+)
 
 if TYPE_CHECKING:
     import socket
@@ -19,7 +24,6 @@ if TYPE_CHECKING:
     from draftree.serve.service import ServeOptions
 
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
-_ANY: Final = ("0.0.0.0", "::")
 
 
 AnyModel = Annotated[
@@ -122,9 +126,7 @@ def _serve_in_background(
 
 def _url(listener: "socket.socket", options: "ServeOptions") -> str:
     host, port = listener.getsockname()[:2]
-    host = "127.0.0.1" if host in _ANY else host
-    scheme = "http" if options.tls_cert is None else "https"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return server_url(host, port, is_secure=options.tls_cert is not None)
 
 
 def _describe(url: str, options: "ServeOptions") -> str:

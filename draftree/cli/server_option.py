@@ -5,11 +5,13 @@ In: what the user typed. Out: checked values, and sentences. Knows no server.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
 from draftree import __version__, env
+
+_ANY: Final = ("0.0.0.0", "::")
 
 
 def server_option(help_text: str, *names: str, **details: Any) -> Any:
@@ -97,6 +99,12 @@ class ServerSettings:
             raise typer.BadParameter("--tls-key needs --tls-cert.")
         if self.tls_cert is not None:
             check_tls(self.tls_cert, self.tls_key)
+
+
+def server_url(host: str, port: int, *, is_secure: bool) -> str:
+    """Where somebody on this machine finds a server that listens there."""
+    host = "127.0.0.1" if host in _ANY else f"[{host}]" if ":" in host else host
+    return f"{'https' if is_secure else 'http'}://{host}:{port}"
 
 
 def describe_server(url: str, model: str, has_keys: bool) -> str:

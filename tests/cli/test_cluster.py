@@ -81,6 +81,14 @@ def test_https_is_for_one_machine(draftree, deployed, monkeypatch, tmp_path):
     assert result.exit_code == 2 and "put a proxy before a Ray cluster" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "host, url", [("0.0.0.0", "127.0.0.1"), ("::", "127.0.0.1"), ("::1", "[::1]")]
+)
+def test_where_it_is_found(draftree, deployed, host, url):
+    result = draftree("cluster", "--address", "auto", "--host", host)
+    assert f"ready at http://{url}:8000\n" in result.stderr
+
+
 def test_on_a_cluster_it_goes_on_without_us(draftree, deployed):
     result = draftree("cluster", "--address", "auto", "--host", "0.0.0.0")
     assert result.exit_code == 0, result.stderr
