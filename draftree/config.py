@@ -154,7 +154,7 @@ class Plan:
     kv_v: str
     prefix_bytes: int  # main memory at most, as conversations fill it
     parallel: int  # unfinished requests at most, which take turns
-    swapped_bytes: int  # main memory at most that they are copied to
+    swapped_bytes: int  # main memory at most for copies of them, and what drafts have yet to read
     memory: MemoryPlan
     batch: int = 0  # of them, those that may write in one pass, each in a sequence of its own
     gpu: GpuInfo | None = None  # None: the CPU
@@ -191,6 +191,7 @@ def plan_parallel(
     draft_bytes = 0 if draft is None else draft_kv_bytes(draft, max_ctx)
     request_bytes = int(_COPY_SIZE * (kv_bytes + draft_bytes))
     request_bytes += _NUM_STATES * model.recurrent_bytes
+    request_bytes += feature_bytes(draft) if config.batching != "off" else 0
     count = config.parallel or max(count_in_share(_PARALLEL, request_bytes, free_bytes), 1)
     if count == 1:
         return 1, 0
@@ -235,8 +236,7 @@ def resolve(
         )
     free = limit - memory.total
     parallel, swapped_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
-    each_bytes = memory.kv + model.recurrent_bytes + feature_bytes(draft)
-    batch = count_in_share(parallel, each_bytes, free - swapped_bytes)
+    batch = count_in_share(parallel, memory.kv + model.recurrent_bytes, free - swapped_bytes)
     return Plan(
         threads=config.threads or usable_cores(),
         max_ctx=max_ctx,
@@ -346,10 +346,9 @@ def _resolve_gpu(
 ) -> Plan:
     if config.math == "exact" or "f32" in (config.kv_k, config.kv_v):
         raise ValueError("exact math and f32 keys and values need the CPU: --device cpu")
-    budget = _GPU_BUDGET if config.budget == "auto" else int(config.budget)
-    if budget >= GPU_NODES:
-        raise ValueError(f"on a GPU the budget is at most {GPU_NODES - 1}, not {budget}")
-    max_nodes = budget + 1
+    max_nodes = 1 + (_GPU_BUDGET if config.budget == "auto" else int(config.budget))
+    if max_nodes > GPU_NODES:
+        raise ValueError(f"on a GPU the budget is at most {GPU_NODES - 1}, not {config.budget}")
     limit = memory_limit or int(config.gpu_memory * _GIB) or gpu.memory_bytes
     first, largest = "", 0
     for chunk, kv_k, kv_v in _gpu_tries(config, model):
@@ -374,7 +373,6 @@ def _resolve_gpu(
     parallel, swapped_bytes = plan_parallel(config, model, draft, max_ctx, memory.kv, free)
     sequence_bytes, left = memory.kv + model.recurrent_bytes, limit - memory.total
     batch = count_in_share(min(parallel, GPU_NODES), sequence_bytes, left)
-    batch = count_in_share(batch, feature_bytes(draft), free - swapped_bytes)
     batch = batch if config.batching != "off" and batch > 1 and not config.persistent else 0
     return Plan(
         threads=config.threads or usable_cores(),
