@@ -74,6 +74,8 @@ class ClusterMeasures:
     whole_runs: Ratio | None = None  # two over one with the beginning and the end of each run
     windows_s: dict[str, Samples] | None = None  # by number of replicas
     alone_over_one: Ratio | None = None  # two engines at once over one, without a cluster
+    turns: dict[str, Samples] | None = None  # rates by number of replicas, where no pass is shared
+    turns_over_one: Ratio | None = None
 
     def headline(self) -> dict[str, Any]:
         return {
@@ -107,6 +109,7 @@ def measure_cluster(
     starts: list[float] = []
     runs: dict[int, list[ClientRate]] = {1: [], 2: []}
     alone: dict[int, list[float]] = {1: [], 2: []}
+    turns: dict[int, list[float]] = {1: [], 2: []}
     routing = None if kept is None else RoutingMeasures(**kept["routing"])
     for number, num_replicas in product(range(1, options.rounds + 1), runs):
         report(f"cluster: {num_replicas}, round {number} of {options.rounds}")
@@ -120,6 +123,10 @@ def measure_cluster(
             runs[num_replicas].append(_measure_rate(endpoint, model, options))
             if routing is None and num_replicas == 2 and number == options.rounds:
                 routing = _measure_routing(endpoint, model, options, report)
+        with run_cluster(path, num_replicas, "--batching", "off") as endpoint:
+            rate = _measure_rate(endpoint, endpoint.find_model(), options)
+            turns[num_replicas].append(rate.rate)
+    in_turns = {str(count): summarize(found, "tok/s") for count, found in turns.items()}
     assert routing is not None
     one, two = (summarize([run.rate for run in found], "tok/s") for found in runs.values())
     whole = [summarize([run.whole_rate for run in found], "tok/s") for found in runs.values()]
@@ -136,6 +143,8 @@ def measure_cluster(
             for count, found in runs.items()
         },
         alone_over_one=divide(*(summarize(alone[count], "tok/s") for count in (2, 1))),
+        turns=in_turns,
+        turns_over_one=divide(in_turns["2"], in_turns["1"]),
     )
 
 

@@ -18,7 +18,8 @@ def cluster(record: Json) -> list[str]:
     note = (
         f"Two replicas have {ratio['value']:.2f} times the rate of one; one thread each, "
         f"{settings['num_clients']} clients, {settings['num_tokens']} tokens a reply. "
-        f"{_describe_alone(measures)}{_describe_window(record)}{_describe_kept(settings)}Of "
+        f"{_describe_turns(measures)}{_describe_alone(measures)}{_describe_window(record)}"
+        f"{_describe_kept(settings)}Of "
         f"{routing['num_conversations']} conversations of {routing['num_turns']} turns, "
         f"{100 * routing['hit_rate']:.1f} % of the later turns went where their beginning had been "
         f"read, and {100 * routing['cached_share']:.0f} % of all prompts' tokens came from a "
@@ -32,16 +33,29 @@ def cluster(record: Json) -> list[str]:
     return [*table(["", "median [low to high]"], rows), "", note]
 
 
+def _describe_turns(measures: Json) -> str:
+    """Replicas whose requests share no passes, where they were measured."""
+    ratio = measures.get("turns_over_one")
+    if ratio is None:
+        return ""
+    one, two = (spread(measures["turns"][count]) for count in "12")
+    return (
+        "One replica shares its passes among all clients, each of two among half of them, and a "
+        "pass of more rows gives more for its time. Where no pass is shared (`--batching off`), "
+        f"two have {ratio['value']:.2f} times the rate of one ({two} and {one} tok/s). "
+    )
+
+
 def _describe_alone(measures: Json) -> str:
     """What the machine would allow, where it was measured."""
     alone = measures.get("alone_over_one")
     if alone is None:
         return ""
-    share = 100 * measures["two_over_one"]["value"] / alone["value"]
+    ours = measures.get("turns_over_one") or measures["two_over_one"]
     return (
         f"Two engines at once without a cluster, in turns with it, have {alone['value']:.2f} times "
         f"the rate of one ({alone['low']:.2f} to {alone['high']:.2f}), so replicas reach "
-        f"{share:.0f} % of what these cores allow. "
+        f"{100 * ours['value'] / alone['value']:.0f} % of what these cores allow. "
     )
 
 

@@ -62,6 +62,11 @@ def _client_targets(sha256: str, first_s: float) -> tuple[Target, ...]:
     )
 
 
+def _turns_over_one(measures: Json) -> float | None:
+    ratio = measures.get("turns_over_one")
+    return ratio and float(ratio["value"])
+
+
 def _cluster_targets() -> tuple[Target, ...]:
     """Replicas of one thread each, on a machine of two cores."""
 
@@ -74,6 +79,11 @@ def _cluster_targets() -> tuple[Target, ...]:
         target(
             "two replicas over one, 8 clients",
             *(lambda m: float(m["two_over_one"]["value"]), True, 1.8, 1.95, "×"),
+        ),
+        Target(
+            "two replicas over one, 8 clients, no shared passes",
+            *("cluster", SMOLLM2, _turns_over_one, True, 1.8, 1.95, "×"),
+            is_optional=True,
         ),
         target(
             "later turns that went where their beginning was read",

@@ -3,8 +3,8 @@ share, and no request has the device to itself.
 
 Each sequence in the batch has keys, values and recurrent state of its own. Whoever has the turn
 runs passes for all; the others find their tokens when their turn comes. Texts are those of requests
-alone, since a row's bits do not depend on its company. A draft reads what was written meanwhile
-when its request leaves the batch.
+alone, since passes are batch-invariant. A draft reads what was written meanwhile when its request
+leaves the batch.
 """
 
 import time

@@ -95,7 +95,7 @@ class LiveRequest:
     def _new_decoder(self, slot: Slot) -> Decoder:
         use, stream = self._use, self._stream
         decoder = use.decoders.new(self._request, stream.watch or self._find_watch())
-        if use.batch is None or stream.should_pause is None:  # it has no company
+        if use.batch is None or stream.should_pause is None:  # it has the engine to itself
             return decoder
         if not isinstance(decoder, BatchableDecoder) or not decoder.can_follow:
             return decoder

@@ -235,7 +235,10 @@ def cluster(scale=1.9, num_faults=0):
     windows = {"1": summarize([20.0, 21.0], "s"), "2": summarize([11.0, 12.0], "s")}
     ratio = divide(two, one)
     alone = Ratio(1.95, 1.95, 1.95)
-    return ClusterMeasures(start, one, two, ratio, routing, chaos, ratio, windows, alone)
+    turns = {"1": one, "2": two}
+    return ClusterMeasures(
+        *(start, one, two, ratio, routing, chaos, ratio, windows, alone, turns, ratio)
+    )
 
 
 def _ratio(value):

@@ -66,7 +66,7 @@ def test_all_figures(monkeypatch):
     assert measures.windows_s["1"].low > 0 and measures.whole_runs.value > 0
     assert (measures.routing.num_known, measures.routing.hit_rate) == (3, 1.0)
     assert 0 < measures.routing.cached_share < 1
-    assert measures.alone_over_one.value > 0
+    assert measures.alone_over_one.value > 0 and measures.turns_over_one.value > 0
     assert measures.chaos.num_faults == 0, measures.chaos.faults
     assert measures.chaos.num_whole > 0 and measures.chaos.num_kills == 0
     assert measures.headline()["hit_rate"] == 1.0 and len(said) > 3
@@ -115,5 +115,6 @@ def test_the_page_says_what_is_counted():
     assert "(20 s with one replica, 12 s with two)" in note and "end give 1.90." in note
     assert "earlier run" not in note
     assert "have 1.95 times the rate of one (1.95 to 1.95), so replicas reach 97 %" in note
+    assert "(`--batching off`), two have 1.90 times the rate of one (19" in note
     older = {**new, "settings": {k: v for k, v in new["settings"].items() if k != "counted"}}
     assert "Rates are of whole runs" in describe(older)[-1]
