@@ -213,11 +213,14 @@ def check_choices(tree: DraftTree, matcher: TokenMatcher, rounds: "GpuRounds") -
     the allowed ones too, if it is allowed; where it is not, and several are, the walk ends with
     what the device chooses among those. The matcher stays at the root.
     """
-    place, node, is_end = matcher.copy(), 0, False
+    places, node, is_end = _find_places(tree, matcher), 0, False
     children = {edge: i for i, edge in enumerate(zip(tree.parents, tree.tokens, strict=True))}
     written: list[tuple[int, int]] = []
     chosen, ends = rounds.read_choices()
     free = chosen[: tree.num_nodes].tolist()
+    while (following := children.get((node, free[node]))) in places:
+        node = following
+    place = places[node]
     while True:
         token = free[node]
         if place.count_valid((token,)) == 0:
@@ -234,6 +237,24 @@ def check_choices(tree: DraftTree, matcher: TokenMatcher, rounds: "GpuRounds") -
     chosen[: tree.num_nodes] = free  # which other choices may have overwritten
     for node, token in written:
         chosen[node] = token
+
+
+def _find_places(tree: DraftTree, matcher: TokenMatcher) -> dict[int, TokenMatcher]:
+    """Where the reply stands after the nodes of the tree's first branch that may be gone through,
+    so that nothing has to be asked about them when the pass is over. The root is the first.
+    """
+    tip, places = 0, {0: matcher.copy()}
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        if parent != tip or node == 0:
+            continue
+        place = places[tip].copy()
+        if place.count_valid((token,)) == 0:
+            break
+        place.advance(token)
+        if place.is_complete:
+            break
+        tip, places[node] = node, place
+    return places
 
 
 def _choose_allowed(place: TokenMatcher, node: int, rounds: "GpuRounds") -> tuple[int, bool]:

@@ -1,8 +1,8 @@
 """Trees for the target's pass out of a draft's larger ones, without what a grammar forbids.
 
 While the host asks the grammar, the device waits. So it asks about the draft's first choices, which
-is one question, and about other nodes only if their token has been refused before; about the rest
-it asks when the pass is under way, and knows better the next time.
+is one question, and leaves out other nodes whose token has been refused after the same two tokens.
+About those it asks when the pass is under way, and knows better the next time.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,16 @@ from draftree.decode.tree import CountValid
 
 # An enum's members are looked up slowly, and a tree needs them for every node.
 _CHAIN, _SIBLING = TokenSource.CHAIN, TokenSource.SIBLING
+_MOST_ASKED_AGAIN = 8  # of what was left out of a tree
+Place = tuple[int, int, int]  # a token and the two before it
 
 
 class DraftFilter:
     """Outlives a request: formats have much in common."""
 
     def __init__(self) -> None:
-        self._refused: set[int] = set()  # tokens, at some place
-        self._unasked: list[int] = []  # nodes of the last tree
+        self._refused: set[Place] = set()
+        self._unasked: list[tuple[int, Place]] = []  # parents in the last tree, and what follows
 
     def build(
         self,
@@ -43,38 +45,40 @@ class DraftFilter:
         if count_valid is not None and chain:
             num_valid = count_valid([drafted[0][node] for node in chain])
         are_first, are_valid = frozenset(chain), frozenset(chain[:num_valid])
-        refused = self._refused if count_valid is not None else ()
-        places, self._unasked = [0], []  # of the draft's nodes, -1: not taken
+        places = [0]  # of the draft's nodes, -1: not taken
+        self._unasked, left_out = [], list[tuple[int, Place]]()
         for node in range(1, len(drafted[0])):
             if len(tokens) > budget:
                 break
             token, parent = drafted[0][node], places[drafted[1][node]]
-            place = children.get((parent, token), -1) if first else -1
-            if place >= 0 or parent < 0 or (is_forced and parent == 0):
-                places.append(place)
+            known = children.get((parent, token), -1) if first else -1
+            if known >= 0 or parent < 0 or (is_forced and parent == 0):
+                places.append(known)
                 continue
             if node in are_first:
                 is_taken = node in are_valid
-            elif token in refused and count_valid is not None:
-                path = [*_path(tokens, parents, parent), token]
-                is_taken = count_valid(path) == len(path)
             else:
-                is_taken = True
-                self._unasked.append(len(tokens))
+                after = tokens[parents[parent]] if parent > 0 else -1
+                place = token, tokens[parent], after
+                is_taken = count_valid is None or place not in self._refused
+                (self._unasked if is_taken else left_out).append((parent, place))
             places.append(len(tokens) if is_taken else -1)
             if is_taken:
                 tokens.append(token)
                 parents.append(parent)
                 depths.append(depths[parent] + 1)
                 sources.append(_CHAIN if node in are_first else _SIBLING)
+        self._unasked += left_out[:_MOST_ASKED_AGAIN]
         return DraftTree(tuple(tokens), tuple(parents), tuple(depths), tuple(sources))
 
     def learn(self, tree: DraftTree, count_valid: CountValid) -> None:
-        """Ask about the nodes of the last tree that were taken unasked."""
-        for node in self._unasked:
-            path = _path(tree.tokens, tree.parents, node)
-            if count_valid(path) == len(path) - 1:
-                self._refused.add(tree.tokens[node])
+        """Ask about what the last tree has, or has not, without having been asked about."""
+        for parent, place in self._unasked:
+            path = [*_path(tree.tokens, tree.parents, parent), place[0]]
+            if count_valid(path) == len(path):
+                self._refused.discard(place)
+            else:
+                self._refused.add(place)
 
 
 def _find_chain(parents: Sequence[int]) -> list[int]:

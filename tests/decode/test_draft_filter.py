@@ -40,6 +40,14 @@ def is_begin(tree: DraftTree, whole: DraftTree) -> None:
         assert getattr(tree, name)[:count] == getattr(whole, name)[:count]
 
 
+def paths(tree: DraftTree) -> set[tuple[int, ...]]:
+    """The tokens that lead to each node."""
+    found = [()]
+    for token, parent in list(zip(tree.tokens, tree.parents, strict=True))[1:]:
+        found.append((*found[parent], token))
+    return set(found)
+
+
 def is_allowed(tree: DraftTree, count_valid) -> bool:
     for node in range(1, tree.num_nodes):
         path = []
@@ -61,9 +69,30 @@ def test_what_is_refused_is_left_out_the_next_time(seed: int) -> None:
     first = kept.build(ANCHOR, draft(block), BUDGET, count_valid=matcher.count_valid)
     assert first.num_nodes == BUDGET + 1 and not is_allowed(first, matcher.count_valid)
     tree = ask_often(kept, block, matcher.count_valid)
-    is_begin(tree, build_tree(ANCHOR, block, BUDGET, count_valid=matcher.count_valid).tree)
-    assert tree.num_nodes > 4
-    assert is_allowed(tree, matcher.count_valid)
+    whole = build_tree(ANCHOR, block, 63, count_valid=matcher.count_valid).tree
+    assert tree.num_nodes > 4 and is_allowed(tree, matcher.count_valid)
+    assert paths(tree) <= paths(whole), "a token may be left out after the same two elsewhere"
+
+
+def test_nothing_is_asked_before_the_pass_but_first_choices() -> None:
+    """And what was left out comes back where it is allowed."""
+    block = made_block(np.random.default_rng(3))
+    refused = {int(block.tokens[0, 1])}
+
+    def count_valid(tokens) -> int:
+        asked.append(list(tokens))
+        return next((i for i, token in enumerate(tokens) if token in refused), len(tokens))
+
+    kept, trees = DraftFilter(), []
+    for wanted in (refused, refused, *[set()] * 8):
+        asked, refused = [], wanted
+        trees.append(kept.build(ANCHOR, draft(block), BUDGET, count_valid=count_valid))
+        assert len(asked) == 1
+        kept.learn(trees[-1], count_valid)
+        assert len(asked) < 2 * BUDGET
+    assert trees[0] == trees[-1] == build_tree(ANCHOR, block, BUDGET).tree
+    assert not is_allowed(trees[0], lambda t: 0 if t[0] == block.tokens[0, 1] else len(t))
+    assert is_allowed(trees[1], lambda t: 0 if t[0] == block.tokens[0, 1] else len(t))
 
 
 def test_first_choices_are_asked_about_at_once() -> None:
