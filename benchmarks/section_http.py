@@ -29,6 +29,8 @@ def http(record: Json) -> list[str]:
         f"client, at most {settings['num_tokens']} tokens, greedy; a piece may hold several "
         f"tokens, which are {counted}."
     )
+    if measures.get("one_by_one") and not measures.get("unbatched"):
+        note += " Measured before requests shared passes."
     parts = _behind(measures), _unbatched(measures), _beside(measures, settings)
     return [*table(head, rows), "", note, *chain.from_iterable(parts)]
 
