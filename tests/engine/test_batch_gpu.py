@@ -3,6 +3,7 @@ its own, and texts are those of requests alone.
 """
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from draftree.engine.engine import TokenEngine
 from draftree.kernels.cuda import compile as cuda_compile
 from draftree.kernels.cuda.compile import Gpu
 from tests.decode.rule import RuleGrammar
-from tests.engine.turns import HOT, Reply, alone, make_prompt, open_engine, take_turns
+from tests.engine.turns import HOT, KINDS, Reply, alone, make_prompt, open_engine, take_turns
+from tests.examples import mark_long
 from tests.tiny import tiny_path
 
 REQUESTS = (
@@ -58,14 +60,19 @@ def _check(engine: TokenEngine) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("ngram", ["off", "on"])
-@pytest.mark.parametrize("kind", ["dense", "dense, drafted", "hybrid", "hybrid, drafted"])
+@pytest.mark.parametrize(
+    "kind, ngram",
+    mark_long(
+        product(KINDS, ("off", "on")),
+        but=(("dense", "off"), ("dense, drafted", "on"), ("hybrid, drafted", "off")),
+    ),
+)
 @pytest.mark.usefixtures("_on_gpu")
 def test_batched_requests_give_what_they_give_alone(kind: str, ngram: str) -> None:
     _check(open_engine(kind, batching="always", ngram=ngram, **SETTINGS))
 
 
-@pytest.mark.parametrize("kv", ["q8_0", "q4"])
+@pytest.mark.parametrize("kv", mark_long(("q8_0", "q4"), but=("q4",)))
 @pytest.mark.usefixtures("_on_gpu")
 def test_formats_of_keys(kv: str) -> None:
     """With what keys have in common, where a format takes it from them."""
