@@ -13,6 +13,7 @@ from draftree.decode.tree import CountValid
 # An enum's members are looked up slowly, and a tree needs them for every node.
 _CHAIN, _SIBLING = TokenSource.CHAIN, TokenSource.SIBLING
 _MOST_ASKED_AGAIN = 8  # of what was left out of a tree
+_MOST_REFUSED = 1 << 16  # that are remembered; then it begins anew
 Place = tuple[int, int, int]  # a token and the two before it
 
 
@@ -73,6 +74,8 @@ class DraftFilter:
 
     def learn(self, tree: DraftTree, count_valid: CountValid) -> None:
         """Ask about what the last tree has, or has not, without having been asked about."""
+        if len(self._refused) >= _MOST_REFUSED:
+            self._refused.clear()
         for parent, place in self._unasked:
             path = [*_path(tree.tokens, tree.parents, parent), place[0]]
             if count_valid(path) == len(path):

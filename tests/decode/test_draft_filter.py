@@ -109,6 +109,18 @@ def test_first_choices_are_asked_about_at_once() -> None:
     assert tree.sources.count(TokenSource.CHAIN) == 3 and tree.num_nodes == BUDGET + 1
 
 
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine serves for weeks, and every text has places of its own."""
+    monkeypatch.setattr("draftree.decode.draft_filter._MOST_REFUSED", 100)
+    kept, sizes = DraftFilter(), []
+    for seed in range(60):
+        block = made_block(np.random.default_rng(seed))
+        tree = kept.build(ANCHOR, draft(block), BUDGET, count_valid=lambda tokens: 1)
+        kept.learn(tree, lambda tokens: 0)
+        sizes.append(len(kept._refused))
+    assert 100 <= max(sizes) < 100 + 2 * BUDGET and sizes != sorted(sizes)
+
+
 def test_without_a_grammar_the_tree_is_the_drafts_beginning() -> None:
     block = made_block(np.random.default_rng(2))
     assert (
