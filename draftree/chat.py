@@ -161,12 +161,7 @@ class Generation:
 
     def _note(self, event: TokenEvent) -> None:
         assert event.scores is not None
-        tokenizer = self._detokenizer.tokenizer
-
-        def text_of(token: int) -> bytes:
-            """Models may have more rows than there are tokens."""
-            return tokenizer.token_bytes(token) if token < tokenizer.vocab_size else b""
-
+        text_of = self._detokenizer.tokenizer.written_bytes
         top = tuple(TokenLogprob(i, text_of(i), value) for i, value in event.scores.top)
         logprob = event.scores.logprob
         self._logprobs.append(TokenLogprob(event.token, text_of(event.token), logprob, top))

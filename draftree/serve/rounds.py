@@ -70,7 +70,8 @@ def render_round(one: "Round", tokenizer: "Tokenizer") -> dict[str, Any]:
 
 def _render_token(token: int, tokenizer: "Tokenizer") -> dict[str, Any]:
     """Bytes that are no whole character are spelled out."""
-    return {"id": token, "text": tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")}
+    text = tokenizer.written_bytes(token).decode("utf-8", "backslashreplace")
+    return {"id": token, "text": text}
 
 
 class RoundsWire:

@@ -164,7 +164,7 @@ class ReplyMatcher:
     def _open(self, token: int) -> None:
         """The reply begins with the opening tag, or there is no reasoning."""
         grammar, opening = self._grammar, OPENING.encode()
-        self._text += grammar.tokenizer.token_bytes(token)
+        self._text += grammar.tokenizer.written_bytes(token)
         start = self._text.lstrip()
         if token == grammar.opening_id or start.startswith(opening):
             self._think()
@@ -177,8 +177,8 @@ class ReplyMatcher:
         self._spend(0)
 
     def _reason(self, token: int) -> None:
-        closing, token_bytes = CLOSING.encode(), self._grammar.tokenizer.token_bytes(token)
-        self._text = self._text[1 - len(closing) :] + token_bytes
+        closing, written = CLOSING.encode(), self._grammar.tokenizer.written_bytes(token)
+        self._text = self._text[1 - len(closing) :] + written
         if closing in self._text:
             self._phase = _Phase.CONTENT
             return

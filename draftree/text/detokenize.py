@@ -23,7 +23,11 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """Text that is complete with this token; never half a character."""
+        """Text that is complete with this token; never half a character. Rows of a model that are
+        no token have none.
+        """
+        if token_id >= self.tokenizer.vocab_size:
+            return ""
         piece = self.tokenizer.piece(token_id, starts_text=self._starts_text, skip_special=True)
         self._starts_text = self.tokenizer.is_marked(token_id)
         return self._decoder.decode(piece)

@@ -215,6 +215,10 @@ class Tokenizer:
             self._bytes[token_id] = known
         return known
 
+    def written_bytes(self, token_id: int) -> bytes:
+        """Of a token that a model chose or drafted: models may have more rows than there are tokens."""
+        return self.token_bytes(token_id) if token_id < self.vocab_size else b""
+
     def is_special(self, token_id: int) -> bool:
         """Whether the token steers the model and is not part of the text it writes."""
         return self._types.get(token_id) in SPECIAL_TYPES

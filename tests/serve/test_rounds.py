@@ -131,7 +131,7 @@ def test_bytes_that_are_no_character_are_spelled_out():
     tree = DraftTree((1, 2), (-1, 0), (0, 1), (TokenSource.BONUS, TokenSource.NGRAM))
     pieces = {1: "é".encode(), 2: b"\xf0\x9f"}
     one = SimpleNamespace(tree=tree, path=(0, 1), bonus=2, path_log_probs=())
-    rendered = render_round(one, SimpleNamespace(token_bytes=pieces.__getitem__))
+    rendered = render_round(one, SimpleNamespace(written_bytes=pieces.__getitem__))
     assert [node["text"] for node in rendered["nodes"]] == ["é", "\\xf0\\x9f"]
     assert [node["chance"] for node in rendered["nodes"]] == [None, None]
     assert rendered["bonus"] == {"id": 2, "text": "\\xf0\\x9f"}
@@ -141,7 +141,7 @@ def test_an_end_that_was_guessed_is_accepted_and_there_once():
     tree = DraftTree(
         (1, 2, 3), (-1, 0, 1), (0, 1, 2), (TokenSource.BONUS, *[TokenSource.CHAIN] * 2)
     )
-    tokenizer = SimpleNamespace(token_bytes=lambda token: b"x")
+    tokenizer = SimpleNamespace(written_bytes=lambda token: b"x")
     for path, bonus, accepted in (((0, 1), 3, 3), ((0,), 2, 2), ((0, 1), 2, 2), ((0, 1, 2), 3, 3)):
         one = SimpleNamespace(tree=tree, path=path, bonus=bonus, path_log_probs=())
         rendered = render_round(one, tokenizer)

@@ -160,6 +160,16 @@ def test_matchers_are_independent() -> None:
     assert first.propose_forced() == [98] and second.propose_forced() == [97, 98]
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_rows_that_are_no_token_add_nothing_to_reasoning(is_open: bool) -> None:
+    """A draft may propose one: models have more rows than there are tokens."""
+    matcher = ReplyGrammar(TOKENIZER, reasoning=reasoning(is_open=is_open)).new_matcher()
+    matcher.advance(TOKENIZER.vocab_size + 2)
+    for token in TOKENIZER.encode("x</think>"):
+        matcher.advance(token)
+    assert not matcher.is_complete
+
+
 def test_free_text_says_for_how_long() -> None:
     """Until the token that begins a call, or until reasoning may be over its budget."""
     call = CallTrigger(CALL, compile_rules('start: "ab"'), is_single=False)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from draftree.errors import TokenizerError
 from draftree.text.detokenize import Detokenizer, StopStrings
 from draftree.text.tokenizer import Tokenizer
 from tests.examples import examples
@@ -34,6 +35,14 @@ def test_any_ids_give_what_decode_gives(index, data):
     tokenizer = tokenizers()[index]
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
     assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids, skip_special=True)
+
+
+def test_rows_that_are_no_token_add_nothing():
+    tokenizer = tokenizers()[0]
+    accent = tokenizer.encode("é")
+    assert "".join(stream(tokenizer, [accent[0], tokenizer.vocab_size, accent[1], 10**6])) == "é"
+    with pytest.raises(TokenizerError):
+        tokenizer.decode([tokenizer.vocab_size])
 
 
 @pytest.mark.parametrize("index", range(3))
