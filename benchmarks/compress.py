@@ -39,6 +39,7 @@ class CompressOptions:
     num_chars: tuple[int, ...] = (10_000,)
     num_cases: int = 4  # of each kind
     num_replies: int = 2  # of those, that the target answers
+    num_auto: int = 0  # cases that it answers whole and by `auto`, if they are more
     use_own: bool = True  # score by the target's own first layers as well
     shares: tuple[float, ...] = SHARES
     original_shares: tuple[float, ...] = ()
@@ -93,35 +94,41 @@ class _Bench:
         self.auto: list[dict[str, Any]] = []  # every case that `auto` shortened
         self._known: dict[str, Answered] = {}  # replies of a case, by its messages
 
-    def run(self, case: Case, seed: int, *, is_answered: bool) -> None:
+    def run(self, case: Case, seed: int) -> None:
         self._known.clear()
-        whole = Answered(0.0, 0.0)
-        if is_answered:
+        options, whole = self.options, Answered(0.0, 0.0)
+        if is_answered := seed < max(options.num_replies, options.num_auto):
             whole = self._answer(case, case.messages(case.text), FULL, 1.0, 0.0)
         for name, compressor in self.compressors.items():
-            start = time.perf_counter()
-            scorer, tokenizer = compressor.open()
-            ids = _encode(tokenizer, case.text)
-            starts = token_places(tokenizer, case.text, ids)[:-1:CHUNK_LEN].tolist()
-            places = [*starts, len(case.text)]
-            scores = scorer.score(ids, _encode(tokenizer, f"\n\n{case.question}")).tolist()
-            score_ms = (time.perf_counter() - start) * 1000
-            self.score_ms.setdefault(name, []).append(round(score_ms, 1))
-            for share in (0.0, *self.options.shares):
-                for rules in ("rules", "scores"):
-                    asked = LongText(0, case.text, case.question if rules == "rules" else "")
-                    is_kept = choose_chunks(scores, share, places, case.text, asked)
-                    cut = Cut(case.text)
-                    cut.shorter, _ = cut_text(case.text, places, is_kept, cut.count)
-                    key = f"{case.kind}/{name}/{rules}/{share}"
-                    kept_share = self._count(cut.shorter) / self._count(case.text)
-                    if case.needed:
-                        is_right = all(piece in cut.shorter for piece in case.needed)
-                        self.kept.setdefault(key, Tally()).add(float(is_right), kept_share)
-                    if is_answered and share and rules == "rules":
-                        self._answer_share(case, name, share, cut, kept_share, score_ms)
+            if seed < options.num_cases:
+                self._run_shares(case, name, compressor, is_answered=seed < options.num_replies)
             if is_answered:
                 self._answer_auto(case, seed, name, compressor, whole)
+
+    def _run_shares(
+        self, case: Case, name: str, compressor: Compressor, *, is_answered: bool
+    ) -> None:
+        start = time.perf_counter()
+        scorer, tokenizer = compressor.open()
+        ids = _encode(tokenizer, case.text)
+        starts = token_places(tokenizer, case.text, ids)[:-1:CHUNK_LEN].tolist()
+        places = [*starts, len(case.text)]
+        scores = scorer.score(ids, _encode(tokenizer, f"\n\n{case.question}")).tolist()
+        score_ms = (time.perf_counter() - start) * 1000
+        self.score_ms.setdefault(name, []).append(round(score_ms, 1))
+        for share in (0.0, *self.options.shares):
+            for rules in ("rules", "scores"):
+                asked = LongText(0, case.text, case.question if rules == "rules" else "")
+                is_kept = choose_chunks(scores, share, places, case.text, asked)
+                cut = Cut(case.text)
+                cut.shorter, _ = cut_text(case.text, places, is_kept, cut.count)
+                key = f"{case.kind}/{name}/{rules}/{share}"
+                kept_share = self._count(cut.shorter) / self._count(case.text)
+                if case.needed:
+                    is_right = all(piece in cut.shorter for piece in case.needed)
+                    self.kept.setdefault(key, Tally()).add(float(is_right), kept_share)
+                if is_answered and share and rules == "rules":
+                    self._answer_share(case, name, share, cut, kept_share, score_ms)
 
     def _answer_share(
         self, case: Case, name: str, share: float, cut: Cut, kept_share: float, score_ms: float
@@ -198,12 +205,13 @@ def measure_compress(
     opened = Engine.open(options.target, draft="none", prefix_bytes=0, **fields)
     with closing(opened) as engine:
         bench = _Bench(engine, options)
-        for seed in range(options.num_cases):
+        num_cases = max(options.num_cases, options.num_auto)
+        for seed in range(num_cases):
             for kind in KINDS:
-                say(f"{kind}: case {seed + 1} of {options.num_cases}, {deadline.left_s:.0f} s left")
+                say(f"{kind}: case {seed + 1} of {num_cases}, {deadline.left_s:.0f} s left")
                 num_chars = options.num_chars[seed % len(options.num_chars)]
                 case = make_case(kind, num_chars, seed)
-                bench.run(case, seed, is_answered=seed < options.num_replies)
+                bench.run(case, seed)
             yield {
                 "kept": {key: asdict(tally) for key, tally in bench.kept.items()},
                 "replies": {key: asdict(tally) for key, tally in bench.replies.items()},

@@ -32,6 +32,9 @@ def compress(
     ] = None,
     cases: Annotated[int, typer.Option(min=1, help="Texts of each kind.")] = 4,
     replies: Annotated[int, typer.Option(min=0, help="Of those, that are answered.")] = 2,
+    auto_cases: Annotated[
+        int, typer.Option(min=0, help="Texts of each kind read whole and by `auto`, if more.")
+    ] = 0,
     own: Annotated[bool, typer.Option(help="Score by the target's own keys as well.")] = True,
     device: Device = "cpu",
     max_ctx: MaxCtx = 8192,
@@ -48,6 +51,7 @@ def compress(
         num_chars=tuple(chars or (10_000,)),
         num_cases=cases,
         num_replies=replies,
+        num_auto=auto_cases,
         use_own=own,
         shares=tuple(share or SHARES),
         original_shares=tuple(original or ()),

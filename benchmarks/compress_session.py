@@ -31,6 +31,7 @@ WAYS: Final = MappingProxyType(
 )
 ANSWER: Final = "answer"
 _WARM_TURNS: Final = 6  # in which passes of all sizes are made ready
+_FAR: Final = 1.5  # times the fastest way: not measured again
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,9 @@ class Replay:
         self._compressors = {way: self._new_compressor(way) for way in (COMPRESSED, BOTH)}
 
     def measure(self, deadline: Deadline) -> Json:
-        """Rounds for which no time is left are left out, but for the first."""
+        """Rounds for which no time is left are left out, but for the first, and then ways that are
+        far from the fastest.
+        """
         found: dict[str, list[list[ReplayTurn]]] = {way: [] for way in WAYS}
         for way in WAYS:
             self.report(f"session, warming up: {WAYS[way]}")
@@ -132,7 +135,10 @@ class Replay:
         for number in range(self.options.num_rounds):
             if number and deadline.is_over:
                 break
+            totals = {way: _total_s(rounds).median for way, rounds in found.items() if rounds}
             for way, rounds in found.items():
+                if totals and totals[way] > _FAR * min(totals.values()):
+                    continue
                 left = f"{deadline.left_s:.0f} s left"
                 self.report(f"session, round {number + 1}: {WAYS[way]}, {left}")
                 rounds.append(self._run(way, self.options.num_turns))

@@ -25,9 +25,9 @@ from draftree.kernels.quant.formats import QuantType
 from draftree.models.model_config import read_model_config
 from draftree.weights.file import open_checkpoint
 
-UNLIMITED: Final = "f16 unlimited"
+UNLIMITED, SMALL_UNLIMITED = "f16 unlimited", "q4 unlimited"
 _MACHINE: Final = ("cpu", "num_cores", "gpu_kernels")  # what must be the same
-FORMATS: Final = ("f16", "q8_0", "q4", "tq3_0", UNLIMITED)
+FORMATS: Final = ("f16", "q8_0", "q4", "tq3_0", UNLIMITED, SMALL_UNLIMITED)
 DEPTHS: Final = (512, 65536, 131072, 262144)
 _ROOM: Final = 512  # tokens that are written at each depth, at most
 _STEPS: Final = 24
@@ -54,7 +54,7 @@ class DepthRun:
 class GpuDepthMeasures:
     gpu: str
     draft: str
-    runs: dict[str, DepthRun]  # by format; "f16 unlimited" has the whole GPU
+    runs: dict[str, DepthRun]  # by format; those that are unlimited have the whole GPU
 
     def headline(self) -> dict[str, Any]:
         return {
@@ -145,7 +145,7 @@ def measure_depths(
             report(f"{name}: left out, the time is over")
             continue
         report(f"{name}: loading")
-        limit = 0.0 if name == UNLIMITED else memory_gib
+        limit = 0.0 if name.endswith("unlimited") else memory_gib
         kv = name.split()[0]
         try:
             runs[name] = _measure(pair, kv, longest_context(pair, kv, limit), limit, depths, report)

@@ -5,7 +5,7 @@ verdict for each. A retired target is a figure without a verdict.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from benchmarks.gpu_depth import UNLIMITED
+from benchmarks.gpu_depth import SMALL_UNLIMITED, UNLIMITED
 from benchmarks.target_gpu import GPU_TARGETS
 from benchmarks.target_serve import SERVE_TARGETS
 from benchmarks.verdict import (
@@ -137,10 +137,20 @@ def _round_over(depth: str) -> Callable[[Json], float | None]:
     return read
 
 
-def _prefill_to(depth: str) -> Callable[[Json], float | None]:
+def _prefill_to(depth: str, run: str = UNLIMITED) -> Callable[[Json], float | None]:
     def read(measures: Json) -> float | None:
-        seconds = measures["runs"].get(UNLIMITED, {}).get("prefill_s", {})
+        seconds = measures["runs"].get(run, {}).get("prefill_s", {})
         return float(seconds[depth]) if depth in seconds else None
+
+    return read
+
+
+def _small_prefill_over(depth: str) -> Callable[[Json], float | None]:
+    """Keys and values of 4 bits over those of 16, each with the whole GPU."""
+
+    def read(measures: Json) -> float | None:
+        small, whole = (_prefill_to(depth, run)(measures) for run in (SMALL_UNLIMITED, UNLIMITED))
+        return round(small / whole, 3) if small and whole else None
 
     return read
 
@@ -190,6 +200,7 @@ def _depth_targets() -> tuple[Target, ...]:
             target(f"prefill of {depth}", _prefill_to(depth), False, limit, aim, "s")
             for depth, (limit, aim) in seconds.items()
         ),
+        target("prefill of 65536, q4 over f16", _small_prefill_over("65536"), False, 1.1, 1.0, "x"),
         *(
             target(f"longest context in 24 GiB, {kv}", context(kv), True, length, length, "")
             for kv, length in contexts.items()

@@ -104,6 +104,10 @@ class AttentionPlan:
         return self.num_stages * self.stage_bytes + columns + beside
 
     @property
+    def partial_dtype(self) -> torch.dtype:
+        return torch.float16 if self.num_groups else torch.float32
+
+    @property
     def source(self) -> KernelSource:
         macros = (("STAGES", self.num_stages), ("BLOCKS_AN_SM", self.blocks_an_sm))
         if not self.num_groups:
@@ -176,7 +180,7 @@ class AttentionWorkspace:
     """Partial results; launches that share one must follow each other on one stream."""
 
     plans: tuple[AttentionPlan, ...]  # from few columns to many; the first is for a single row
-    partial: torch.Tensor  # float32 [entries, dim]
+    partial: torch.Tensor  # [entries, dim]: float32 sums, or of warpgroups halves (averages)
     stats: torch.Tensor  # float32 [entries, 2]: reference and sum of the weights
 
     def plan_for(self, num_rows: int, group: int) -> AttentionPlan:
@@ -254,7 +258,7 @@ def new_attention_workspace(
     entries = max(entries, plans[0].most_entries(1, num_heads, capacity))
     return AttentionWorkspace(
         plans,
-        torch.empty((entries, plans[0].dim), device=gpu.place),
+        torch.empty((entries, plans[0].dim), dtype=plans[0].partial_dtype, device=gpu.place),
         torch.empty((entries, 2), device=gpu.place),
     )
 

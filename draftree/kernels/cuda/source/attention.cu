@@ -269,7 +269,7 @@ struct Worker {
     each_column(mask, [&](int n, int col, int j) {
       const int entry = board.entry[col];
       if (entry < 0) return;
-      float* to = pass.partial + static_cast<u64>(entry) * DIM + first_dim * 16 + (lane >> 2);
+      float* to = pass.partial + static_cast<u64>(entry) * PARTIALS + first_dim * 16 + (lane >> 2);
 #pragma unroll
       for (int m = 0; m < OUT_TILES; m++) to[m * 16] = state[m][n][j], to[m * 16 + 8] = state[m][n][j + 2];
       if (warp == 0 || (SHARES_COLS && warp == DIM_TILES))

@@ -23,7 +23,7 @@ struct Pass {
   int q_row, q_head;
   float scale;
   Cache cache;
-  float* partial;  // [slot][row][head][DIM]
+  Partial* partial;  // [slot][row][head][PARTIALS]
   float2* stats;   // maximum and sum of the weights
   const u8* angles;     // where CENTRED: cosines and sines of all positions, [DIM] halves each
   const float* folded;  // and what queries make of them, [row][head][DIM]
@@ -33,7 +33,7 @@ struct Pass {
 // What both kernels are given, and what they make of it.
 #define ATTENTION_ARGS                                                                                                    \
   const int *control, const int *positions, const int *ancestors, const float *q, u8 *pool, const int *pages,             \
-      float *partial, float2 *stats, float scale, int ancestor_stride, int q_row, int q_head, int page_bytes,             \
+      Partial *partial, float2 *stats, float scale, int ancestor_stride, int q_row, int q_head, int page_bytes,             \
       int key_bytes, int value_bytes, int first_row, int num_rows, int kv_heads, int group, int head_dim, int window,     \
       int is_bidirectional, const u8 *angles, const float *folded_queries, int folded_row
 #define ATTENTION_SHAPE {kv_heads, group, head_dim, window, is_bidirectional}

@@ -332,21 +332,27 @@ struct Consumer {
     group.meet();
   }
 
-  // The segment's sums, its references and the sums of its weights.
+  // The segment's averages, its references and the sums of its weights. Neighbours change places, so that each has
+  // two dimensions that follow each other.
   DEV_MEMBER void store(int slot) {
     each_column([&](int n, int j) { tell(n, j, over_keys(sum[n][j], Sum())); });
     group.meet();
-    const int before = slot * group.plan.live * group.shape.kv_heads * group.shape.group;
+    const int before = slot * group.plan.live * group.shape.kv_heads * group.shape.group, row = lane() >> 2;
     each_column([&](int n, int j) {
-      const int col = column(n, j);
-      if (board.entry[col] < 0) return;
-      const int entry = before + board.entry[col];
-      float* to = group.pass.partial + static_cast<u64>(entry) * DIM + strip() * 16 + (lane() >> 2);
-#pragma unroll
-      for (int m = 0; m < DIM_BLOCKS; m++) to[m * 64] = acc[m][n][j], to[m * 64 + 8] = acc[m][n][j + 2];
+      const int col = column(n, j), entry = before + board.entry[col];
+      const bool is_live = board.entry[col] >= 0, is_odd = row & 1;
       const float4 of = board.top[col];
       const float all = __fadd_rn(__fadd_rn(of.x, of.y), __fadd_rn(of.z, of.w));
-      if (strip() == 0 && lane() < 4) group.pass.stats[entry] = make_float2(board.references[0][col], all);
+      const float share = all > 0.0f ? __fdiv_rn(1.0f, all) : 0.0f;
+      u32* to = group.pass.partial + static_cast<u64>(entry) * PARTIALS + strip() * 8 + row / 2 + (is_odd ? 4 : 0);
+#pragma unroll
+      for (int m = 0; m < DIM_BLOCKS; m++) {
+        const float near = __fmul_rn(acc[m][n][j], share), far = __fmul_rn(acc[m][n][j + 2], share);
+        const float other = __shfl_xor_sync(~0u, is_odd ? near : far, 4);
+        const u32 pair = is_odd ? round_to_halves(other, far) : round_to_halves(near, other);
+        if (is_live) to[m * 32] = pair;
+      }
+      if (is_live && strip() == 0 && lane() < 4) group.pass.stats[entry] = make_float2(board.references[0][col], all);
     });
   }
 

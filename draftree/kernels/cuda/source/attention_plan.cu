@@ -13,6 +13,14 @@ constexpr int SPAN = 4;          // segments
 constexpr int COLS = 8 * COL_TILES;  // most columns of an item: groups of 8
 constexpr int FOLD_WAVES = 3;    // blocks fold spans themselves when there are that many items for each, or it is even
 constexpr float LOWEST = -1e30f;  // the maximum of nothing
+// Partial results: sums, or (not FOLDS) what the weights give each dimension on average, two halves a word.
+#if FOLDS
+using Partial = float;
+constexpr int PARTIALS = DIM;
+#else
+using Partial = u32;
+constexpr int PARTIALS = DIM / 2;
+#endif
 constexpr int NUM_TOKENS = 0, COMMITTED = 1, IS_TREE = 2, FIRST = 5, SINKS = 6;  // words of control
 
 // For numbers below a million, without the long way round that division takes.
