@@ -27,6 +27,7 @@ _DESCRIBED: Final = (
     *("locale", "mimetypes", "pickle", "pickletools", "pstats", "random", "sched", "shlex"),
     *("statistics", "string", "subprocess", "threading", "timeit", "trace", "zipfile"),
 )
+_LEAST_WORDS: Final = 4
 _READ_FILE: Final = {
     "type": "function",
     "function": {
@@ -201,6 +202,8 @@ def _summary(rng: np.random.Generator, num_chars: int) -> Case:
     words = dict.fromkeys(re.findall(r"[a-z]{5,}", " ".join(said.split()[:60]).lower()))
     text = "\n".join((f"# {name}.py", *rest))[:num_chars].rpartition("\n")[0]
     question = "What is this module for? Summarise it in three sentences."
+    if len(words) < _LEAST_WORDS:  # this Python's module says little of itself
+        return _summary(rng, num_chars)
     return Case("summary", text, question, (), tuple(words))
 
 

@@ -103,18 +103,22 @@ def draw_quality(result: Mapping[str, Any], path: Path) -> None:
     names, replies = list(result["score_ms"]), result["replies"]
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         for kind in KINDS:
-            whole = replies.get(f"{kind}/{FULL}", {}).get("score")
+            whole = _mean_score(replies.get(f"{kind}/{FULL}"))
             if not whole:
                 continue
             found = [replies[f"{kind}/{name}/{share}"] for share in result["settings"]["shares"]]
             kept = [sum(tally["kept_shares"]) / tally["num_cases"] for tally in found]
-            axes.plot(kept, [t["score"] / whole for t in found], marker="o", label=kind)
+            axes.plot(kept, [_mean_score(t) / whole for t in found], marker="o", label=kind)
         axes.axhline(1.0, color="#888888", linewidth=0.8)
         axes.set(xlabel="share of the text that was kept", ylabel="score over the whole text's")
         axes.set_title(f"scored by: {name}", fontsize=9)
     axes.legend(fontsize=7)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _mean_score(tally: Mapping[str, Any] | None) -> float:
+    return float(tally["score"]) / tally["num_cases"] if tally else 0.0
 
 
 def _cells(tallies: Mapping[str, Any], keys: Sequence[str]) -> str:

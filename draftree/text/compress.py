@@ -7,7 +7,7 @@ shortened text. Knows no model: whoever has one scores the chunks.
 
 import re
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from typing import Final, NamedTuple
@@ -21,12 +21,14 @@ from draftree.text.tools.dialect import Message
 _FIRST, _LAST = 8, 24  # chunks of a long text that are always kept, at its ends
 _MAX_QUESTION: Final = 1000  # characters
 _MOST_NAMES: Final = 16  # places of a name; a word that is everywhere names nothing
-_MOST_COPIES: Final = 4  # of four words in a row that are rare
+_MOST_COPIES: Final = 4  # of four words in a row, or of an identifier, that are rare
+_MOST_FOLLOWED: Final = 16  # identifiers beside those that the question names
 _REACH: Final = 120  # characters to the end of a line or sentence
 _LEAST_GAP: Final = 80  # characters: a mark is hardly shorter
 _QUOTED = re.compile(r'"([^"\n]{3,80})"|`([^`\n]{2,80})`|“([^”\n]{3,80})”|\'([^\'\n]{3,80})\'')
 _NAME = re.compile(r"[A-Za-z0-9_][\w./\\:-]*\w|\d+")
 _WORD = re.compile(r"\w+")
+_IDENTIFIER = re.compile(r"(?=\w*[A-Za-z])(?:\w*[_\d]|\w*[a-z][A-Z])\w*")
 _DEFINED = re.compile(
     r"\b(?:class|def|enum|fn|func|function|interface|struct|trait|type)\s+(\w+)\s*[(:{<\[]"
 )
@@ -130,8 +132,8 @@ def choose_chunks(
 
 
 def _named_places(text: str, asked: LongText) -> list[tuple[int, int]]:
-    """Where the text has what the question quotes, names, or says in the same four words, and where
-    code defines one of its words.
+    """Where the text has what the question quotes, names, or says in the same four words, where
+    code defines one of its words, and where names lead to.
     """
     question = asked.question
     quoted = {next(filter(None, match.groups())) for match in _QUOTED.finditer(question)}
@@ -140,6 +142,7 @@ def _named_places(text: str, asked: LongText) -> list[tuple[int, int]]:
     places: list[tuple[int, int]] = []
     for name in quoted | (names - {start for start in sentence_starts if start.istitle()}):
         places += _find_name(text, name)
+    places += _follow_names(text, places)
     asked_words = set(_WORD.findall(question))
     defined = [match for match in _DEFINED.finditer(text) if match[1] in asked_words]
     most = Counter(match[1] for match in defined)
@@ -163,6 +166,26 @@ def _find_name(text: str, name: str) -> list[tuple[int, int]]:
             found.append((start, end))
         start = text.find(name, end)
     return found if len(found) <= _MOST_NAMES else []
+
+
+def _follow_names(text: str, places: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Where rare identifiers are that stand in a line with one of these places, and so on: what a
+    name is made from, or what is made from it.
+    """
+    found: list[tuple[int, int]] = []
+    waiting, known = deque(sorted(places)), set[str]()
+    while waiting and len(known) < _MOST_FOLLOWED:
+        start, end = waiting.popleft()
+        line = text[_line_start(text, start) : _line_end(text, end)]
+        for name in dict.fromkeys(_IDENTIFIER.findall(line)):
+            if name in known or len(known) == _MOST_FOLLOWED:
+                continue
+            others = _find_name(text, name)
+            if 1 < len(others) <= _MOST_COPIES:
+                known.add(name)
+                found += others
+                waiting += others
+    return found
 
 
 def _find_copies(text: str, question: str) -> dict[str, list[tuple[int, int]]]:

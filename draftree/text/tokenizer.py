@@ -216,7 +216,7 @@ class Tokenizer:
         return known
 
     def written_bytes(self, token_id: int) -> bytes:
-        """Of a token that a model chose or drafted: models may have more rows than there are tokens."""
+        """Of a token that a model chose or drafted: it may have more rows than there are tokens."""
         return self.token_bytes(token_id) if token_id < self.vocab_size else b""
 
     def is_special(self, token_id: int) -> bool:

@@ -177,6 +177,40 @@ def test_names_are_words_of_their_own_and_not_everywhere() -> None:
     assert lines[10] not in found and lines[30] not in found, "parts of words, and a usual word"
 
 
+def test_names_lead_to_other_names() -> None:
+    """What stands in a line with a name is looked for, too, as long as it is rare."""
+    lines = [f"{i}: common_name and so on, to fill the line" for i in range(400)]
+    chain = {
+        90: "limit = max_rows + common_name",
+        210: "max_rows = fromEnv(x)",
+        300: "# fromEnv is slow",
+    }
+    for number, line in chain.items():
+        lines[number] = line
+    text = "\n".join(lines)
+    places = places_of(text)
+
+    def keep(question: str) -> str:
+        asked = LongText(0, text, question)
+        is_kept = choose_chunks([0.0] * (len(places) - 1), 0.0, places, text, asked)
+        return cut_text(text, places, is_kept, count_between)[0]
+
+    found = keep("What does `limit` come from?")
+    assert all(line in found for line in chain.values())
+    assert lines[150] not in found and lines[250] not in found
+    assert not any(line in keep("What does it come from?") for line in chain.values())
+
+
+def test_few_names_are_followed() -> None:
+    lines = [f"name_{i} = name_{i + 1}  # to fill the line with something" for i in range(400)]
+    text = "\n".join(lines)
+    places = places_of(text)
+    asked = LongText(0, text, "What is name_100 made from?")
+    is_kept = choose_chunks([0.0] * (len(places) - 1), 0.0, places, text, asked)
+    found = cut_text(text, places, is_kept, count_between)[0]
+    assert lines[104] in found and lines[130] not in found and lines[70] not in found
+
+
 def test_definitions_are_kept_unless_they_are_everywhere() -> None:
     lines = [f"    def run(self): return {i}  # of many, to fill the line" for i in range(40)]
     lines[20] = "def stop(self): return 20  # of the type that is used to fill the line"
