@@ -64,6 +64,7 @@ class Layer:
             wide_from=wide_from,
         )
         self.workspace.partial.fill_(float("nan"))
+        self.workspace.stats.fill_(float("nan"))
         self.window, self.bidirectional = window, bidirectional
 
     def rows(self, seed: int, count: int) -> Rows:
@@ -103,7 +104,6 @@ class Layer:
         options = {"window": self.window, "bidirectional": self.bidirectional}
         where = (self.cache, self.step, wide[:, 4:], self.workspace, self.gpu)
         attention(q, *where, **options)
-        assert (self.workspace.stats == -1).all(), "all parts must be taken before the next launch"
         assert wide[count:].isnan().all() and wide[:, :4].isnan().all()
         return wide[:count, 4:].reshape(count, heads, dim).cpu()
 

@@ -62,6 +62,7 @@ def persistent_source(gpu: Gpu) -> KernelSource:
             (plan_linear(unit_format(QuantType.Q6_K), 24, gpu).source, num_threads),
             (prepare_source(RowOp.SILU_MUL, plan_row(5120, gpu)), 32),
             (attention.source, 256),
+            (attention.merge_source, 256),
             (delta_source(128, 64, 4), 256),
             (sampling_source("choose_kernel"), 256),
             (tree_source(has_edges=True), 64),
@@ -110,7 +111,8 @@ def _attention_sources(gpu: Gpu) -> list[KernelSource]:
         for dim in (64, 128)
     ]
     plans = [plan for shape in shapes for plan in plan_attention(shape, gpu)]
-    sources = [*(plan.source for plan in plans), COMMIT_SOURCE, heads_source(256)]
+    sources = [source for plan in plans for source in (plan.source, plan.merge_source)]
+    sources += [COMMIT_SOURCE, heads_source(256)]
     merges = [merge_source(dim) for dim in (64, 256)]
     return [*sources, *merges, *map(kv_expand_source, shapes), *map(rotary_source, shapes)]
 

@@ -14,7 +14,7 @@ from tests.golden import golden  # noqa: E402
 from tests.made import HYBRID, make_draft  # noqa: E402
 from tests.tiny import tiny_path  # noqa: E402
 
-ATTENTION = ("prepare", "linear", "rotary", "attention", "prepare", "linear")
+ATTENTION = ("prepare", "linear", "rotary", "attention", "attention_merge", "prepare", "linear")
 DELTA_NET = ("prepare", "linear", "gated_delta", "prepare", "linear")
 FFN = ("prepare", "linear", "prepare", "linear")
 MIXERS = {

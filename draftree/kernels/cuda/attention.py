@@ -16,9 +16,9 @@ from draftree.kernels.cuda.pass_args import CudaPassArgs
 from draftree.kernels.quant.kv_format import PAGE, KvCode
 
 SEGMENT_LEN = 256
-_THREADS = 256
+_THREADS, _MOST_MERGE_THREADS = 256, 1024
 _TILE, _SPAN, _FOLD_WAVES = 64, 4, 3  # as in source/attention_plan.cu
-_MERGED_SPANS, _FEW_MERGED, _PIECE = 128, 64, 128  # as in source/attention_merge.cu
+_MERGED_SPANS = 32  # between two meetings, as in source/attention_merge.cu
 _MOST_COL_TILES = 6  # groups of 8 columns that a block works on
 _GROUP_PLANS = (1, 1), (2, 3), (2, 6), (2, 9)  # warpgroups that multiply, groups of columns of each
 _GROUP_THREADS = 128
@@ -27,6 +27,7 @@ _MOST_STAGES, _FEW_STAGES = 6, 4
 _MOST_RAW_STAGES, _MOST_RAW_BYTES = 4, 34816  # of rows that are decoded
 _GROUP_RESERVED = 6144
 _RESERVED_SHARED = 3072  # what a block needs beside its stages, and the driver's own
+_FEW_ROWS, _LONG_CTX = 8, 16384
 _SLICE_ROWS = 32  # of one launch: bounds the workspace
 
 
@@ -94,29 +95,13 @@ class AttentionPlan:
 
     @property
     def shared_bytes(self) -> int:
-        spans = _MERGED_SPANS if self.num_groups else _FEW_MERGED
-        merged = spans * (self._piece * 4 + (_SPAN + 1) * 8)
-        return max(self.num_stages * self.stage_bytes + self.fixed_bytes, merged)
-
-    @property
-    def fixed_bytes(self) -> int:
-        """Beside the stages."""
         query_dims = self.dim * (1 + self.shape.is_centred)
         columns = 8 * self.col_tiles * (query_dims + _TILE) * 2
         if self.num_groups:  # and where matrices may begin
             beside = 1024 + self._is_coded * self._raw_stages * self._raw_stage_bytes
         else:
             beside = self._tile_bytes if self._is_coded else 0
-        return columns + beside
-
-    @property
-    def _piece(self) -> int:
-        return min(self.dim, _PIECE)
-
-    @property
-    def num_pieces(self) -> int:
-        """Of a result, each merged by a block."""
-        return self.dim // self._piece
+        return self.num_stages * self.stage_bytes + columns + beside
 
     @property
     def partial_dtype(self) -> torch.dtype:
@@ -126,26 +111,33 @@ class AttentionPlan:
     def source(self) -> KernelSource:
         macros = (("STAGES", self.num_stages), ("BLOCKS_AN_SM", self.blocks_an_sm))
         if not self.num_groups:
-            return self._source(("attention_feed", "attention_merge", "attention"), macros)
-        files = "ring", "warpgroup", "attention_feed", "attention_merge", "attention_group"
+            return self._source("attention_kernel", ("attention_feed", "attention"), macros)
+        files = "ring", "warpgroup", "attention_feed", "attention_group"
         groups = ("GROUPS", self.num_groups), ("GROUP_TILES", self.col_tiles // self.num_groups)
         raw = ("RAW_KEYS", self._raw_keys), ("RAW_STAGES", self._raw_stages)
         producers = (("PRODUCERS", self._num_producers),)
-        return self._source(files, (*macros, *groups, *raw, *producers))
+        return self._source("attention_kernel", files, (*macros, *groups, *raw, *producers))
 
-    def _source(self, files: tuple[str, ...], macros: tuple[tuple[str, int], ...]) -> KernelSource:
+    @property
+    def merge_source(self) -> KernelSource:
+        return self._source("attention_merge_kernel", ("kv_code", "attention_merge"), ())
+
+    def _source(
+        self, name: str, files: tuple[str, ...], macros: tuple[tuple[str, int], ...]
+    ) -> KernelSource:
         sizes = ("DIM", self.dim), ("COL_TILES", self.col_tiles)
         segments = ("SEGMENT", self.segment_len), ("WIDE_FROM", self.wide_from)
         folds = (("FOLDS", int(not self.num_groups)),)
-        files = (*CACHE_FILES, "kv_code", "attention_plan", *files)
+        files = (*CACHE_FILES, "attention_plan", *files)
         macros = (*sizes, *segments, *folds, *self.shape.macros, *macros)
-        return KernelSource("attention_kernel", files, macros)
+        return KernelSource(name, files, macros)
 
     def most_stages(self, gpu: Gpu, blocks_an_sm: int) -> int:
         """Of warpgroups; 0: too few. Copies alone must reach far ahead to fill the time."""
         of_block = gpu.shared_per_sm // blocks_an_sm - 1024
         room = min(gpu.shared_per_block, of_block) - _GROUP_RESERVED
-        stages = min(_MOST_STAGES, (room - self.fixed_bytes) // self.stage_bytes)
+        empty = replace(self, num_stages=0).shared_bytes
+        stages = min(_MOST_STAGES, (room - empty) // self.stage_bytes)
         is_far = self._is_coded or blocks_an_sm == 1 or stages >= _FEW_STAGES
         return stages if stages >= 2 and is_far else 0
 
@@ -163,8 +155,8 @@ class AttentionPlan:
         col_tiles -= col_tiles % 2 if col_tiles > 1 else 0  # warps share groups in two halves
         plan = replace(self, col_tiles=col_tiles, blocks_an_sm=1, num_blocks=gpu.num_sms)
         room = gpu.shared_per_block - gpu.reserved_shared(_RESERVED_SHARED)
-        most = (room - plan.fixed_bytes) // plan.stage_bytes
-        return replace(plan, num_stages=min(plan.num_stages, most))
+        empty = replace(plan, num_stages=0).shared_bytes
+        return replace(plan, num_stages=min(plan.num_stages, (room - empty) // plan.stage_bytes))
 
     def _num_segments(self, capacity: int) -> int:
         bounds = 0, self.wide_from, 4 * self.wide_from, capacity
@@ -189,7 +181,7 @@ class AttentionWorkspace:
 
     plans: tuple[AttentionPlan, ...]  # from few columns to many; the first is for a single row
     partial: torch.Tensor  # [entries, dim]: float32 sums, or of warpgroups halves (averages)
-    stats: torch.Tensor  # int32 [entries, pieces, 2], the bits of float32; -1 between launches
+    stats: torch.Tensor  # float32 [entries, 2]: reference and sum of the weights
 
     def plan_for(self, num_rows: int, group: int) -> AttentionPlan:
         """A row's bits are the same by each plan."""
@@ -224,7 +216,7 @@ def _plan_warps(empty: AttentionPlan, gpu: Gpu) -> AttentionPlan:
     most_blocks = 1 if empty.dim * empty.col_tiles > 128 * _MOST_COL_TILES else 2
     for blocks, least in ((2, _FEW_STAGES), (1, 2)):
         room = min(gpu.shared_per_block, gpu.shared_per_sm // blocks - 1024) - _RESERVED_SHARED
-        stages = min(_MOST_STAGES, (room - empty.fixed_bytes) // empty.stage_bytes)
+        stages = min(_MOST_STAGES, (room - empty.shared_bytes) // empty.stage_bytes)
         if blocks <= most_blocks and stages >= least:
             num_blocks = gpu.num_sms * blocks
             return replace(empty, num_stages=stages, blocks_an_sm=blocks, num_blocks=num_blocks)
@@ -264,12 +256,10 @@ def new_attention_workspace(
     capacity = max_ctx + max_rows
     entries = plans[-1].most_entries(min(max_rows, _SLICE_ROWS), num_heads, capacity)
     entries = max(entries, plans[0].most_entries(1, num_heads, capacity))
-    plan = plans[0]
-    stats = entries, plan.num_pieces, 2
     return AttentionWorkspace(
         plans,
-        torch.empty((entries, plan.dim), dtype=plan.partial_dtype, device=gpu.place),
-        torch.full(stats, -1, dtype=torch.int32, device=gpu.place),
+        torch.empty((entries, plans[0].dim), dtype=plans[0].partial_dtype, device=gpu.place),
+        torch.empty((entries, 2), device=gpu.place),
     )
 
 
@@ -304,8 +294,12 @@ def attention(
     length = min(cache.capacity, cache.table.num_pages * PAGE)  # of a ring: what windows see
     if plan.most_entries(min(len(q), _SLICE_ROWS), heads, length) > len(workspace.partial):
         raise ValueError("the workspace is too small for the rows, heads or positions")
-    kernel = load_kernel(plan.source, gpu)
+    kernel, merge_kernel = (load_kernel(s, gpu) for s in (plan.source, plan.merge_source))
     scale = head_dim**-0.5 * math.log2(math.e)
+    # Many threads for many segments; few leave room for the product that comes next.
+    is_long = len(q) <= _FEW_ROWS and cache.capacity > _LONG_CTX
+    is_long = is_long and not gpu.rehearsal.is_persistent
+    merge_threads = _MOST_MERGE_THREADS if is_long else _THREADS
     for first in range(0, len(q), _SLICE_ROWS):
         count = min(_SLICE_ROWS, len(q) - first)
         rows = (first, count, kv_heads, group, head_dim, window, int(bidirectional))
@@ -315,11 +309,18 @@ def attention(
             (plan.num_blocks,),
             plan.num_threads,
             *(step.control, positions, step.ancestors[min(first, step.max_nodes) :], q[first:]),
-            *(pool, pages, *partial, out[first:], *out_strides, scale),
+            *(pool, pages, *partial, scale),
             *(step.ancestors.stride(0), *q_strides, page_bytes, *cache.shape.row_bytes, *rows),
             *cache.score_args(first),
             shared_bytes=plan.shared_bytes,
             is_chained=True,
-            is_joint=True,
+        )
+        merge_kernel.launch(
+            (count, heads),
+            merge_threads,
+            *(step.control, positions, *partial, out[first:], *out_strides, *rows),
+            plan.num_blocks,
+            shared_bytes=_MERGED_SPANS * plan.dim * 4,
+            is_chained=True,
         )
     return out

@@ -30,7 +30,7 @@ _log = logging.getLogger("draftree")
 _DEFINED = re.compile(r"^#define (\w+)", re.MULTILINE)
 _THREADS = "static __device__ constexpr uint3 op_threads = {OP_THREADS, 1, 1};\n"
 _COMMON = ("bits", "ring")  # files that all operations share
-_MOST_WORDS = 31
+_MOST_WORDS = 27
 _STREAM = np.dtype(
     [("weights", np.uint64)]
     + [(name, np.int32) for name in ("step_bytes", "num_steps", "num_shares")]

@@ -272,11 +272,9 @@ struct Worker {
       float* to = pass.partial + static_cast<u64>(entry) * PARTIALS + first_dim * 16 + (lane >> 2);
 #pragma unroll
       for (int m = 0; m < OUT_TILES; m++) to[m * 16] = state[m][n][j], to[m * 16 + 8] = state[m][n][j + 2];
+      if (warp == 0 || (SHARES_COLS && warp == DIM_TILES))
+        if (lane < 4) pass.stats[entry] = board.state[col];
     });
-    __syncthreads();
-    const int col = threadIdx.x;
-    if (col < COLS && mask >> col / 8 & 1 && board.entry[col] >= 0)
-      for (int i = 0; i < PIECES; i++) leave_stats(pass.stats + board.entry[col] * PIECES + i, board.state[col]);
   }
 
   // Calls with the group, the column of the item and its parity, for the columns whose sums this thread holds.
@@ -304,6 +302,7 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
   const Pass pass = ATTENTION_PASS;
   if (threadIdx.x == 0) plan = make_plan(control, first_row, num_rows, shape, gridDim.x);
   __syncthreads();
+  if (blockIdx.x >= plan.num_items) return;
   u8 *queries = shared + STAGES * STAGE_BYTES, *folded = queries + COLS * DIM * 2;
   u8 *weights = folded + (CENTRED ? COLS * DIM * 2 : 0), *halves = weights + COLS * TILE * 2;
   Feeder feeder = {pass, plan, shape, shared, static_cast<int>(blockIdx.x)};
@@ -337,6 +336,4 @@ KERNEL void LAUNCH_BOUNDS(THREADS, BLOCKS_AN_SM)
     }
     worker.store_item(pass, mask);
   }
-  wait_copies<0>();
-  merge_outputs(pass, plan, shape, out, out_row, out_head, shared, threadIdx.x, THREADS, [] { __syncthreads(); });
 }

@@ -24,7 +24,7 @@ struct Pass {
   float scale;
   Cache cache;
   Partial* partial;  // [slot][row][head][PARTIALS]
-  float2* stats;     // [slot][row][head][PIECES]: maximum and sum of the weights
+  float2* stats;   // maximum and sum of the weights
   const u8* angles;     // where CENTRED: cosines and sines of all positions, [DIM] halves each
   const float* folded;  // and what queries make of them, [row][head][DIM]
   int folded_row;
@@ -33,7 +33,7 @@ struct Pass {
 // What both kernels are given, and what they make of it.
 #define ATTENTION_ARGS                                                                                                    \
   const int *control, const int *positions, const int *ancestors, const float *q, u8 *pool, const int *pages,             \
-      Partial *partial, float2 *stats, float *out, int out_row, int out_head, float scale, int ancestor_stride, int q_row, int q_head, int page_bytes,             \
+      Partial *partial, float2 *stats, float scale, int ancestor_stride, int q_row, int q_head, int page_bytes,             \
       int key_bytes, int value_bytes, int first_row, int num_rows, int kv_heads, int group, int head_dim, int window,     \
       int is_bidirectional, const u8 *angles, const float *folded_queries, int folded_row
 #define ATTENTION_SHAPE {kv_heads, group, head_dim, window, is_bidirectional}
@@ -169,6 +169,9 @@ DEV void decode_tile(const u8* rows, u8* halves) {
   }
 }
 
+DEV u32 pack_halves(float even, float odd) { return to_half(even) | static_cast<u32>(to_half(odd)) << 16; }
+DEV float clamp_half(float v) { return fminf(fmaxf(v, -65504.0f), 65504.0f); }
+
 // Eight dimensions of a query, on their way to halves; zeros where there are none.
 struct Query {
   float4 low, high;
@@ -179,7 +182,9 @@ struct Query {
   }
 
   DEV_MEMBER void store(float scale, u8* to) const {
-    const auto pair = [&](float even, float odd) { return pack_halves(__fmul_rn(even, scale), __fmul_rn(odd, scale)); };
+    const auto pair = [&](float even, float odd) {
+      return pack_halves(clamp_half(__fmul_rn(even, scale)), clamp_half(__fmul_rn(odd, scale)));
+    };
     *reinterpret_cast<uint4*>(to) = make_uint4(pair(low.x, low.y), pair(low.z, low.w), pair(high.x, high.y), pair(high.z, high.w));
   }
 };

@@ -5,7 +5,7 @@ constexpr int GROUP_COLS = 8 * GROUP_TILES;
 constexpr int DIM_BLOCKS = DIM / 64;
 constexpr int STEP = 2, BLOCK = TILE * 8, TURNED_STEP = 16 * 8;  // as matrices count: 16 dimensions, 64 of them, 16 keys
 constexpr int FEW_TILES = 3;
-constexpr int OF_PRODUCERS = 1, OF_GROUP = 2, OF_GROUPS = OF_GROUP + GROUPS;  // barriers
+constexpr int OF_PRODUCERS = 1, OF_GROUP = 2;  // barriers
 constexpr float REACH = 14.0f;  // of a reference: halves hold weights of up to 2^14
 // Registers that producers give, and the others then have: together no more than all begin with.
 constexpr int GIVEN = GROUPS == 1 ? 0 : PRODUCERS == 2 ? 48 : IS_STRAIGHT ? 40 : 56;
@@ -341,7 +341,9 @@ struct Consumer {
     each_column([&](int n, int j) {
       const int col = column(n, j), entry = before + board.entry[col];
       const bool is_live = board.entry[col] >= 0, is_odd = row & 1;
-      const float all = weights_of(col), share = all > 0.0f ? __fdiv_rn(1.0f, all) : 0.0f;
+      const float4 of = board.top[col];
+      const float all = __fadd_rn(__fadd_rn(of.x, of.y), __fadd_rn(of.z, of.w));
+      const float share = all > 0.0f ? __fdiv_rn(1.0f, all) : 0.0f;
       u32* to = group.pass.partial + static_cast<u64>(entry) * PARTIALS + strip() * 8 + row / 2 + (is_odd ? 4 : 0);
 #pragma unroll
       for (int m = 0; m < DIM_BLOCKS; m++) {
@@ -350,17 +352,8 @@ struct Consumer {
         const u32 pair = is_odd ? round_to_halves(other, far) : round_to_halves(near, other);
         if (is_live) to[m * 32] = pair;
       }
+      if (is_live && strip() == 0 && lane() < 4) group.pass.stats[entry] = make_float2(board.references[0][col], all);
     });
-    group.meet();
-    const int col = threadIdx.x & (GROUP_THREADS - 1);
-    if (col >= COLUMNS || board.entry[col] < 0) return;
-    float2* stats = group.pass.stats + (before + board.entry[col]) * PIECES;
-    for (int i = 0; i < PIECES; i++) leave_stats(stats + i, make_float2(board.references[0][col], weights_of(col)));
-  }
-
-  DEV_MEMBER float weights_of(int col) const {
-    const float4 of = board.top[col];
-    return __fadd_rn(__fadd_rn(of.x, of.y), __fadd_rn(of.z, of.w));
   }
 
   DEV_MEMBER void run(const Item& item) {
@@ -442,7 +435,5 @@ KERNEL void LAUNCH_BOUNDS((PRODUCERS + GROUPS) * GROUP_THREADS, BLOCKS_AN_SM)
     Group group = {pass,        plan,        shape, ring,       boards[number], own_queries, own_weights, matrix_at(stages),
                    matrix_at(own_queries), matrix_at(own_weights), number, plan.first, {0, 0}};
     consume(group);
-    const auto meet = [] { meet_some(OF_GROUPS, GROUPS * GROUP_THREADS); };
-    merge_outputs(pass, plan, shape, out, out_row, out_head, shared, threadIdx.x - THREADS, GROUPS * GROUP_THREADS, meet);
   }
 }

@@ -10,9 +10,9 @@ DEV uint4 pack_eight(const float* v) {
 }
 
 // A lane's COUNT dimensions, at a multiple of them within those that are rotated together.
-template <int COUNT, int HEAD>
+template <int COUNT>
 DEV void flip_signs(float* x) {
-  const int dim = threadIdx.x % 32 * COUNT % (HEAD < ROTATED ? HEAD : ROTATED);
+  const int dim = threadIdx.x % 32 * COUNT % ROTATED;
   const u32 bits = (dim & 64 ? (dim & 32 ? 0x9D2C5680 : 0x1B873593) : (dim & 32 ? 0xCC9E2D51 : 0xE6546B64)) >> dim % 32;
 #pragma unroll
   for (int i = 0; i < COUNT; i++) x[i] = bits >> i & 1 ? -x[i] : x[i];
@@ -44,9 +44,9 @@ DEV void transform(float* x) {
 }
 
 template <int COUNT, int HEAD>
-DEV void rotate(float* x) { flip_signs<COUNT, HEAD>(x), transform<COUNT, HEAD>(x); }
+DEV void rotate(float* x) { flip_signs<COUNT>(x), transform<COUNT, HEAD>(x); }
 template <int COUNT, int HEAD>
-DEV void rotate_back(float* x) { transform<COUNT, HEAD>(x), flip_signs<COUNT, HEAD>(x); }
+DEV void rotate_back(float* x) { transform<COUNT, HEAD>(x), flip_signs<COUNT>(x); }
 
 template <int LANES>
 DEV float sum_lanes(float v) {

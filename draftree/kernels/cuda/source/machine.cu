@@ -1,7 +1,7 @@
 // A persistent kernel: its blocks stay on the chip and work through a list of operations, each of which is a kernel
 // elsewhere. Here is what the operations see: the one at hand, its grid, how blocks wait for the operation before, and
 // the weights of the next product, which are asked for as soon as the ring is free.
-constexpr int MOST_WORDS = 31, MOST_STAGES = 16, EVERYONE = 15;  // EVERYONE: the barrier of all threads of a block
+constexpr int MOST_WORDS = 27, MOST_STAGES = 16, EVERYONE = 15;  // EVERYONE: the barrier of all threads of a block
 
 // The weights of a product, as linear.cu streams them.
 struct Stream {
@@ -19,7 +19,7 @@ struct Operation {
   Stream next;       // what is to be asked for at its end
   u64 words[MOST_WORDS];
 };
-static_assert(sizeof(Operation) == 320, "as in persistent.py");
+static_assert(sizeof(Operation) == 288, "as in persistent.py");
 
 struct Machine {
   Operation operations[2];  // the one at hand and the next
