@@ -45,6 +45,7 @@ class CompressOptions:
     original_shares: tuple[float, ...] = ()
     device: str = "cpu"
     max_ctx: int = 8192
+    kinds: tuple[str, ...] = tuple(KINDS)
 
 
 @dataclass(slots=True)
@@ -207,7 +208,7 @@ def measure_compress(
         bench = _Bench(engine, options)
         num_cases = max(options.num_cases, options.num_auto)
         for seed in range(num_cases):
-            for kind in KINDS:
+            for kind in options.kinds:
                 say(f"{kind}: case {seed + 1} of {num_cases}, {deadline.left_s:.0f} s left")
                 num_chars = options.num_chars[seed % len(options.num_chars)]
                 case = make_case(kind, num_chars, seed)
@@ -237,5 +238,22 @@ def write_compress(
         },
     }
     out.parent.mkdir(parents=True, exist_ok=True)
+    before = None
+    if set(options.kinds) != set(KINDS) and out.exists():
+        before = json.loads(out.read_text(encoding="utf-8"))
     for known in measure_compress(options, deadline, say):
-        out.write_text(json.dumps({**result, **known}, indent=1) + "\n", encoding="utf-8")
+        found = {**result, **known}
+        if before is not None:
+            found = join_results(before, found, options.kinds)
+        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def join_results(
+    before: Mapping[str, Any], now: Mapping[str, Any], kinds: Sequence[str]
+) -> dict[str, Any]:
+    """What was measured now, of these kinds, and the rest as before."""
+    joined = dict(before) | {name: before[name] | now[name] for name in ("kept", "replies")}
+    joined["auto"] = [row for row in before["auto"] if row["kind"] not in kinds] + now["auto"]
+    where = {"timestamp": now["timestamp"], "settings": now["settings"]}
+    joined["apart"] = before.get("apart", {}) | dict.fromkeys(kinds, where)
+    return joined

@@ -30,11 +30,15 @@ def compress(
         list[float] | None,
         typer.Option(help="A share that is read at original positions as well."),
     ] = None,
-    cases: Annotated[int, typer.Option(min=1, help="Texts of each kind.")] = 4,
+    cases: Annotated[int, typer.Option(min=0, help="Texts of each kind.")] = 4,
     replies: Annotated[int, typer.Option(min=0, help="Of those, that are answered.")] = 2,
     auto_cases: Annotated[
         int, typer.Option(min=0, help="Texts of each kind read whole and by `auto`, if more.")
     ] = 0,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="A kind of question; the others stay as the result file has them."),
+    ] = None,
     own: Annotated[bool, typer.Option(help="Score by the target's own keys as well.")] = True,
     device: Device = "cpu",
     max_ctx: MaxCtx = 8192,
@@ -43,20 +47,24 @@ def compress(
 ) -> None:
     """Whether prompt compression keeps what a question needs, and whether it is answered."""
     from benchmarks.compress import SHARES, CompressOptions, name_model, write_compress
+    from benchmarks.compress_case import KINDS
     from benchmarks.parts import Deadline
 
+    if unknown := set(kind or ()) - set(KINDS):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: kinds are {', '.join(KINDS)}")
     options = CompressOptions(
         model,
         tuple(drafter or (DEFAULT_MODEL,)),
         num_chars=tuple(chars or (10_000,)),
         num_cases=cases,
-        num_replies=replies,
+        num_replies=min(replies, cases),
         num_auto=auto_cases,
         use_own=own,
         shares=tuple(share or SHARES),
         original_shares=tuple(original or ()),
         device=device,
         max_ctx=max_ctx,
+        kinds=tuple(kind or KINDS),
     )
     with progress() as say:
         out = results / name_model(model) / "quality.json"

@@ -137,15 +137,22 @@ def _note(result: Mapping[str, Any]) -> str:
         for name, values in result["score_ms"].items()
     )
     lengths = ", ".join(f"{count:,}" for count in settings["num_chars"])
-    place = "a shared machine" if settings["device"] == "cpu" else "a GPU"
     own_share = settings.get("auto_own_share", settings["auto_share"])
     own = "" if own_share == settings["auto_share"] else f" (by own scores {own_share:g})"
+    apart = "".join(
+        f" {kind}: measured apart, {where['timestamp'][:16]}, on {_place(where['settings'])}."
+        for kind, where in result.get("apart", {}).items()
+    )
     return (
         f"Target {settings['target']}, scored by {_drafters(settings)}; texts of {lengths} "
         f"characters; `auto` takes a share of {settings['auto_share']:g}{own}, and leaves alone "
         f"texts of up to {AUTO_TOKENS:,} tokens and questions about the whole. Mean time of "
-        f"scoring a text, on {place}: {times}."
+        f"scoring a text, on {_place(settings)}: {times}.{apart}"
     )
+
+
+def _place(settings: Mapping[str, Any]) -> str:
+    return "a shared machine" if settings["device"] == "cpu" else "a GPU"
 
 
 def _drafters(settings: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from draftree.config import Plan
 from draftree.core import FinishReason, Request, TokenEvent, TokenSource
 from draftree.decode.beginning import find_beginning
 from draftree.decode.decoder import BatchableDecoder, Decoder, Round
@@ -35,6 +36,14 @@ class EngineUse:
     slots: Slots
     lock: EngineLock
     batch: Batch | None = None  # where requests may write side by side
+
+
+def choose_rows(plan: Plan, left: int) -> int:
+    """Of a pass, where so much of the prompt is left. Two passes of few rows take a GPU less time
+    than a longer one, for which it expands all weights.
+    """
+    has_few = plan.gpu is not None and left <= 2 * _ROUND_ROWS
+    return min(plan.chunk, _ROUND_ROWS) if has_few else plan.chunk
 
 
 class LiveRequest:
@@ -131,7 +140,8 @@ class LiveRequest:
         )
         for stop in (*stops, len(body), len(text)):
             while not stream.is_cancelled and state.committed < stop:
-                start, most = state.committed, num_rows if stop > len(body) else parts.plan.chunk
+                start = state.committed
+                most = num_rows if stop > len(body) else choose_rows(parts.plan, stop - start)
                 is_joined = stop == len(body) and len(text) - start <= num_rows
                 end = len(text) if is_joined else min(start + most, stop)
                 extend = drafter.extend_context if drafter is not None else None

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from draftree.config import GpuInfo
 from draftree.core import FinishReason, Request, SamplingParams, TokenSource
 from draftree.engine import live
 from draftree.engine.engine import TokenEngine
@@ -89,6 +90,15 @@ def test_it_joins_the_last_pass_of_the_prompt(monkeypatch: pytest.MonkeyPatch) -
             alone(engine, replace(request, prompt_ids=make_prompt(length, 3), max_tokens=4))
             assert sizes == expected
         assert reply.stream.usage.read_tokens == 2
+
+
+def test_a_gpu_reads_what_little_is_left_in_short_passes() -> None:
+    with closing(open_engine(chunk=96)) as engine:
+        here = engine.plan
+    on_gpu = replace(here, gpu=GpuInfo(0, "a GPU", 0))
+    assert [live.choose_rows(here, left) for left in (5, 70, 500)] == [96, 96, 96]
+    assert [live.choose_rows(on_gpu, left) for left in (5, 70, 128, 129)] == [64, 64, 64, 96]
+    assert live.choose_rows(replace(on_gpu, chunk=24), 70) == 24
 
 
 def test_a_reply_that_it_fills_takes_no_round() -> None:
