@@ -170,9 +170,11 @@ def _depth_targets() -> tuple[Target, ...]:
 
     def rate(run: str, depth: str) -> Callable[[Json], float | None]:
         def read(measures: Json) -> float | None:
-            found = measures["runs"].get(run) or measures["runs"].get(f"{run} unlimited", {})
-            rates = found.get("plain", {})  # not every format may fit
-            return float(rates[depth]["median"]) if depth in rates else None
+            for name in (run, f"{run} unlimited"):  # not every format may fit
+                rates = measures["runs"].get(name, {}).get("plain", {})
+                if depth in rates:
+                    return float(rates[depth]["median"])
+            return None
 
         return read
 
