@@ -9,7 +9,9 @@ Graphs are made at first use, by number of nodes and way of choosing.
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from draftree.core import DraftTree, Request, TokenScores
 from draftree.decode.decoder import DeviceRecord, Round
@@ -52,7 +54,6 @@ from draftree.kernels.ops import Ops
 from draftree.models.target import Target
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
 _NUM_RECORDS, _NUM_SCORED = 64, 4  # more than are ever under way
@@ -139,8 +140,8 @@ class GpuRounds:
             request.logprobs is not None,
             self._draft is not None and len(text) > 0,
         )
-        if self._way.use_lookup:
-            self._text.start(text)
+        if self._way.use_lookup:  # an array: numbers of a long text take milliseconds one by one
+            self._text.start(cast("Sequence[int]", np.asarray(text, np.int32)))
         self._params.start(
             filters,
             request.sampling.seed,
@@ -214,13 +215,13 @@ class GpuRounds:
         return has_grammar and (self._way.has_scores or self._has_filters)
 
     @property
-    def masks(self) -> "np.ndarray":
+    def masks(self) -> np.ndarray:
         """Rows to fill, one for each node: a bit for each token that may follow it, and a last word
         that is 1 if the reply is complete with the node. uint32 [nodes, words + 1].
         """
         return self._masks.rows
 
-    def read_choices(self) -> "tuple[np.ndarray, np.ndarray]":
+    def read_choices(self) -> tuple[np.ndarray, np.ndarray]:
         """Wait for the pass: the token after each node, as if there were no grammar, and for each
         node whether the path must not go on to it. The host changes both.
         """
