@@ -22,7 +22,7 @@ _FIRST, _LAST = 8, 24  # chunks of a long text that are always kept, at its ends
 _MAX_QUESTION: Final = 1000  # characters
 _MOST_NAMES: Final = 16  # places of a name; a word that is everywhere names nothing
 _MOST_COPIES: Final = 4  # of four words in a row, or of an identifier, that are rare
-_MOST_FOLLOWED: Final = 16  # identifiers beside those that the question names
+_MOST_FOLLOWED, _MOST_LOOKED_FOR = 16, 128  # identifiers beside those that the question names
 _REACH: Final = 120  # characters to the end of a line or sentence
 _LEAST_GAP: Final = 80  # characters: a mark is hardly shorter
 _QUOTED = re.compile(r'"([^"\n]{3,80})"|`([^`\n]{2,80})`|“([^”\n]{3,80})”|\'([^\'\n]{3,80})\'')
@@ -173,16 +173,17 @@ def _follow_names(text: str, places: Sequence[tuple[int, int]]) -> list[tuple[in
     name is made from, or what is made from it.
     """
     found: list[tuple[int, int]] = []
-    waiting, known = deque(sorted(places)), set[str]()
-    while waiting and len(known) < _MOST_FOLLOWED:
+    waiting, seen, num_followed = deque(sorted(places)), set[str](), 0
+    while waiting and num_followed < _MOST_FOLLOWED and len(seen) < _MOST_LOOKED_FOR:
         start, end = waiting.popleft()
         line = text[_line_start(text, start) : _line_end(text, end)]
         for name in dict.fromkeys(_IDENTIFIER.findall(line)):
-            if name in known or len(known) == _MOST_FOLLOWED:
+            if name in seen:
                 continue
+            seen.add(name)
             others = _find_name(text, name)
             if 1 < len(others) <= _MOST_COPIES:
-                known.add(name)
+                num_followed += 1
                 found += others
                 waiting += others
     return found
