@@ -177,11 +177,9 @@ def _follow_names(text: str, places: Sequence[tuple[int, int]]) -> list[tuple[in
     while waiting and num_followed < _MOST_FOLLOWED and len(seen) < _MOST_LOOKED_FOR:
         start, end = waiting.popleft()
         line = text[_line_start(text, start) : _line_end(text, end)]
-        for name in dict.fromkeys(_IDENTIFIER.findall(line)):
-            if name in seen:
-                continue
-            seen.add(name)
-            others = _find_name(text, name)
+        names = [name for name in dict.fromkeys(_IDENTIFIER.findall(line)) if name not in seen]
+        seen.update(names)
+        for others in (_find_name(text, name) for name in names):
             if 1 < len(others) <= _MOST_COPIES:
                 num_followed += 1
                 found += others
