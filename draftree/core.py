@@ -6,7 +6,7 @@ Plain frozen data; knows nothing of tensors, text or devices.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -306,3 +306,20 @@ class Usage:
     @property
     def tokens_per_second(self) -> float:
         return 1000.0 * self.completion_tokens / self.decode_ms if self.decode_ms else 0.0
+
+
+_Items = TypeVar("_Items", str, tuple[int, ...])
+
+
+def common_len_of(a: _Items, b: _Items) -> int:
+    """How many items both begin with, by halves: whole slices are compared sooner than items."""
+    equal, behind = 0, min(len(a), len(b))
+    if a[:behind] == b[:behind]:
+        return behind
+    while behind - equal > 1:
+        middle = (equal + behind) // 2
+        if a[equal:middle] == b[equal:middle]:
+            equal = middle
+        else:
+            behind = middle
+    return equal

@@ -1,8 +1,10 @@
 """The shared nouns refuse nonsense and count right."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from draftree.core import DraftTree, RoundStats, SamplingParams, Usage
+from draftree.core import DraftTree, RoundStats, SamplingParams, Usage, common_len_of
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,11 @@ def test_usage_rates() -> None:
     usage = Usage(completion_tokens=30, decode_ms=500.0, rounds=RoundStats(num_rounds=10))
     assert usage.acceptance_length == 3.0 and usage.tokens_per_second == 60.0
     assert Usage().acceptance_length == 0.0 and Usage().tokens_per_second == 0.0
+
+
+@given(st.text("ab", max_size=9), st.text("ab", max_size=9))
+def test_what_two_begin_with_is_counted(a: str, b: str) -> None:
+    differs = (i for i, (own, other) in enumerate(zip(a, b, strict=False)) if own != other)
+    expected = next(differs, min(len(a), len(b)))
+    assert common_len_of(a, b) == expected
+    assert common_len_of(tuple(a.encode()), tuple(b.encode())) == expected

@@ -112,7 +112,7 @@ class PrefixCache:
         if not self._is_in_step:
             return
         cut = self._drafter.first if self._drafter is not None else 0
-        keys = _keys(state.tokens, self._sinks)
+        keys = np.asarray(_keys(state.tokens, self._sinks), np.int64)
         for at in sorted(state.checkpoints):
             checkpoint = partial(state.checkpoints.__getitem__, at)
             self.store.insert(keys[:at], self._copy, checkpoint, cut)

@@ -141,7 +141,7 @@ class PrefixStore:
 
     def insert(
         self,
-        tokens: Sequence[int],
+        tokens: Sequence[int] | np.ndarray,
         copy: Callable[[int, int], Parts],
         copy_recurrent: Callable[[], Parts],
         cut: int = 0,

@@ -7,10 +7,9 @@ switches, and states formats and forced calls as one grammar over tokens. Knows 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from os.path import commonprefix
 from typing import Any, NamedTuple
 
-from draftree.core import TokenGrammar
+from draftree.core import TokenGrammar, common_len_of
 from draftree.errors import GrammarError, TokenizerError
 from draftree.text.constraint import CallTrigger, Reasoning, ReplyGrammar
 from draftree.text.grammar import Cursor, GrammarCompiler, ResponseFormat, json_rule
@@ -90,7 +89,7 @@ class TurnPlanner:
         self._tokenizer = tokenizer
         self._compiler = GrammarCompiler(tokenizer)
         self._template: ChatTemplate | None = None
-        self._opening: tuple[str, list[int]] = "", []  # the last one that was counted
+        self._opening: tuple[str, tuple[int, ...]] = "", ()  # the last one that was counted
 
     @property
     def can_think(self) -> bool:
@@ -153,8 +152,8 @@ class TurnPlanner:
         if self._opening[0] != key:
             asked = ([*first, {"role": "user", "content": word}] for word in _ANY_WORDS)
             ids = [self.encode(each, options) for each in asked]
-            self._opening = key, ids[0][: _count_common(*ids)]
-        return _count_common(prompt_ids, self._opening[1])
+            self._opening = key, tuple(ids[0][: common_len_of(*map(tuple, ids))])
+        return common_len_of(tuple(prompt_ids), self._opening[1])
 
     def foresee(self, messages: Sequence[Message], options: ReplyOptions) -> list[int]:
         """What the next prompt begins with, if it shows these messages as the template writes them
@@ -169,8 +168,9 @@ class TurnPlanner:
         tools = read_tools(options.tools)
         plan = self._plan_calls(tools, options)
         prompts = (self._write_prompt([*messages, *each], tools, plan, options) for each in words)
-        text = commonprefix([each.text for each in prompts])  # noqa: RUF071
-        return self._tokenizer.encode_chat(text)[:-1]  # the last one may go on
+        first, *others = (each.text for each in prompts)
+        length = min(common_len_of(first, other) for other in others)
+        return self._tokenizer.encode_chat(first[:length])[:-1]  # the last one may go on
 
     def constrain(self, response_format: ResponseFormat) -> TokenGrammar:
         """For a text that is continued without a conversation."""
@@ -302,8 +302,3 @@ class TurnPlanner:
         if self._template is None:
             self._template = ChatTemplate.for_tokenizer(self._tokenizer)
         return self._template
-
-
-def _count_common(a: Sequence[int], b: Sequence[int]) -> int:
-    """Tokens that both begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
