@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_KERNEL_LINES = 120
-MAX_PACKAGE_LINES = 51_304  # Python and CUDA of draftree/
+MAX_PACKAGE_LINES = 51_305  # Python and CUDA of draftree/
 MAX_DOCSTRING_LINES = 6
 MAX_PAGE_LINES = 200
 

@@ -66,8 +66,9 @@ class PrefixCache:
         if not self._is_in_step:
             self.reset()
         shared = common_len(state.tokens, tokens)
-        found = max(held, self.find(tokens, self._sinks), key=lambda match: match.length)
-        is_whole = shared == state.committed
+        is_whole, found = shared == state.committed, held
+        if not (is_whole and shared and len(tokens) - shared <= _SHORT_READ):  # more than one pass
+            found = max(held, self.find(tokens, self._sinks), key=lambda match: match.length)
         at_hand = shared
         if not is_whole:
             if not is_swapped:
