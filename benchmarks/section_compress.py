@@ -136,19 +136,23 @@ def _note(result: Mapping[str, Any]) -> str:
         f"{name} {sum(values) / len(values) / 1000:.2f} s"
         for name, values in result["score_ms"].items()
     )
-    lengths = ", ".join(f"{count:,}" for count in settings["num_chars"])
     own_share = settings.get("auto_own_share", settings["auto_share"])
     own = "" if own_share == settings["auto_share"] else f" (by own scores {own_share:g})"
     apart = "".join(
-        f" {kind}: measured apart, {where['timestamp'][:16]}, on {_place(where['settings'])}."
+        f" {kind}: measured apart, {where['timestamp'][:16]}, on {_place(where['settings'])}, "
+        f"texts of {_lengths(where['settings'])} characters."
         for kind, where in result.get("apart", {}).items()
     )
     return (
-        f"Target {settings['target']}, scored by {_drafters(settings)}; texts of {lengths} "
-        f"characters; `auto` takes a share of {settings['auto_share']:g}{own}, and leaves alone "
-        f"texts of up to {AUTO_TOKENS:,} tokens and questions about the whole. Mean time of "
-        f"scoring a text, on {_place(settings)}: {times}.{apart}"
+        f"Target {settings['target']}, scored by {_drafters(settings)}; texts of "
+        f"{_lengths(settings)} characters; `auto` takes a share of {settings['auto_share']:g}"
+        f"{own}, and leaves alone texts of up to {AUTO_TOKENS:,} tokens and questions about the "
+        f"whole. Mean time of scoring a text, on {_place(settings)}: {times}.{apart}"
     )
+
+
+def _lengths(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{count:,}" for count in settings["num_chars"])
 
 
 def _place(settings: Mapping[str, Any]) -> str:

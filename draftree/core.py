@@ -311,7 +311,7 @@ class Usage:
 _Items = TypeVar("_Items", str, tuple[int, ...])
 
 
-def common_len_of(a: _Items, b: _Items) -> int:
+def common_prefix_len(a: _Items, b: _Items) -> int:
     """How many items both begin with, by halves: whole slices are compared sooner than items."""
     equal, behind = 0, min(len(a), len(b))
     if a[:behind] == b[:behind]:

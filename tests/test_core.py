@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.core import DraftTree, RoundStats, SamplingParams, Usage, common_len_of
+from draftree.core import DraftTree, RoundStats, SamplingParams, Usage, common_prefix_len
 
 
 @pytest.mark.parametrize(
@@ -50,5 +50,5 @@ def test_usage_rates() -> None:
 def test_what_two_begin_with_is_counted(a: str, b: str) -> None:
     differs = (i for i, (own, other) in enumerate(zip(a, b, strict=False)) if own != other)
     expected = next(differs, min(len(a), len(b)))
-    assert common_len_of(a, b) == expected
-    assert common_len_of(tuple(a.encode()), tuple(b.encode())) == expected
+    assert common_prefix_len(a, b) == expected
+    assert common_prefix_len(tuple(a.encode()), tuple(b.encode())) == expected

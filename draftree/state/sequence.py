@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from draftree.core import DraftTree, common_len_of
+from draftree.core import DraftTree, common_prefix_len
 from draftree.errors import CapacityError
 from draftree.kernels.ops import LayerStore, Ops, Runnable
 from draftree.state.span import KvLayers, Parts, Span
@@ -165,7 +165,7 @@ def _is_path(tree: DraftTree, path: Sequence[int]) -> bool:
 def common_len(a: Sequence[int] | np.ndarray, b: Sequence[int] | np.ndarray) -> int:
     """How many tokens both begin with."""
     if not (isinstance(a, np.ndarray) and isinstance(b, np.ndarray)):
-        return common_len_of(tuple(a), tuple(b))
+        return common_prefix_len(tuple(a), tuple(b))
     length = min(len(a), len(b))
     differs = a[:length] != b[:length]
     return int(differs.argmax()) if differs.any() else length

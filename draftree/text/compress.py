@@ -180,7 +180,7 @@ def _follow_names(text: str, places: Sequence[tuple[int, int]]) -> list[tuple[in
         names = [name for name in dict.fromkeys(_IDENTIFIER.findall(line)) if name not in seen]
         seen.update(names)
         for others in (_find_name(text, name) for name in names):
-            if 1 < len(others) <= _MOST_COPIES:
+            if num_followed < _MOST_FOLLOWED and 1 < len(others) <= _MOST_COPIES:
                 num_followed += 1
                 found += others
                 waiting += others

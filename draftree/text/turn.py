@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from draftree.core import TokenGrammar, common_len_of
+from draftree.core import TokenGrammar, common_prefix_len
 from draftree.errors import GrammarError, TokenizerError
 from draftree.text.constraint import CallTrigger, Reasoning, ReplyGrammar
 from draftree.text.grammar import Cursor, GrammarCompiler, ResponseFormat, json_rule
@@ -152,8 +152,8 @@ class TurnPlanner:
         if self._opening[0] != key:
             asked = ([*first, {"role": "user", "content": word}] for word in _ANY_WORDS)
             ids = [self.encode(each, options) for each in asked]
-            self._opening = key, tuple(ids[0][: common_len_of(*map(tuple, ids))])
-        return common_len_of(tuple(prompt_ids), self._opening[1])
+            self._opening = key, tuple(ids[0][: common_prefix_len(*map(tuple, ids))])
+        return common_prefix_len(tuple(prompt_ids), self._opening[1])
 
     def foresee(self, messages: Sequence[Message], options: ReplyOptions) -> list[int]:
         """What the next prompt begins with, if it shows these messages as the template writes them
@@ -169,7 +169,7 @@ class TurnPlanner:
         plan = self._plan_calls(tools, options)
         prompts = (self._write_prompt([*messages, *each], tools, plan, options) for each in words)
         first, *others = (each.text for each in prompts)
-        length = min(common_len_of(first, other) for other in others)
+        length = min(common_prefix_len(first, other) for other in others)
         return self._tokenizer.encode_chat(first[:length])[:-1]  # the last one may go on
 
     def constrain(self, response_format: ResponseFormat) -> TokenGrammar:

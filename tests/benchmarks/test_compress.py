@@ -4,7 +4,14 @@ from dataclasses import asdict
 
 import pytest
 
-from benchmarks.compress import AUTO, FULL, CompressOptions, Tally, name_model
+from benchmarks.compress import (
+    AUTO,
+    FULL,
+    CompressOptions,
+    Tally,
+    join_results,
+    name_model,
+)
 from benchmarks.compress_case import make_case
 from benchmarks.section_compress import make_section, worst_of_auto
 
@@ -46,6 +53,22 @@ def test_page_compares_positions_and_lists_what_auto_changed() -> None:
     text = "\n".join(make_section(result))
     assert "| drafter | 0.1 | 1.0 | 0.0 | 1 | single 1 / 0 |" in text
     assert "| drafter | agent | 3 | 1 | 1 | 1 |" in text
+
+
+def test_a_kind_measured_apart_leaves_the_others() -> None:
+    before, now = make_result() | {"auto": [{"kind": "single"}, {"kind": "agent"}]}, make_result()
+    better = {f"agent/drafter/{AUTO}": {"score": 1.0, "num_cases": 1, "kept_shares": [0.3]}}
+    now |= {"replies": better, "kept": {}, "timestamp": "2026-11-20T00:01:11+00:00"}
+    now |= {"auto": [{"kind": "agent", "seed": 7}]}
+    joined = join_results(before, now, ["agent"])
+    assert joined["replies"] == before["replies"] | better and joined["kept"] == before["kept"]
+    assert joined["auto"] == [{"kind": "single"}, {"kind": "agent", "seed": 7}]
+    assert worst_of_auto(joined) == 1.0
+    joined["auto"] = []
+    words = (
+        "agent: measured apart, 2026-11-20T00:01, on a shared machine, texts of 10,000 characters."
+    )
+    assert words in "\n".join(make_section(joined))
 
 
 def test_names_are_without_the_form_of_weights() -> None:

@@ -10,6 +10,7 @@ from benchmarks.compress_session import (
     CACHED,
     COMPRESSED,
     PLAIN,
+    Replay,
     ReplayOptions,
     ReplayTurn,
     judge_calls,
@@ -74,6 +75,20 @@ def test_both_are_compared_with_the_faster_one() -> None:
     assert "0.974 of the time of prefix cache alone" in text
     part["settings"]["is_judged"] = False
     assert right_over_plain(part) is None and "right calls" not in "\n".join(make_section(part))
+
+
+def test_ways_far_from_the_fastest_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {PLAIN: 300.0, COMPRESSED: 200.0, CACHED: 100.0, BOTH: 90.0}
+    replay, asked = object.__new__(Replay), []
+    replay.options, replay.report = ReplayOptions(num_turns=1), lambda words: None
+
+    def run(self: Replay, way: str, num_turns: int) -> list[ReplayTurn]:
+        asked.append(way)
+        return [replace(TURN, total_ms=times[way])]
+
+    monkeypatch.setattr(Replay, "_run", run)
+    replay.measure(Deadline(1000.0))
+    assert asked == [*times, *times, CACHED, BOTH, CACHED, BOTH]  # warming up, then three rounds
 
 
 def test_the_page_has_a_session_where_there_is_one(tmp_path) -> None:

@@ -234,3 +234,16 @@ def test_sessions_on_a_gpu():
     assert words([record], "agent") == ["target reached", "not measured"]
     record["measures"]["waited_over_peer"] = 0.4
     assert words([record], "agent") == ["target reached", "target reached"]
+
+
+def test_small_keys_are_compared_with_the_whole_gpu():
+    measures = example.gpu_depth()
+    (whole,) = {id(run): run for run in measures.runs.values()}.values()
+    slow = replace(whole, prefill_s={"65536": 9.0})
+    short = replace(whole, plain={"512": whole.plain["512"]})
+    runs = measures.runs | {"f16": short, "q4": slow, "q4 unlimited": slow}
+    record = example.record("gpu-depth", replace(measures, runs=runs), sha256=SYNTH)
+    found = {verdict.target.what: verdict for verdict in judge_targets([record])}
+    assert found["prefill of 65536, q4 over f16"].value == 1.125
+    assert found["prefill of 65536, q4 over f16"].words == "missed"
+    assert found["plain decoding at 65536, f16"].value == 140.0, "the other run of f16 has it"

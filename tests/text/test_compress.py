@@ -164,15 +164,18 @@ def test_ends_question_and_the_best_chunks_are_kept() -> None:
     assert found == sorted([*range(8), *best, 500, 501, *range(1000, 1024)])
 
 
+def keep_named(text: str, question: str) -> str:
+    """What stays of a text whose scores say nothing."""
+    places, asked = places_of(text), LongText(0, text, question)
+    is_kept = choose_chunks([0.0] * (len(places) - 1), 0.0, places, text, asked)
+    return cut_text(text, places, is_kept, count_between)[0]
+
+
 def test_names_are_words_of_their_own_and_not_everywhere() -> None:
     lines = [f"{i}: old_rate_x xrate and so on, to fill the line" for i in range(60)]
     lines[20] += " (rate)"
     lines[40] += " rate_2"
-    text = "\n".join(lines)
-    places = places_of(text)
-    asked = LongText(0, text, "Where are `rate` and `rate_2` and `line`?")
-    is_kept = choose_chunks([0.0] * (len(places) - 1), 0.0, places, text, asked)
-    found = cut_text(text, places, is_kept, count_between)[0]
+    found = keep_named("\n".join(lines), "Where are `rate` and `rate_2` and `line`?")
     assert lines[20] in found and lines[40] in found, "both names"
     assert lines[10] not in found and lines[30] not in found, "parts of words, and a usual word"
 
@@ -188,37 +191,23 @@ def test_names_lead_to_other_names() -> None:
     for number, line in chain.items():
         lines[number] = line
     text = "\n".join(lines)
-    places = places_of(text)
-
-    def keep(question: str) -> str:
-        asked = LongText(0, text, question)
-        is_kept = choose_chunks([0.0] * (len(places) - 1), 0.0, places, text, asked)
-        return cut_text(text, places, is_kept, count_between)[0]
-
-    found = keep("What does `limit` come from?")
+    found = keep_named(text, "What does `limit` come from?")
     assert all(line in found for line in chain.values())
     assert lines[150] not in found and lines[250] not in found
-    assert not any(line in keep("What does it come from?") for line in chain.values())
+    unnamed = keep_named(text, "What does it come from?")
+    assert not any(line in unnamed for line in chain.values())
 
 
 def test_few_names_are_followed() -> None:
     lines = [f"name_{i} = name_{i + 1}  # to fill the line with something" for i in range(400)]
-    text = "\n".join(lines)
-    places = places_of(text)
-    asked = LongText(0, text, "What is name_100 made from?")
-    is_kept = choose_chunks([0.0] * (len(places) - 1), 0.0, places, text, asked)
-    found = cut_text(text, places, is_kept, count_between)[0]
+    found = keep_named("\n".join(lines), "What is name_100 made from?")
     assert lines[104] in found and lines[130] not in found and lines[70] not in found
 
 
 def test_definitions_are_kept_unless_they_are_everywhere() -> None:
     lines = [f"    def run(self): return {i}  # of many, to fill the line" for i in range(40)]
     lines[20] = "def stop(self): return 20  # of the type that is used to fill the line"
-    text = "\n".join(lines)
-    places = places_of(text)
-    asked = LongText(0, text, "how do run and stop go with the type that returns?")
-    is_kept = choose_chunks([0.0] * (len(places) - 1), 0.0, places, text, asked)
-    found = cut_text(text, places, is_kept, count_between)[0]
+    found = keep_named("\n".join(lines), "how do run and stop go with the type that returns?")
     assert lines[20] in found and lines[12] not in found and lines[28] not in found
 
 
