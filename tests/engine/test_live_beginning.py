@@ -12,7 +12,7 @@ from draftree.core import FinishReason, Request, SamplingParams, TokenSource
 from draftree.engine import live
 from draftree.engine.engine import TokenEngine
 from tests.decode.rule import RuleGrammar
-from tests.engine.turns import HOT, KINDS, Reply, alone, make_prompt, open_engine
+from tests.engine.turns import HOT, KINDS, Reply, alone, alone_with, make_prompt, open_engine
 
 VOCAB_SIZE = 512  # of the tiny models
 PENALISED = SamplingParams(2.0, repetition_penalty=1.3, frequency_penalty=0.5, seed=7)
@@ -99,6 +99,22 @@ def test_a_gpu_reads_what_little_is_left_in_short_passes() -> None:
     assert [live.choose_rows(here, left) for left in (5, 70, 500)] == [96, 96, 96]
     assert [live.choose_rows(on_gpu, left) for left in (5, 70, 128, 129)] == [64, 64, 64, 96]
     assert live.choose_rows(replace(on_gpu, chunk=24), 70) == 24
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_turn_of_one_pass_looks_for_nothing_else(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(open_engine(kind, prefix_bytes=1 << 28)) as engine:
+        known = make_prompt(40, 1)
+        known += tuple(alone(engine, Request(known, 4)).tokens[:-1])
+        found, find = [], engine._prefix.find
+        monkeypatch.setattr(engine._prefix, "find", lambda *a: found.append(a) or find(*a))
+        for length, count in ((20, 0), (70, 1)):
+            more = (*known, *make_prompt(length, 2))
+            alone_with(engine, Request(more, 1))
+            known = more[:-1]
+            assert len(found) == count
 
 
 def test_a_reply_that_it_fills_takes_no_round() -> None:

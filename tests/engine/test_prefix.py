@@ -39,23 +39,6 @@ def _again(kind: str, prompt: Tokens) -> int:
     return len(prompt) - (13 if kind == "hybrid" else 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_turn_of_one_pass_looks_for_nothing_else(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with closing(_open(kind)) as engine:
-        stream = engine.generate(Request(SYSTEM, 4))
-        said = [event.token for event in stream]
-        known, found = (*SYSTEM, *said[:-1]), []
-        find = engine._prefix.find
-        monkeypatch.setattr(engine._prefix, "find", lambda *a: found.append(a) or find(*a))
-        for more, count in ((NEXT, 0), (_text(5, 70), 1)):
-            for _ in engine.generate(Request((*known, *more), 1)):
-                pass
-            known = (*known, *more)[:-1]
-            assert len(found) == count
-
-
 def _open(kind: str, **options: int) -> TokenEngine:
     settings = {"budget": 15, "max_ctx": 400, "threads": 1, "math": "exact", "chunk": 24}
     settings |= {"prefix_bytes": LARGE, "ngram": "off" if kind == "hybrid" else "on"} | options
